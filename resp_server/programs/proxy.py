@@ -212,6 +212,8 @@ async def answer_clients(
         lifeline = supervised.get("lifeline")
         watches_input = options.child and unused is None
         ends = [until_shutdown(watches_input=watches_input, users=server, lifeline=lifeline, reload=reload)]
+        if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":
+            ends.append(server.dispatcher.control.end_at_copier())
         if unused is not None:
             ends.append(unused.wait())
         await next(asyncio.as_completed(ends))

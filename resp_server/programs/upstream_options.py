@@ -111,6 +111,13 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         "which checks its AUTH (default %(default)s)",
     )
     parser.add_argument(
+        "--copiers",
+        choices=("refuse", "report"),
+        default="refuse",
+        help="with --upstream and rules of prefer-state: whether the proxy ends a few seconds after its start if a "
+        "program still copies such keys, or only reports it (default %(default)s)",
+    )
+    parser.add_argument(
         "--upstream-allow",
         type=_denied_command,
         action="append",

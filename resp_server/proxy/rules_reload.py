@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
 from resp_server.proxy.copier_watch import WATCH_S, CopierWatch
+from resp_server.upstream.key_patterns import may_share_keys
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.rules import Rules, RulesError, RulesFile
+from resp_server.upstream.rules import Owner, Rules, RulesError, RulesFile
+from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
 # Watching takes most of this time.
 RELOAD_S_MAX = WATCH_S + 3.0
+
+# The time for the states' key formats to become known at a first start, and the pause between looks (guesses).
+KNOWN_S_MAX = 60.0
+KNOWN_POLL_S = 0.05
 
 # Called with a function that returns the number of rules, or raises PlainError.
 Then = Callable[[Callable[[], Reply]], None]
@@ -52,6 +59,28 @@ class RulesReload:
             asyncio.get_running_loop().call_later(wait_s, self._decide, file, rules, then)
         else:
             self._decide(file, rules, then)
+
+    async def check_at_start(self) -> None:
+        """Watch the rules with which the proxy starts; RulesError if a copier runs."""
+        rules, file = self._ownership.rules, self._ownership.rules_file
+        if not any(rule.owner is Owner.PREFER_STATE for rule in rules):
+            return
+        ends_s = time.monotonic() + KNOWN_S_MAX
+        while not self._ownership.is_known and time.monotonic() < ends_s:
+            await asyncio.sleep(KNOWN_POLL_S)
+        await asyncio.sleep(WATCH_S)
+        refusal = self._copiers.refusal(rules)
+        if refusal is not None and file is not None:
+            raise RulesError(str(file.path), [f"{refusal}; with --copiers report the proxy starts nevertheless"])
+
+    def check_confirmed(self, job: str) -> None:
+        """Raise PlainError if a copier writes keys of a job's formats for which a rule in force has prefer-state."""
+        texts = [text for row in self._ownership.jobs() if row.job == job for text in row.formats]
+        formats = [KeyFormat.parse(text) for text in texts]
+        rules = [rule for rule in self._ownership.rules if any(may_share_keys(rule.keys, each) for each in formats)]
+        refusal = self._copiers.refusal(rules)
+        if refusal is not None:
+            raise PlainError(f"job '{job}' is not confirmed: {refusal}")
 
     def _decide(self, file: RulesFile, rules: Rules, then: Then) -> None:
         self._is_watching = False

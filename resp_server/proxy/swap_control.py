@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -46,7 +47,8 @@ class OwnershipControl:
         return [_owner_row(decide(key), matcher.owner_of(key, database)) for key in keys]
 
     def confirm(self, job: bytes) -> Reply:
-        """Give a job's keys to its states; return its key formats."""
+        """Give a job's keys to its states; return its key formats. PlainError if a copier writes some of them."""
+        self._reload.check_confirmed(job.decode("utf-8", "surrogateescape"))
         return _formats(self._ownership.confirm, job)
 
     def release(self, job: bytes) -> Reply:
@@ -62,6 +64,11 @@ class OwnershipControl:
         reply = Pending(RELOAD_S_MAX, _too_late)
         self._reload.begin(reply.resolve)
         return reply.make() if reply.is_resolved else reply
+
+    async def end_at_copier(self) -> bool:
+        """Watch for copiers in the first seconds: RulesError if one runs; otherwise wait for ever."""
+        await self._reload.check_at_start()
+        return await asyncio.Event().wait()
 
     def reload_at_signal(self) -> None:
         """Reload the rules file, if there is one. Mistakes are logged."""

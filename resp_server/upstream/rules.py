@@ -18,6 +18,7 @@ The first rule that covers a key decides. A file is taken whole or not at all: `
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,11 @@ from typing import Any, TypeVar
 
 from resp_server.upstream.key_patterns import covers
 from resp_server.upstream.mapped_names import NameMapping
+from resp_server.upstream.rule_overlaps import overlaps
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
+
+logger = logging.getLogger("sparkis.proxy")
 
 # The compiled hop compares a key with one rule after the other (guess: 20 ns for each).
 RULES_MAX = 1000
@@ -116,7 +120,7 @@ class RulesFile:
         self.path = path
 
     def read(self) -> Rules:
-        """Return the rules of the file; RulesError."""
+        """Return the rules of the file; RulesError. Rules that share some keys are logged."""
         try:
             with open(self.path, "rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)
@@ -128,7 +132,10 @@ class RulesFile:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise RulesError(str(self.path), [f"it is not UTF-8: {error.reason} at byte {error.start}"]) from None
-        return parse_rules(text, str(self.path))
+        rules = parse_rules(text, str(self.path))
+        for warning in overlaps(rules):
+            logger.warning("%s: %s", self.path, warning)
+        return rules
 
 
 def parse_rules(text: str, source: str) -> Rules:

@@ -83,6 +83,7 @@ def serve(
     ownership: str | Path | None = None,
     new_jobs: Literal["wait", "take"] | None = None,
     routes: str | Path | None = None,
+    copiers: Literal["refuse", "report"] | None = None,
     transactions: Literal["mixed", "strict"] | None = None,
     upstream_auth: Literal["proxy", "client"] | None = None,
     upstream_timeout_ms: int | None = None,
@@ -142,6 +143,8 @@ def serve(
         new_jobs: Whether a new job waits for `sparkis confirm` if the upstream has keys of its formats (`wait`, the
             default), or takes these keys at once (`take`).
         routes: A file of rules that come before the jobs' key formats (docs/swap-rules.md).
+        copiers: Whether a start fails beside a program that still copies keys of a rule with `prefer-state` (`refuse`,
+            the default), or reports it (`report`).
         transactions: Whether EXEC runs a transaction over both sides (`mixed`, the default) or refuses it (`strict`).
         upstream_auth: `proxy`: all requests run as the URL's user (the default). `client`: each client logs in there.
         upstream_timeout_ms: The silence of the upstream after which it counts as failed. Default: 10000.
@@ -189,6 +192,7 @@ def serve(
             "ownership": ownership,
             "new-jobs": new_jobs,
             "routes": routes,
+            "copiers": copiers,
             "transactions": transactions,
             "upstream-auth": upstream_auth,
             "upstream-timeout": upstream_timeout_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from compat.conformance.wire import Connection
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from tests.server.swap import Swap
 from tests.server.test_swap_rules import sparkis
 
@@ -74,6 +76,43 @@ def test_without_a_copier_the_rules_are_taken_and_a_later_one_is_reported(
     assert client.call("GET", "job:speed:4").plain == b"40"
     found = sparkis(swap.proxy, "reload")
     assert found.returncode == 1 and "beside a program that still writes" in found.stderr
+
+
+def test_a_start_and_a_confirmation_beside_a_running_copier_are_refused(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    routes = swap.folder / "routes.toml"
+    routes.write_text(PREFERRED.replace("aside", "beside"))
+    assert client.call("STATE", "RELOAD").plain == 1
+    is_over = threading.Event()
+
+    def copy() -> None:
+        with swap.upstream.connect() as connection:
+            while not is_over.wait(0.05):
+                connection.call("SET", "job:speed:1", "a copy")
+
+    copier = threading.Thread(target=copy)
+    copier.start()
+    try:
+        eventually(lambda: swap.info()["copiers"] == "beside")
+        assert client.call("STATE", "RELEASE", "job").plain
+        refused = client.call("STATE", "CONFIRM", "job").plain.decode()
+        assert refused.startswith("ERR job 'job' is not confirmed: rule 'beside': owner = \"prefer-state\" beside")
+        command = [
+            *(sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(swap.topology), "--port", "0"),
+            *("--upstream", f"redis://127.0.0.1:{swap.upstream.port}", "--ownership", str(swap.folder / "other.json")),
+            *("--routes", str(routes)),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
+        assert ended.returncode == 1 and "rule 'beside': owner = \"prefer-state\" beside a program" in ended.stderr
+        assert ended.stderr.rstrip().endswith("with --copiers report the proxy starts nevertheless")
+        reporting = swap.start_at(
+            f"redis://127.0.0.1:{swap.upstream.port}", "--routes", str(routes), "--copiers", "report"
+        )
+        eventually(lambda: swap.info(reporting)["copiers"] == "beside")
+    finally:
+        is_over.set()
+        copier.join()
 
 
 def test_rules_for_keys_that_no_state_has_are_taken_at_once(swap: Swap, client: Connection) -> None:

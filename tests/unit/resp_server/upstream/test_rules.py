@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.rule_overlaps import overlaps
 from resp_server.upstream.rules import FILE_BYTES_MAX, Owner, RulesError, RulesFile, parse_rules
 
 
@@ -175,3 +177,31 @@ def test_a_time_that_is_none_is_a_mistake(value: str) -> None:
     found = mistakes_of(f'[[rule]]\nkeys = "a"\nowner = "state"\ncache = "{value}"\n')
     assert len(found) == 2 and "'cache' is for owner = \"upstream\"" in found[0]
     assert found[1].endswith('it must be a time such as "500ms", "5s" or "2m", at most 1h')
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("a:<x>", "<x>:b", "a:x:b"),
+        ("a:<x>:c:<y>", "a:<x>:d:<y>", "a:x:c:x:d:x"),
+        ("a:<x>", "b:<x>", None),
+        ("a:<x>:c", "a:<x>:d", None),
+        ("a:1", "a:<x>", None),  # the narrow one first
+        ("a:<x>:c", "a:<x>", None),
+    ],
+)
+def test_rules_that_share_some_keys_are_named(first: str, second: str, key: str | None) -> None:
+    rules = parse_rules("".join(f'[[rule]]\nkeys = "{each}"\nowner = "state"\n' for each in (first, second)), "")
+    expected = (
+        f"rules '{first}' and '{second}' have keys in common, such as '{key}': '{first}' decides about them, because "
+        "it comes first"
+    )
+    assert overlaps(rules) == ([] if key is None else [expected])
+    assert overlaps([rules[0], dataclasses.replace(rules[1], database=1)]) == []
+
+
+def test_a_file_has_few_warnings() -> None:
+    text = "".join(
+        f'[[rule]]\nkeys = "{n}<x>"\nowner = "state"\n[[rule]]\nkeys = "<x>a{n}"\nowner = "state"\n' for n in range(9)
+    )
+    assert len(overlaps(parse_rules(text, ""))) == 20
