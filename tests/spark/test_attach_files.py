@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from heapq import merge
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -137,7 +138,9 @@ def logs(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 STORES = {"hdfs": {}, "rocksdb": rocksdb(), "format2": rocksdb("2")}
-IN_STORES = [(name, store) for name in QUERIES for store in STORES if (name, store) != ("transformWithState", "hdfs")]
+# transformWithState needs RocksDB. Spark's reader does not find the files of a join in checkpoint format 2.
+NOT_IN_SPARK = (("transformWithState", "hdfs"), ("join", "format2"))
+IN_STORES = [(name, store) for name in QUERIES for store in STORES if (name, store) not in NOT_IN_SPARK]
 
 
 @pytest.mark.parametrize(("name", "store"), IN_STORES, ids=["-".join(each) for each in IN_STORES])
@@ -194,6 +197,17 @@ def position(change: Change) -> int:
     return position_of(change.key)
 
 
+def fields_in_order(records: Iterable[Change]) -> list[Change]:
+    """Return records with adjacent fields of one key in order: Spark sorts them by their columns, and the order of
+    different fields means nothing. What is done to one field, or to the whole key, keeps its place.
+    """
+    return [
+        change
+        for _, group in groupby(records, key=lambda change: (change.state, change.key, change.field is None))
+        for change in sorted(group, key=lambda change: change.field or b"")
+    ]
+
+
 def written(log: Path) -> dict[int, list[Change]]:
     """Return the records of each epoch of the job's current generation, in the order of a store.
 
@@ -208,5 +222,5 @@ def written(log: Path) -> dict[int, list[Change]]:
         assert epoch is not None
         runs = [list(changes_in(run)) for run in found.runs(current.generation, epoch)]
         assert all(run == sorted(run, key=position) for run in runs)
-        records[number] = list(merge(*runs, key=position))
+        records[number] = fields_in_order(merge(*runs, key=position))
     return records
