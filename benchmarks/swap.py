@@ -139,7 +139,7 @@ def run(options: Options) -> Iterator[Row]:
                 yield from _passed_on(case, pipeline, scene, options)
         for pipeline in PIPELINES:
             yield _of_states(pipeline, scene, options)
-        for pipeline in PIPELINES[:2]:
+        for pipeline in PIPELINES:
             yield _beside_a_stopped_upstream(pipeline, scene, options)
         yield from _delays(get, scene, options)
         yield _beside_blocked_clients(get, scene, options)

@@ -15,6 +15,8 @@ Errors, pushes, incomplete replies and lost connections are handled by the gener
 `InFlightRequest`.
 """
 
+import re
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -33,6 +35,9 @@ from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.proxy.epoch_floors import has_reached, indexes_behind
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
+
+# The beginning of a Redis pattern, up to the first character with a meaning.
+LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 
 cdef enum:
     WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
@@ -83,6 +88,8 @@ cdef enum Side:
 cdef struct KeyPattern:  # a Redis pattern of keys
     const uint8_t* text
     size_t size
+    size_t literal  # the bytes at its beginning that match only themselves
+    bint is_literal_and_star  # and after them only a `*`
     int side
 
 cdef struct Plan:  # how the hop may forward a command
@@ -619,20 +626,29 @@ cdef class Hop:
         """
         cdef list texts = [text for text, _ in patterns]
         cdef size_t i
+        cdef KeyPattern* each
         cdef KeyPattern* new = <KeyPattern*>malloc((len(texts) + 1) * sizeof(KeyPattern))
         if new == NULL:
             raise MemoryError
         for i, (text, side) in enumerate(patterns):
-            new[i].text, new[i].size, new[i].side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
+            each = &new[i]
+            each.text, each.size, each.side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
+            each.literal = LITERAL.match(text).end()
+            each.is_literal_and_star = text[each.literal:] == b"*"
         free(self.patterns)
         self.patterns, self.pattern_count, self.pattern_texts = new, len(texts), texts
 
     cdef int side_of(self, const Word* key) noexcept:
         """Return the side that answers requests for a key."""
         cdef size_t i
+        cdef const KeyPattern* each
         for i in range(self.pattern_count):
-            if glob(self.patterns[i].text, self.patterns[i].size, key.at, key.size):
-                return self.patterns[i].side
+            each = &self.patterns[i]
+            # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
+            if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
+                continue
+            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
+                return each.side
         return UPSTREAM_SIDE
 
     cdef int side_of_request(self, size_t words, bint has_many_keys) noexcept:
