@@ -1,6 +1,6 @@
 """The swap: an app keeps its one Redis address, while the keys that a job copies into Redis become the job's own state.
 
-    python examples/swap.py          check, proxy, compare, switch; Redis dies meanwhile; the old copies are deleted
+    python examples/swap.py          check, proxy, compare, switch; Redis dies twice; the old copies are deleted
     python examples/swap.py --back   instead of the deletion, the way back: the app is at its Redis again
 
 It needs redis-server. A job counts the requests of each account. A second query of it copies the counts into Redis, as
@@ -49,7 +49,8 @@ class WrongError(Exception):
 class App(threading.Thread):
     """The app: it reads all counts, and appends an event to a list of its own, again and again.
 
-    problems: wrong counts, failed reads. refused: appends that Redis did not get, so that the app tried them again.
+    problems: wrong counts, failed reads. may_miss: Redis answers the reads, and is down: failed reads are counted
+    as missed, and are no problems. refused: appends that Redis did not get, so that the app tried them again.
     unknown: appends without a reply, so that the app looked whether they were done.
     """
 
@@ -59,7 +60,8 @@ class App(threading.Thread):
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self.problems: list[str] = []
-        self.reads = self.events = self.refused = self.unknown = 0
+        self.may_miss = False
+        self.reads = self.missed = self.events = self.refused = self.unknown = 0
         self.move(url)
 
     def move(self, url: str) -> None:
@@ -87,7 +89,10 @@ class App(threading.Thread):
             try:
                 count = int(self._reader.get(key) or 0)
             except redis.RedisError as error:
-                self.problems.append(f"{key} was not readable: {error}")
+                if self.may_miss:
+                    self.missed += 1
+                else:
+                    self.problems.append(f"{key} was not readable: {error}")
                 continue
             if count < self._counts[key]:
                 self.problems.append(f"{key} went back from {self._counts[key]} to {count}")
@@ -262,9 +267,26 @@ class Story:
         self._job.processAllAvailable()
         until(lambda: self._rows("LAG")[0]["lag_epochs"] == 0, "the job's last epoch is readable")
         self._change_owner("upstream", "shadow")
-        until(lambda: self._shadow()["equal"] >= READS_MIN, "the proxy has compared enough")
+        self._compare_some()
+        self._lose_redis_before_the_switch()
+        self._compare_some()
+
+    def _compare_some(self) -> None:
+        wanted = self._shadow()["equal"] + READS_MIN
+        until(lambda: self._shadow()["equal"] >= wanted, "the proxy has compared enough")
         if self._shadow()["different"] or self._shadow()["missing_in_state"]:
             raise WrongError(f"the state is not the same as the copies: {self._shadow()}")
+
+    def _lose_redis_before_the_switch(self) -> None:
+        """Kill Redis while it answers all keys: the app misses some replies, as without a proxy, and no event."""
+        self.app.may_miss = True
+        self._server.kill()
+        self._server.wait()
+        until(lambda: self.app.missed, "the app misses Redis")
+        self._start_redis()
+        reads, events = self.app.reads, self.app.events
+        until(lambda: self.app.reads > reads + READS_MIN and self.app.events > events, "the app reads and writes again")
+        self.app.may_miss = False
 
     def switch(self) -> None:
         """Step 4: the state answers. Then the copy is stopped, and nobody misses it."""
@@ -352,6 +374,7 @@ def tell(story: Story, *, goes_back: bool) -> None:
     print("2. the app has the proxy's address; Redis answers all keys", flush=True)
     story.compare()
     print('3. owner = "shadow": the state and the copies are equal', flush=True)
+    print(f"Redis was killed and started: {story.app.missed} reads failed meanwhile, as at Redis itself", flush=True)
     story.switch()
     print('4. owner = "state": the state answers, and the copy is stopped', flush=True)
     story.lose_redis()
@@ -364,7 +387,10 @@ def tell(story: Story, *, goes_back: bool) -> None:
     else:
         print(f"sparkis swap-check --delete-copies:\n\n{story.delete_copies()}", flush=True)
     story.end()
-    print(f"{story.app.reads} reads, none failed, none wrong; {story.app.events} events, each once", flush=True)
+    print(
+        f"{story.app.reads} reads, none of the state failed, none wrong; {story.app.events} events, each once",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
