@@ -7,7 +7,8 @@ from itertools import cycle
 from pathlib import Path
 
 from compat.conformance.wire import request
-from compat.fuzz.subject import REQUESTS, UPSTREAM_REQUESTS
+from compat.fuzz.subject import REQUESTS
+from compat.fuzz.swap_target import BOTH_SCRIPTED, OF_MANY, RULES, SENTINEL, UPSTREAM_REQUESTS
 from compat.fuzz.targets import EPOCHS, NODE, PROXY, SCRIPTED, TWO, USER
 from resp_server.commands import command_table
 
@@ -24,8 +25,14 @@ VARIANTS = (
     (bytes([EPOCHS | TWO, 200]), 2),
 )
 
+# The kinds of proxies with an upstream, and how often each script is sent to one of them.
+OF_SWAPS = (0, RULES, BOTH_SCRIPTED, RULES | BOTH_SCRIPTED, OF_MANY, OF_MANY | RULES, SENTINEL, SENTINEL | RULES)
+SWAP_VARIANTS = 3
 # Scripted replies of a proxy's servers or upstream, whatever the request.
 SCRIPTS = (
+    b":7\r\n+OK\r\n>2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\nu:1\r\n$1\r\na\r\n>2\r\n$10\r\ninvalidate\r\n_\r\n" * 3,
+    b":7\r\n>3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n>3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nb\r\n+OK\r\n",
+    b':7\r\n+OK\r\n+1700000000.000000 [0 1:1] "GET"\r\n$1\r\na\r\n',
     b"$1\r\n1\r\n" * 9,
     b"*2\r\n$1\r\na\r\n$-1\r\n" * 9,
     b":1\r\n+OK\r\n" * 5,
@@ -59,7 +66,9 @@ def first_inputs(stored: Sequence[bytes]) -> list[bytes]:
         found.append(header + b"".join(times * request(*words) for words in requests))
     for at, script in enumerate(2 * SCRIPTS):
         found.append(bytes([SCRIPTED | (at % 2 * NODE), 0, at % len(REQUESTS)]) + script)
-        found.append(bytes([SCRIPTED | PROXY, 0, at % len(UPSTREAM_REQUESTS)]) + script)
+    for at, script in enumerate(SWAP_VARIANTS * SCRIPTS):
+        options = SCRIPTED | PROXY | OF_SWAPS[at % len(OF_SWAPS)]
+        found.append(bytes([options, 0, at * 5 % len(UPSTREAM_REQUESTS)]) + script)
     return found
 
 

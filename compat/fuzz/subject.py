@@ -10,7 +10,8 @@ clients send. The options:
     64  the clients are at a proxy in front of two such nodes (with 2: of two applications)
     128 the rest of the input is the replies of a proxy's servers; its first byte chooses the clients' requests
         (REQUESTS). With 8 the servers send it without waiting for a request. With 64 it is the replies of a proxy's
-        upstream (UPSTREAM_REQUESTS), whose servers reply correctly
+        upstream (UPSTREAM_REQUESTS), whose servers reply correctly; with 4 the servers send it, too; with 16 there are
+        rules, and an epoch; with 32 the upstream is a Redis Cluster, with 2 and 32 the master that a sentinel knows
 
 For any input, the server has to send complete replies, a protocol error or nothing; become idle; have no internal
 error; and retain nothing of a closed client. The clients of a proxy get one complete reply to each request, whatever
@@ -30,6 +31,7 @@ from unittest.mock import patch
 
 from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
 from compat.fuzz.loop import Loop, NeverIdleError
+from compat.fuzz.swap_target import SWAP_OPTIONS, UPSTREAM_REQUESTS, SwapTarget, is_complete
 from compat.fuzz.targets import (
     NODE,
     PASSWORD,
@@ -39,7 +41,6 @@ from compat.fuzz.targets import (
     TWO,
     ProxyTarget,
     ScriptedReplies,
-    SwapTarget,
     Target,
 )
 from compat.waiting import eventually_async
@@ -76,26 +77,6 @@ HELLO 3 | MULTI | EXISTS j:v:1 j:v:2 j:v:3 | EXEC
 SUBSCRIBE a | PSUBSCRIBE __key*
 SSUBSCRIBE a
 PUBLISH a b | SPUBLISH a b
-""".strip().splitlines()
-]
-# The same to a proxy whose upstream replies with an input's bytes.
-UPSTREAM_REQUESTS = [
-    [each.split() for each in line.split(b" | ")]
-    for line in b"""
-GET u:1
-GET u:1 | GET u:2 | SET u:1 a | GET j:v:1
-SET u:1 a | INCR u:2 | GET u:1
-HELLO 3 | HGETALL u:1 | SMEMBERS u:2 | GET u:3
-MGET u:1 j:v:1 u:2 j:v:2 | EXISTS u:1 j:v:1 | TOUCH j:v:3 u:3
-DEL u:1 u:2 | DEL u:1 j:v:1 | MSET u:1 a u:2 b
-DBSIZE | KEYS * | RANDOMKEY
-SCAN 0 | SCAN 0 COUNT 3 MATCH u:* | SCAN 99999999999
-INFO | CONFIG GET * | COMMAND COUNT | TIME
-WATCH u:1 | MULTI | SET u:1 a | GET j:v:1 | GET u:1 | EXEC
-MULTI | GET u:1 | SET u:2 b | EXEC | GET u:1
-SELECT 3 | GET u:1 | SET u:1 a
-EVALSHA abc 1 u:1 | SCRIPT LOAD x | EVAL x 0
-PUBLISH a b | PUBSUB CHANNELS | OBJECT ENCODING u:1
 """.strip().splitlines()
 ]
 LOGGERS = (logging.getLogger("resp_server"), logging.getLogger("sparkis"))
@@ -239,19 +220,21 @@ class Subject:
 
     async def _run_scripted(self, options: int, chunks: Sequence[bytes]) -> bytes:
         """Run a proxy with servers, or an upstream, that send the input as replies."""
-        choices, target_class = (UPSTREAM_REQUESTS, SwapTarget) if options & PROXY else (REQUESTS, ProxyTarget)
+        is_swap = bool(options & PROXY)
+        choices, target_class = (UPSTREAM_REQUESTS, SwapTarget) if is_swap else (REQUESTS, ProxyTarget)
         chosen = choices[chunks[0][0] % len(choices)] if chunks else choices[0]
+        login = [[b"AUTH", b"secret"]] if options & PASSWORD else []
         scripted = ScriptedReplies([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
-        target = target_class(options & (PASSWORD | NODE), self._loop, scripted)
+        target = target_class(options & (SWAP_OPTIONS if is_swap else PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
             with patch("resp_server.proxy.state_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
-                (transport,) = await self._send(target, [_packed(chosen, options)], 1)
+                (transport,) = await self._send(target, [requests(login + chosen)], 1)
         finally:
             target.close()
-        replies = [each for each in _replies(transport) if each.type != ">"]
-        if not transport.is_closed and len(replies) != len(chosen) + bool(options & PASSWORD):
-            raise FoundError(f"{len(replies)} replies to {len(chosen)} requests")
+        replies = _replies(transport)
+        if not transport.is_closed and not is_complete(login + chosen, replies):
+            raise FoundError(f"{len(replies)} replies and pushes to the requests {chosen}")
         return b"".join(transport.sent)
 
     async def _send(self, target: Target, chunks: Sequence[bytes], clients: int) -> list[RecordingTransport]:
@@ -314,10 +297,6 @@ class Subject:
 
 def _target_options_of(data: bytes) -> int:
     return data[0] & TARGET_OPTIONS if data else 0
-
-
-def _packed(chosen: Sequence[Sequence[bytes]], options: int) -> bytes:
-    return requests([(b"AUTH", b"secret"), *chosen] if options & PASSWORD else chosen)
 
 
 def _is_waiting(connection: Connection, transport: RecordingTransport) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
@@ -24,12 +25,7 @@ from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.serving.server import Server
-from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.pinned import PINNED_MAX
-from resp_server.upstream.upstream import upstream_at
-from resp_server.upstream.url import UpstreamUrl
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -48,8 +44,8 @@ HERE = f"10.0.0.1:{PORT}"
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Requests are counted, but only inputs of several hundred requests reach the limit.
 LIMIT = RateLimit("default", 1000)
-# The silence of an upstream that counts as a failure.
-UPSTREAM_TIMEOUT_S = 2.0
+# After this time a scripted server closes a connection over which it has sent all: longer than a proxy's time limits.
+SCRIPT_S_MAX = 60.0
 # Much more than the inputs can write.
 STORE_BYTES_MAX = 64 << 20
 
@@ -212,57 +208,39 @@ class ProxyTarget(Target):
         super().close()
 
 
-class SwapTarget(ProxyTarget):
-    """A proxy in front of two servers, and of an upstream that sends scripted bytes."""
-
-    _has_upstream = True
-
-    def __init__(self, options: int, loop: Loop, replies: ScriptedReplies) -> None:
-        self._upstream_replies = replies
-        super().__init__(options, loop)
-
-    def _dispatcher(self, server: ServerContext, applications: Applications, number: int) -> ProxyDispatcher:
-        host = f"10.{number >> 8 & 255}.{number & 255}.3"
-        greeter = self._new_server(Keyspace())
-        self._servers.append(greeter)
-        self._addresses.append(f"{host}:{PORT}")
-        self._loop.listening[f"{host}:{PORT}"] = lambda: ScriptedServer(greeter, self._upstream_replies)
-        url = UpstreamUrl.parse(f"redis://{host}:{PORT}")
-        upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, PINNED_MAX)
-        made = SwapDispatcher(server, applications, upstream, Ownership())
-        upstream.start()
-        return made
-
-    @property
-    def is_idle(self) -> bool:
-        # The upstream may leave requests of the proxy itself unanswered.
-        return not self.server._connections and not self.server.context.sessions
-
-    def close(self) -> None:
-        self.server.dispatcher.stop()
-        super().close()
-
-
 class ScriptedReplies(NamedTuple):
-    """The bytes that a scripted server sends. greets: it answers a connection's greeting first."""
+    """The bytes that a scripted server sends. greets: it answers a connection's greeting first.
+
+    known: the requests to which a server that greets replies correctly.
+    """
 
     chunks: Sequence[bytes]
     greets: bool
+    known: Mapping[bytes, bytes] = {}
 
 
 class ScriptedServer(Connection):
-    """A server connection that sends scripted bytes, and closes when more is requested."""
+    """A server connection that sends scripted bytes, and closes when more is requested, or after a minute."""
 
     def __init__(self, server: Server, replies: ScriptedReplies) -> None:
         super().__init__(server)
         self._chunks = iter(replies.chunks)
         self._is_greeting = replies.greets
+        self._known = replies.known if replies.greets else {}
         self._is_replying = self._is_at_end = False
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
         if self._is_greeting:
             self._is_greeting = False
             super().data_received(data)
+        elif data in self._known and not self._is_replying:
+            self._transport.write(self._known[data])
         elif self._is_at_end:
             self._transport.abort()
         elif not self._is_replying:
@@ -273,6 +251,7 @@ class ScriptedServer(Connection):
         chunk = next(self._chunks, None)
         if chunk is None:
             self._is_at_end = True
+            self._end = self._loop.call_later(SCRIPT_S_MAX, self._transport.abort)
         elif not self._transport.is_closing():
             self._transport.write(chunk)
             # The loop is idle by then, so two chunks are not read together.

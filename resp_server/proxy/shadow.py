@@ -380,9 +380,12 @@ class _TappedSink(ReplySink):
 
 
 def _items_of_mget(reply: bytes) -> Sequence[bytes]:
-    """Return the items of an MGET's reply as replies to GET."""
+    """Return the items of an MGET's reply as replies to GET; none of another reply."""
     if reply[:1] != b"*":
         return []
     reader = hiredis.Reader(notEnoughData=None)
     reader.feed(reply)
-    return [b"$-1\r\n" if item is None else b"$%d\r\n%b\r\n" % (len(item), item) for item in reader.gets()]
+    items = reader.gets()
+    if not isinstance(items, list) or not all(item is None or isinstance(item, bytes) for item in items):
+        return []
+    return [b"$-1\r\n" if item is None else b"$%d\r\n%b\r\n" % (len(item), item) for item in items]

@@ -31,14 +31,17 @@ class UpstreamEvents:
             reader = hiredis.Reader()
             reader.feed(as_bytes(reply))
             found = reader.gets()
-            if isinstance(found, list) and len(found) == 2:
-                events = letters_of(classes_of(found[1].decode("latin-1")))
-                if events != self._server.config.notify_events:
-                    self._server.configure({"notify_events": events})
+            match found:
+                case [_, bytes(classes)]:
+                    self._apply(letters_of(classes_of(classes.decode("latin-1"))))
         except (hiredis.HiredisError, ClassesError):
             pass  # the setting contains a class of events that states do not have
         except Exception as error:
             internal_error(error)
+
+    def _apply(self, events: str) -> None:
+        if events != self._server.config.notify_events:
+            self._server.configure({"notify_events": events})
 
     def fail(self, index: int, error: Exception) -> None:
         """Keep the current setting."""

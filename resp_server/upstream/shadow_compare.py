@@ -52,11 +52,15 @@ def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None
 
 
 def value_in(name: str, reply: bytes) -> Any:
-    """Return the value in a reply: a hash as a mapping, an unordered array as a sorted list."""
+    """Return the value in a reply: a hash as a mapping, an unordered array as a sorted list; else the reply itself."""
     reader = hiredis.Reader(notEnoughData=None)
     reader.feed(reply)
-    value = reader.gets()
-    if name in PAIRS and isinstance(value, list) and len(value) % 2 == 0:
+    try:
+        value = reader.gets()
+    except TypeError:  # it has a map whose keys cannot be hashed, as no Redis sends it
+        return reply
+    is_flat = isinstance(value, list) and not any(isinstance(each, (list, dict, set)) for each in value)
+    if name in PAIRS and is_flat and len(value) % 2 == 0:
         return dict(zip(value[::2], value[1::2], strict=True))
     return sorted(value, key=repr) if name in UNORDERED and isinstance(value, (list, set)) else value
 

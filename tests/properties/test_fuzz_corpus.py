@@ -13,7 +13,8 @@ from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
 from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
 from compat.fuzz.seeds import conversations, first_inputs
-from compat.fuzz.subject import REQUESTS, UPSTREAM_REQUESTS, FoundError, Subject, chunks_of
+from compat.fuzz.subject import REQUESTS, FoundError, Subject, chunks_of
+from compat.fuzz.swap_target import UPSTREAM_REQUESTS
 from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, USER
 from resp_server.client import connection
 from resp_server.client.connection import Connection
