@@ -43,6 +43,8 @@ from resp_server.net.client import Client, ClientError
 STATES_BUDGET = 0.95
 CHECKED_KEYS = 100
 DELAY_REQUESTS = 50_000
+# As many replies fit into a proxy's cache.
+CACHED_KEYS = 10_000
 IDLE_CLIENTS = 1_000
 BLOCKED_CLIENTS = 1_000
 
@@ -143,6 +145,7 @@ def run(options: Options) -> Iterator[Row]:
             yield _beside_a_stopped_upstream(pipeline, scene, options)
         yield from _delays(get, scene, options)
         yield _beside_blocked_clients(get, scene, options)
+        yield from _of_cached_keys(scene, folder, stack, options)
         yield from _of_serve(scene, folder, stack, options)
         yield from _of_cluster(folder, stack, options)
 
@@ -161,6 +164,29 @@ def _of_states(pipeline: int, scene: Swap, options: Options) -> Row:
     scene.check()
     note = f"{options.keys:,} keys, beside a proxy without an upstream in front of the same state servers"
     return _compared(name, found, scene.swap, scene.without, note, budget=STATES_BUDGET)
+
+
+def _of_cached_keys(scene: Swap, folder: Path, stack: ExitStack, options: Options) -> Iterator[Row]:
+    """Yield the rates of reads that a proxy answers from its cache, beside those that a proxy passes on."""
+    rules = folder / "cached.toml"
+    rules.write_text('[[rule]]\nkeys = "cache:item:<n>"\nowner = "upstream"\ncache = "tracking"\n')
+    proxy = start_program(
+        stack,
+        "resp_server.programs.proxy",
+        *("--log", str(folder / "log"), "--port", "0", "--routes", str(rules)),
+        *("--upstream", f"redis://127.0.0.1:{scene.alone.port}", "--ownership", str(folder / "cached.json")),
+    )
+    cached, passing = Endpoint("from the cache", proxy.process, proxy.port), scene.swap._replace(name="passed on")
+    keys = min(CACHED_KEYS, options.keys)
+    with Client("127.0.0.1", proxy.port, timeout_s=30) as client:
+        for number in range(keys):
+            client.call("GET", cache_key(number))
+    case = Case("GET", ("GET", "cache:item:__rand_int__"), keys)
+    for pipeline in PIPELINES:
+        name = f"GET of the upstream's keys from the cache, pipeline {pipeline}"
+        found = _rounds(name, case, pipeline, (cached, passing), options)
+        note = f"{keys:,} keys, cached until they change; beside a proxy that passes them on to an upstream near it"
+        yield _compared(name, found, cached, passing, note)
 
 
 def _of_serve(scene: Swap, folder: Path, stack: ExitStack, options: Options) -> Iterator[Row]:

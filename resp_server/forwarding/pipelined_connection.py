@@ -67,6 +67,11 @@ class PipelinedConnection(Generic[InFlight]):
         """Call back at the end of this round of the event loop."""
         raise NotImplementedError
 
+    @property
+    def has_unsent(self) -> bool:
+        """Tell whether requests wait for the end of the round."""
+        return bool(self._out)
+
     def has_room(self, count: int) -> bool:
         """Tell whether this number of short requests may be sent."""
         link = self._open_link

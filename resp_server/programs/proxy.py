@@ -206,6 +206,8 @@ async def answer_clients(
             source_tasks.append(asyncio.create_task(source.follow()))
         if swap is not None:
             await _until_known(swap[1], loading_grace_s)
+        if isinstance(server.dispatcher, SwapDispatcher):
+            await server.dispatcher.check_tracking()
         await server.start()
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
         log_started(config, server.port, server.tls_port)

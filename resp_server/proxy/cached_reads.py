@@ -2,27 +2,34 @@
 
 A client with a pinned connection gets no cached replies: it may watch or track keys, and the upstream must see its
 reads.
+
+With `cache = "tracking"` a client never reads an older value after a newer one. So each reply about such keys that is
+not from the cache waits behind a fence, until the cache knows all changes that were made before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
+from resp_server.upstream.key_changes import KeyChanges
 from resp_server.upstream.result_cache import CachedRead, Fill, ResultCache, Write
 from resp_server.upstream.routing import Route
 
 
 class CachedReads:
-    """Answers reads from a cache, and invalidates it by clients' writes."""
+    """Answers reads from a cache, and invalidates it by clients' writes. changes: invalidate it by others' writes."""
 
-    def __init__(self, cache: ResultCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: ResultCache, changes: KeyChanges) -> None:
+        self._cache, self._changes = cache, changes
+        self._reading = ReadsInFlight()
         # The writes in flight, by client.
         self._writes: dict[int, dict[Write, None]] = {}
 
@@ -30,14 +37,24 @@ class CachedReads:
         """Return the cache key of a request."""
         return CachedRead(session.db, session.protocol, route.routed.name, tuple(request[1:]))
 
-    def reply_to(self, read: CachedRead) -> bytes | None:
-        """Return the reply to a read, if it is cached."""
+    def reply_to(self, route: Route, read: CachedRead, request: Request, session: Session) -> bytes | None:
+        """Return the reply to a read, if it is cached, and not older than a reply that the client gets before it."""
+        if route.is_fenced and (not self._changes.is_current or self._reading.has(session.id, request[route.key_at])):
+            return None
         return self._cache.get(read)
 
-    def filling(self, route: Route, read: CachedRead, request: Request, sink: ReplySink) -> ReplySink:
+    def filling(self, route: Route, read: CachedRead, request: Request, session: Session, sink: ReplySink) -> ReplySink:
         """Return a sink that caches the reply to a read, and passes it on."""
+        if route.is_fenced and not self._changes.is_current:
+            return sink
         fill = self._cache.begin_fill(read, request[route.key_at], route.cache_s)
-        return sink if fill is None else _FillSink(self._cache, fill, sink)
+        return self.fenced(route, session, sink if fill is None else _FillSink(self._cache, fill, sink))
+
+    def fenced(self, route: Route, session: Session, sink: ReplySink) -> ReplySink:
+        """Return a sink that passes the reply to a read on when the cache is not older than the reply."""
+        if not route.is_fenced or not self._changes.is_current:
+            return sink
+        return _FenceSink(self._changes, self._reading.begin(session.id, route.changed or None), sink)
 
     def changing(self, keys: Sequence[bytes] | None, session: Session, sink: ReplySink) -> ReplySink:
         """Begin a request that may change keys, None: any key; return the sink for its reply."""
@@ -53,7 +70,7 @@ class CachedReads:
         try:
             yield
         except Exception:
-            if isinstance(sink, _WriteSink | _FillSink):
+            if isinstance(sink, _WriteSink | _FillSink | _FenceSink):
                 sink.end()
             raise
 
@@ -74,6 +91,35 @@ class CachedReads:
             self._cache.end_write(write)
 
 
+class ReadsInFlight:
+    """The keys of clients' fenced reads without a reply; None stands for any key."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Counter[bytes | None]] = {}
+
+    def begin(self, client: int, keys: Sequence[bytes] | None) -> Callable[[], None]:
+        """Add a read; return the function that removes it."""
+        some: Sequence[bytes | None] = (None,) if keys is None else keys
+        self._counts.setdefault(client, Counter()).update(some)
+        return partial(self._end, client, some)
+
+    def _end(self, client: int, keys: Sequence[bytes | None]) -> None:
+        counts = self._counts[client]
+        counts.subtract(keys)
+        left = self._counts[client] = +counts
+        if not left:
+            del self._counts[client]
+
+    def has(self, client: int, key: bytes) -> bool:
+        """Tell whether a client reads a key."""
+        counts = self._counts.get(client)
+        return counts is not None and (key in counts or None in counts)
+
+
+def _ended() -> None:
+    """Do nothing: the read was ended before."""
+
+
 class _FillSink(ReplySink):
     """Caches a reply, and passes it on."""
 
@@ -92,6 +138,37 @@ class _FillSink(ReplySink):
     def end(self) -> None:
         """Handle that there is no reply."""
         self._cache.end_fill(self._fill, None)
+
+    def seen_epochs(self, index: int) -> Epochs:
+        return self._sink.seen_epochs(index)
+
+
+class _FenceSink(ReplySink):
+    """Passes a reply on when all changes that were made before it are known. end_read: called with the first one."""
+
+    def __init__(self, changes: KeyChanges, end_read: Callable[[], None], sink: ReplySink) -> None:
+        self._changes, self._end_read, self._sink = changes, end_read, sink
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._changes.fence(partial(self._pass_on, index, reply, epochs))
+
+    def _pass_on(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+        self._end()
+        self._sink.put(index, reply, epochs)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._end()
+        self._sink.fail(index, error)
+
+    def _end(self) -> None:
+        end, self._end_read = self._end_read, _ended  # a read of states may be sent again
+        end()
+
+    def end(self) -> None:
+        """Handle that there is no reply."""
+        self._end()
+        if isinstance(self._sink, _FillSink):
+            self._sink.end()
 
     def seen_epochs(self, index: int) -> Epochs:
         return self._sink.seen_epochs(index)

@@ -1,22 +1,28 @@
-"""Reloads the rules file of a running proxy. The keys of new `prefer-state` rules are first watched for copiers."""
+"""Reloads the rules file of a running proxy. The keys of new `prefer-state` rules are first watched for copiers.
+
+Rules with `cache = "tracking"` need CLIENT TRACKING at the upstream, also those with which the proxy starts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
 from resp_server.proxy.copier_watch import WATCH_S, CopierWatch
+from resp_server.upstream.key_changes import CONNECTING, ON, KeyChanges
 from resp_server.upstream.key_patterns import may_share_keys
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.rules import Owner, Rules, RulesError, RulesFile
+from resp_server.upstream.rules import UNTIL_CHANGED, Owner, Rule, Rules, RulesError, RulesFile
 from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
+# The upstream has this time to begin to track, and is asked again after a pause.
+TRACKING_S_MAX, TRACKING_PAUSE_S = 3.0, 0.05
 # Watching takes most of this time.
 RELOAD_S_MAX = WATCH_S + 3.0
 
@@ -29,16 +35,18 @@ Then = Callable[[Callable[[], Reply]], None]
 
 
 class RulesReload:
-    """Reads rules, and puts them to use. watch: also follows the keys of new rules. status: of following them."""
+    """Reads rules, and puts them to use. watch: also follows the keys of new rules, by `changes`."""
 
     def __init__(
         self,
         ownership: Ownership,
         copiers: CopierWatch,
         watch: Callable[..., None],
-        status: Callable[[], str],
+        changes: KeyChanges,
+        is_upstream_down: Callable[[], bool],
     ) -> None:
-        self._ownership, self._copiers, self._watch, self._status = ownership, copiers, watch, status
+        self._ownership, self._copiers, self._watch, self._changes = ownership, copiers, watch, changes
+        self._is_upstream_down = is_upstream_down
         self._is_watching = False
 
     def begin(self, then: Then) -> None:
@@ -53,12 +61,46 @@ class RulesReload:
         except RulesError as error:
             raise _refused(str(error)) from None
         wait_s = self._copiers.wait_s(rules, self._ownership.formats())
-        if wait_s > 0:
+        exact = _exact(rules)
+        if wait_s > 0 or exact:
             self._is_watching = True
             self._watch(rules)
-            asyncio.get_running_loop().call_later(wait_s, self._decide, file, rules, then)
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + TRACKING_S_MAX
+
+        def decide() -> None:
+            if exact and self._waits(ends_s):
+                loop.call_later(TRACKING_PAUSE_S, decide)
+            else:
+                self._decide(file, rules, then)
+
+        if wait_s > 0:
+            loop.call_later(wait_s, decide)
         else:
-            self._decide(file, rules, then)
+            decide()
+
+    async def check(self) -> None:
+        """Wait until the upstream tracks keys of the current rules, if one needs that; RulesError if it cannot."""
+        ends_s = asyncio.get_running_loop().time() + TRACKING_S_MAX
+        while _exact(self._ownership.rules) and self._waits(ends_s):
+            await asyncio.sleep(TRACKING_PAUSE_S)
+        refusal, file = self._tracking_refusal(self._ownership.rules), self._ownership.rules_file
+        if refusal is not None and file is not None:
+            raise RulesError(str(file.path), [refusal])
+
+    def _waits(self, ends_s: float) -> bool:
+        """Tell whether the upstream has not said yet whether it tracks keys."""
+        return self._changes.status == CONNECTING and asyncio.get_running_loop().time() < ends_s
+
+    def _tracking_refusal(self, rules: Rules) -> str | None:
+        """Return why rules cannot be used; None: they can. An upstream that is down may track keys when it is up."""
+        exact = _exact(rules)
+        if not exact or self._changes.status == ON or self._is_upstream_down():
+            return None
+        return (
+            f"the rule {exact[0].name!r} has cache = {UNTIL_CHANGED!r}, which needs CLIENT TRACKING at the upstream "
+            f"(Redis 6 or later): {self._changes.reason}"
+        )
 
     async def check_at_start(self) -> None:
         """Watch the rules with which the proxy starts; RulesError if a copier runs."""
@@ -84,7 +126,7 @@ class RulesReload:
 
     def _decide(self, file: RulesFile, rules: Rules, then: Then) -> None:
         self._is_watching = False
-        refusal = self._copiers.refusal(rules)
+        refusal = self._tracking_refusal(rules) or self._copiers.refusal(rules)
         if refusal is not None:
             error = _refused(refusal)
             self._watch()
@@ -94,7 +136,7 @@ class RulesReload:
 
             then(refuse)
             return
-        if (status := self._status()) not in ("on", "off"):
+        if (status := self._changes.status) not in (ON, "off"):
             logger.warning("copiers of keys with prefer-state rules cannot be detected: %s", status)
         count = self._take(file, rules)
         self._watch()
@@ -104,6 +146,10 @@ class RulesReload:
         self._ownership.take_rules(rules)
         logger.info("read %d rules from %s", len(rules), file.path)
         return len(rules)
+
+
+def _exact(rules: Rules) -> Sequence[Rule]:
+    return [rule for rule in rules if rule.is_cached_exactly]
 
 
 def _refused(reason: str) -> PlainError:

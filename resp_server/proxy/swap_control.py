@@ -70,6 +70,10 @@ class OwnershipControl:
         await self._reload.check_at_start()
         return await asyncio.Event().wait()
 
+    async def check_tracking(self) -> None:
+        """Wait until the upstream tracks the keys of rules with `cache = "tracking"`; RulesError if it cannot."""
+        await self._reload.check()
+
     def reload_at_signal(self) -> None:
         """Reload the rules file, if there is one. Mistakes are logged."""
         if self._ownership.rules_file is not None:

@@ -108,8 +108,8 @@ class SwapDispatcher(SideSender):
         self._pinned = PinnedRequests(self._logins)
         self._questions = KeyQuestions(upstream, self.router.asked)
         self._cache = ResultCache(time.monotonic)
-        self.cached = CachedReads(self._cache)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
+        self.cached = CachedReads(self._cache, self._key_changes)
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
@@ -137,7 +137,7 @@ class SwapDispatcher(SideSender):
             self.check_upstream,
             time.monotonic,
         )
-        reload = RulesReload(ownership, self.copiers, self.watch_copiers, lambda: self._key_changes.status)
+        reload = RulesReload(ownership, self.copiers, self.watch_copiers, self._key_changes, lambda: upstream.is_down)
         self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload)
         self._long = LongRequests(self, applications, server.clients.defer)
         self._set_hop_commands()
@@ -193,15 +193,23 @@ class SwapDispatcher(SideSender):
         """Follow changes of the upstream's keys, if a rule needs them."""
         self._follow_changes()
 
+    async def check_tracking(self) -> None:
+        """Wait until the upstream reports changes of keys that are cached exactly; RulesError if it cannot.
+
+        An upstream that is down may be able to: then nothing is cached until it is up.
+        """
+        await self.control.check_tracking()
+
     def _follow_changes(self) -> None:
         """Clear the cache, and follow the changes of keys that may be cached or that a copier may write."""
         self._cache.drop(None)
         self.watch_copiers(*self._candidates)
 
     def watch_copiers(self, *candidates: Rules) -> None:
-        """Watch for copiers of keys of the current rules and of other lists of rules."""
+        """Follow keys that may be cached or that a copier may write, of the current and of other lists of rules."""
         self._candidates = candidates
-        cached = [rule.keys.literals[0].encode() for rule in self._ownership.rules if rule.cache_s]
+        rules = chain(self._ownership.rules, *candidates)
+        cached = [rule.keys.literals[0].encode() for rule in rules if rule.cache_s]
         self._key_changes.follow([*cached, *self.copiers.watch(self._ownership.rules, *candidates)])
 
     def check_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:

@@ -81,15 +81,17 @@ class SideSender(ProxyDispatcher):
         routed, upstream, sink = route.routed, self.upstream_of(session), cast(ReplySink, batch)
         if self._may_be_cached(route, request, session):
             read = self.cached.read_of(route, request, session)
-            reply = self.cached.reply_to(read)
+            reply = self.cached.reply_to(route, read, request, session)
             if reply is not None:
                 batch.add(b"" if session.is_silent else reply)
                 return False
-            sink = self.cached.filling(route, read, request, sink)
+            sink = self.cached.filling(route, read, request, session, sink)
         elif route.shadowed:
             sink = self.shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
-        else:
+        elif not routed.is_read:
             sink = self.cached.changing(route.changed, session, sink)
+        elif not self._pinned.has_own(session, upstream.pools):  # others may read cached replies after this one
+            sink = self.cached.fenced(route, session, sink)
         sent, index = route.request or request, batch.expect(session.is_silent)
         with self.cached.sending(sink):
             return upstream.send_request(session.id, session.protocol, routed, sent, sink, index)
@@ -123,9 +125,9 @@ class SideSender(ProxyDispatcher):
         command = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         split = SplitRead(route, request, self._senders(session, route.routed))
-        index = batch.expect(session.is_silent)
+        index, sink = batch.expect(session.is_silent), self.cached.fenced(route, session, batch)
         send_to_states = partial(self._send_states, command, session)
-        send = partial(split.send, send_to_states, batch, index)
+        send = partial(split.send, send_to_states, sink, index)
         batch.set_retry(index, send)
         send()
 

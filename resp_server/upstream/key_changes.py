@@ -2,19 +2,23 @@
 
 The upstream pushes the names of changed keys that begin with given prefixes, whichever client changed them. This needs
 Redis 6 or later, and the right to CLIENT TRACKING. No setting of the upstream is changed.
+
+These pushes have no order with the replies over other connections. A fence makes one: a PING is sent after a reply has
+arrived, and PONG comes after the pushes of all changes that were made before that reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.upstream.connection import UpstreamRequest
-from resp_server.upstream.pinned import PinnedConnections
+from resp_server.upstream.pinned import PING, PinnedConnection, PinnedConnections
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.pushed_frames import INVALIDATE, first_word, invalidated_keys
 from resp_server.upstream.upstream import Upstream
@@ -24,6 +28,7 @@ logger = logging.getLogger("sparkis.proxy")
 # The interval of the check that all nodes are followed (guess), and the pause after a refusal.
 CHECK_S = 0.5
 REFUSED_PAUSE_S = 60.0
+ON, CONNECTING = "on", "connecting"
 OWN = 0  # the only client of these connections
 PROTOCOL = 3
 
@@ -39,7 +44,7 @@ class KeyChanges:
         self._prefixes: Sequence[bytes] = ()
         self._nodes: dict[UpstreamPool, _Node] = {}
         self._checking: asyncio.TimerHandle | None = None
-        self._refused = ""
+        self._refused = self._failure = ""
         self._not_before_s = 0.0
 
     @property
@@ -49,7 +54,38 @@ class KeyChanges:
             return "off"
         if self._refused:
             return self._refused
-        return "on" if self._nodes and all(each.is_on for each in self._nodes.values()) else "connecting"
+        return ON if self._nodes and all(each.is_on for each in self._nodes.values()) else CONNECTING
+
+    @property
+    def reason(self) -> str:
+        """Why changes are not followed now."""
+        failures = [node.failure for node in self._nodes.values() if not node.is_on]
+        return self._refused or next(filter(None, failures), self._failure or "it has not replied")
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether the changes at all nodes that have keys are reported now."""
+        return bool(self._nodes) and all(
+            (node := self._nodes.get(pool)) is not None and node.is_on and not node.is_over
+            for pool in self._upstream.masters
+        )
+
+    def fence(self, then: Callable[[], None]) -> None:
+        """Call back when all changes are known that were made before now, or it is known that some may be missing."""
+        nodes = list(self._nodes.values())
+        if not nodes:
+            then()
+            return
+        waiting = len(nodes)
+
+        def passed() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                then()
+
+        for node in nodes:
+            node.fence(passed)
 
     def follow(self, prefixes: Collection[bytes]) -> None:
         """Follow the keys that begin with these prefixes, and no others."""
@@ -60,7 +96,7 @@ class KeyChanges:
         wanted = sorted(set(shortest))
         if wanted == self._prefixes:
             return
-        self._prefixes, self._refused = wanted, ""
+        self._prefixes, self._refused, self._not_before_s = wanted, "", 0.0
         self._close()
         self._check()
 
@@ -86,8 +122,11 @@ class KeyChanges:
         if loop.time() < self._not_before_s:
             return
         pools = self._upstream.masters
+        for node in list(self._nodes.values()):
+            node.end_if_late()
         for pool, node in list(self._nodes.items()):
             if pool not in pools or node.is_over:
+                self._failure = node.failure or self._failure
                 del self._nodes[pool]
                 node.stop()
                 self._on_changed(None)
@@ -118,18 +157,53 @@ class _Node:
     def __init__(self, pool: UpstreamPool, prefixes: Sequence[bytes], changes: KeyChanges) -> None:
         self._pool, self._url, self._changes = pool, pool.url, changes
         self._is_lost = self.is_on = False
+        self._pinned: PinnedConnection | None = None
+        self._fences: deque[list[Callable[[], None]]] = deque()  # one for each PING in flight
         self._connections = PinnedConnections(pool, 1)
         self._connections.on_push = self._push
         self._connections.on_state_lost = self._lost
         words = [word for prefix in prefixes for word in (b"PREFIX", prefix)]
         packed = pack((b"CLIENT", b"TRACKING", b"ON", b"BCAST", *words))
         try:
-            pinned = self._connections.pin(OWN, PROTOCOL)
+            self._pinned = self._connections.pin(OWN, PROTOCOL)
         except ReplyError:  # the node is down
             self._is_lost = True
             return
-        pinned.is_tracking = True
-        pinned.add(UpstreamRequest(packed, self, 0, is_read=False))
+        self._pinned.is_tracking = True
+        self._pinned.add(UpstreamRequest(packed, self, 0, is_read=False))
+
+    @property
+    def failure(self) -> str:
+        """Why the connection was not opened."""
+        return self._connections.failure
+
+    def fence(self, then: Callable[[], None]) -> None:
+        """Call back when all changes are known that the node made before now. Fences of one round share a PING."""
+        if not self.is_on or self._pinned is None:
+            then()
+        elif self._fences and self._pinned.has_unsent:
+            self._fences[-1].append(then)
+        else:
+            self._fences.append([then])
+            self._pinned.add(UpstreamRequest(PING, _PongSink(self), 0, is_read=False))
+
+    def passed(self) -> None:
+        """Handle PONG: end the oldest fence."""
+        for then in self._fences.popleft() if self._fences else ():
+            then()
+
+    def end(self) -> None:
+        """Handle that changes may be missed from now on."""
+        was_on, self._is_lost, self.is_on = self.is_on, True, False
+        if was_on:
+            self._changes.changed(None)
+        while self._fences:
+            self.passed()
+
+    def end_if_late(self) -> None:
+        """Close the connection if the upstream has not replied in time."""
+        if self._pinned is not None and self._pinned.is_late(self._pool.clock(), self._pool.timeout_s):
+            self._pinned.cut(f"it did not reply within {self._pool.timeout_s:g} s")
 
     @property
     def is_over(self) -> bool:
@@ -137,7 +211,7 @@ class _Node:
 
     def stop(self) -> None:
         """Close the connection."""
-        self._is_lost, self.is_on = True, False
+        self.end()
         self._connections.stop()
 
     def put(self, index: int, reply: RawReply) -> None:
@@ -154,12 +228,28 @@ class _Node:
 
     def fail(self, index: int, error: Exception) -> None:
         """Connect again at the next check."""
-        self._is_lost, self.is_on = True, False
+        self.end()
 
     def _lost(self, client: int, reason: str) -> None:
-        self._is_lost, self.is_on = True, False
+        self.end()
         self._changes.changed(None)
 
     def _push(self, client: int, frame: RawReply) -> None:
         if first_word(frame) == INVALIDATE:
             self._changes.changed(invalidated_keys(frame))
+
+
+class _PongSink:
+    """Takes the reply to the PING of a fence."""
+
+    def __init__(self, node: _Node) -> None:
+        self._node = node
+
+    def put(self, index: int, reply: RawReply) -> None:
+        try:
+            self._node.passed()
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._node.end()

@@ -64,7 +64,8 @@ class Route(NamedTuple):
 
     For `Side.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
     shadowed: the keys to compare. cache_s: how long the reply about the key at `key_at` may be cached. changed: the
-    keys that the request may change, if any key is cached; None: all keys.
+    keys that the request may change, if any key is cached; None: all keys. is_fenced: its reply may be newer than a
+    reply that is cached exactly, so the cache has to know all changes before it.
 
     request: what the side gets instead of the client's request; None: the client's request.
     """
@@ -83,6 +84,7 @@ class Route(NamedTuple):
     shadowed: Sequence[Shadowed] = ()
     cache_s: float = 0.0
     changed: Sequence[bytes] | None = ()
+    is_fenced: bool = False
 
 
 class Shadowed(NamedTuple):
@@ -232,7 +234,8 @@ class SwapRouter:
         changed = None if self._ownership.has_cached and not routed.is_read and routed.name != "watch" else ()
         if not others:
             route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
-            return route._replace(changed=changed)
+            is_fenced = routed.is_read and self._ownership.has_exactly_cached
+            return route._replace(changed=changed, is_fenced=is_fenced)
         if dropped_count:
             route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
             return route._replace(changed=changed)
@@ -375,16 +378,17 @@ class SwapRouter:
         """Return the route of a request that is split. others: as in `_by_keys`."""
         owned = [at for at, found in others if found.owner is Owner.STATE]
         preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
-        names = _state_names(request, others)
+        names, is_fenced = _state_names(request, others), self._ownership.has_exactly_cached
         if not names:
-            return Route(Side.BOTH, routed, owned, preferred=preferred)
+            return Route(Side.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
         for at, (key, field) in names.items():
             read = None if field is None or routed.name == "watch" else field_read(routed.name, request, key, field)
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
-        return Route(Side.BOTH, routed, owned, preferred=preferred, request=with_names(request, names), fields=fields)
+        named = with_names(request, names)
+        return Route(Side.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced)
 
     def _to_upstream(self, routed: RoutedCommand, request: Request) -> Route:
         is_blocking = "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request)
@@ -456,18 +460,22 @@ def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray
 def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
     """Return the route of an upstream's request with the time for which its reply may be cached, or the changed keys.
 
-    A script may change keys that it does not declare. A script without keys counts as one that changes all keys.
+    A read of a key that is cached exactly has the key among them for EXEC, which caches no replies. A script may change
+    keys that it does not declare. A script without keys counts as one that changes all keys.
     """
     routed = route.routed
     if not routed.is_read:
         may_change_any = not positions and not {"write", "movablekeys"}.isdisjoint(routed.facts.flags)
         return route._replace(changed=None if may_change_any else [request[at] for at in positions])
+    rules = [(at, rule) for at in positions if (rule := decide(request[at]).rule) is not None and rule.cache_s]
+    exact = [request[at] for at, rule in rules if rule.is_cached_exactly]
+    if exact:
+        route = route._replace(changed=exact, is_fenced=True)
     if len(positions) != 1 or "movablekeys" in routed.facts.flags or routed.name in NEVER_CACHED:
         return route
-    decided = decide(request[positions[0]]).rule
-    if decided is None or not decided.cache_s or not is_comparable(routed.name, routed.facts):
+    if not rules or not is_comparable(routed.name, routed.facts):
         return route
-    return route._replace(cache_s=decided.cache_s, key_at=positions[0])
+    return route._replace(cache_s=rules[0][1].cache_s, key_at=positions[0])
 
 
 def _shadowed(

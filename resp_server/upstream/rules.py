@@ -11,7 +11,7 @@ A file of rules is TOML:
     state_key = "golden:<account>"    # the state's own name of the key
     field = "apdex"                   # the key is this field of the state's key
     compare = "number:1e-9"           # for owner = "shadow"
-    cache = "5s"                      # for owner = "upstream"
+    cache = "5s"                      # for owner = "upstream"; or "tracking"
 
 The first rule that covers a key decides. A file is taken whole or not at all: `parse_rules` collects all mistakes.
 """
@@ -19,6 +19,7 @@ The first rule that covers a key decides. A file is taken whole or not at all: `
 from __future__ import annotations
 
 import logging
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ NUMBER = re.compile(r"number:(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)")
 TIME = re.compile(r"(\d{1,9}(?:\.\d+)?)(ms|s|m|h)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 CACHE_S_MAX = 3600.0
+# `cache` without a time: replies are cached until the upstream's CLIENT TRACKING reports a change.
+UNTIL_CHANGED, UNTIL_CHANGED_S = "tracking", math.inf
 SHOWN_CHARACTERS_MAX = 100
 
 
@@ -72,7 +75,7 @@ class Rule:
 
     name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
     tolerance: by how much numbers of a shadow may differ; None: they may not. cache_s: how long replies may be cached;
-    0: they may not.
+    0: they may not; UNTIL_CHANGED_S: exactly until the key changes.
     """
 
     name: str
@@ -83,6 +86,11 @@ class Rule:
     mapping: NameMapping | None = None
     tolerance: float | None = None
     cache_s: float = 0.0
+
+    @property
+    def is_cached_exactly(self) -> bool:
+        """Tell whether replies are cached exactly until the key changes."""
+        return self.cache_s == UNTIL_CHANGED_S
 
     @property
     def has_state_keys(self) -> bool:
@@ -250,11 +258,14 @@ class _RuleReader:
         value = self._row.pop("cache")
         if owner is not Owner.UPSTREAM:
             self.mistakes.append("'cache' is for owner = \"upstream\"")
+        if value == UNTIL_CHANGED:
+            return UNTIL_CHANGED_S
         found = TIME.fullmatch(value) if isinstance(value, str) else None
         time_s = 0.0 if found is None else float(found[1]) * UNITS_S[found[2]]
         if not 0 < time_s <= CACHE_S_MAX:
             self.mistakes.append(
-                f'cache is {_shortened(value)}; it must be a time such as "500ms", "5s" or "2m", at most 1h'
+                f'cache is {_shortened(value)}; it must be a time such as "500ms", "5s" or "2m", at most 1h, '
+                'or "tracking"'
             )
         return time_s
 

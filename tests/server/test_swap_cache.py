@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from random import Random
 
 import pytest
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import Connection, request
+from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
 from tests.server.swap import Swap
 
@@ -21,6 +24,13 @@ keys = "page:<n>"
 owner = "upstream"
 cache = "10m"
 """
+# Keys that are cached exactly until they change.
+EXACT = """
+[[rule]]
+keys = "exact:<n>"
+owner = "upstream"
+cache = "tracking"
+"""
 
 
 class CachingSwap(Swap):
@@ -28,7 +38,7 @@ class CachingSwap(Swap):
 
     def start_swap(self, *options: str, is_ready: bool = True) -> Running:
         routes = self.folder / "routes.toml"
-        routes.write_text(RULES)
+        routes.write_text(RULES + EXACT)
         made = super().start_swap("--routes", str(routes), *options, is_ready=is_ready)
         if is_ready:
             eventually(lambda: self.info(made)["upstream_key_changes"] == "on")
@@ -183,7 +193,8 @@ def test_clients_that_watch_or_track_keys_read_the_upstream(
 
 def test_without_tracking_at_the_upstream_the_time_alone_decides(swap: CachingSwap, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
-    routes = swap.folder / "routes.toml"
+    routes = swap.folder / "timed.toml"
+    routes.write_text(RULES)
     proxy = swap.start_at(f"redis://plain:secret@127.0.0.1:{swap.upstream.port}", "--routes", str(routes))
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "page:1").plain == b"one")
@@ -192,6 +203,86 @@ def test_without_tracking_at_the_upstream_the_time_alone_decides(swap: CachingSw
         direct.call("SET", "page:1", "not seen")
         assert client.call("GET", "page:1").plain == b"one"
         assert client.call("SET", "page:1", "own").plain == b"OK" and client.call("GET", "page:1").plain == b"own"
+        routes.write_text(RULES + EXACT)
+        refused = client.call("STATE", "RELOAD").plain
+        assert b"the rule 'exact:<n>' has cache = 'tracking', which needs CLIENT TRACKING at the upstream" in refused
+        assert b"NOPERM" in refused and swap.info(proxy)["ownership_rules"] == "1"
+    url = f"redis://plain:secret@127.0.0.1:{swap.upstream.port}"
+    words = ("--cluster", str(swap.topology), "--ownership", str(swap.folder / "none.json"), "--upstream", url)
+    line = [sys.executable, "-m", "resp_server.programs.proxy", *words, "--routes", str(routes), "--port", "0"]
+    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "timed.toml has 1 mistake: the rule 'exact:<n>' has cache" in done.stderr
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_what_is_cached_exactly_has_no_time_and_ends_with_a_change(
+    swap: CachingSwap, client: Connection, direct: Connection, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    direct.call("SET", "exact:1", "one")
+    assert [client.call("GET", "exact:1").plain for _ in range(2)] == [b"one"] * 2
+    before = hits(swap)
+    assert client.call("GET", "exact:1").plain == b"one" and hits(swap) == before + 1
+    direct.call("SET", "exact:1", "two")
+    eventually(lambda: client.call("GET", "exact:1").plain == b"two")
+    client.send(request("SET", "exact:1", "own") + request("GET", "exact:1") + request("GET", "exact:1"))
+    assert [client.read().plain for _ in range(3)] == [b"OK", b"own", b"own"]
+
+
+READS = [["GET", "exact:2"], ["GETRANGE", "exact:2", "0", "-1"], ["MGET", "exact:2", "other"], ["TTL", "exact:2"]]
+READS += [["EVAL_RO", "return redis.call('get', KEYS[1])", "1", "exact:2"], ["MGET", "job:speed:1", "exact:2"]]
+READS += [["SUBSTR", "exact:2", "0", "-1"], ["MULTI"], ["GET", "exact:2"], ["EXEC"], ["GET", "exact:2"]]
+
+
+def numbers_in(reply: Reply) -> list[int]:
+    """Return the values of the key that a reply has, which are more than a thousand."""
+    values = reply.plain if isinstance(reply.plain, list) else [reply.plain]
+    return [int(each) for each in values if isinstance(each, bytes) and each.isdigit() and int(each) > 1000]
+
+
+def test_no_client_reads_an_older_value_after_a_newer_one(swap: CachingSwap, direct: Connection) -> None:
+    """Values grow, by a client of the upstream. Clients of the proxy read them by all kinds of reads."""
+    is_over = threading.Event()
+    wrong: list[list[int]] = []
+    before = hits(swap)
+
+    def read(seed: int) -> None:
+        chosen, last = Random(seed), 0
+        with swap.proxy.connect() as reader:
+            while not is_over.is_set():
+                start = chosen.randrange(len(READS) - 3)
+                lines = [*READS[start:], ["GET", "exact:2"], *READS[:3]] if start < 7 else READS[10:]
+                reader.send(b"".join(request(*line) for line in lines))
+                seen = [number for _ in lines for number in numbers_in(reader.read())]
+                if [last, *seen] != sorted([last, *seen]):
+                    wrong.append([last, *seen])
+                last = seen[-1]
+
+    direct.call("SET", "exact:2", "1001")
+    readers = [threading.Thread(target=read, args=[seed]) for seed in range(3)]
+    for each in readers:
+        each.start()
+    for number in range(400):
+        direct.call("SET", "exact:2", 1002 + number)
+        is_over.wait(number % 4 / 1000)  # else nothing stays cached until it is read again
+    is_over.set()
+    for each in readers:
+        each.join()
+    assert not wrong
+    assert hits(swap) > before
+
+
+def test_nothing_is_cached_exactly_while_the_upstream_does_not_report_changes(
+    swap: CachingSwap, client: Connection, direct: Connection
+) -> None:
+    direct.call("SET", "exact:3", "one")
+    assert client.call("GET", "exact:3").plain == client.call("GET", "exact:3").plain == b"one"
+    for line in direct.call("CLIENT", "LIST").plain.decode().splitlines():
+        if "flags=tB" in line or "flags=Bt" in line:
+            direct.call("CLIENT", "KILL", "ID", line.split(" ")[0].removeprefix("id="))
+    eventually(lambda: client.call("GET", "exact:3").plain == b"one" and swap.info()["upstream_key_changes"] == "on")
+    direct.call("SET", "exact:3", "two")
+    eventually(lambda: client.call("GET", "exact:3").plain == b"two")
 
 
 def test_a_lost_upstream_ends_what_is_cached(swap: CachingSwap, client: Connection) -> None:

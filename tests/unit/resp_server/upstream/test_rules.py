@@ -176,7 +176,13 @@ def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, 
 def test_a_time_that_is_none_is_a_mistake(value: str) -> None:
     found = mistakes_of(f'[[rule]]\nkeys = "a"\nowner = "state"\ncache = "{value}"\n')
     assert len(found) == 2 and "'cache' is for owner = \"upstream\"" in found[0]
-    assert found[1].endswith('it must be a time such as "500ms", "5s" or "2m", at most 1h')
+    assert found[1].endswith('it must be a time such as "500ms", "5s" or "2m", at most 1h, or "tracking"')
+
+
+def test_replies_may_be_cached_exactly_until_a_change() -> None:
+    text = '[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = '
+    (exact,), (timed,) = (parse_rules(f'{text}"{cache}"\n', "") for cache in ("tracking", "5s"))
+    assert exact.is_cached_exactly and not timed.is_cached_exactly
 
 
 @pytest.mark.parametrize(
