@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Unpack, get_args
 
@@ -178,9 +179,11 @@ def _checked_states(
     """Return the descriptors of a call, validated against the DataFrame's columns."""
     unknown = sorted(set(arguments) - set(StateArguments.__annotations__))
     if unknown:
+        names = list(StateArguments.__annotations__)
+        nearest = get_close_matches(unknown[0], names, 1)
+        hint = f"did you mean {nearest[0]}=? The" if nearest else "the"
         raise DescriptorError(
-            f"{', '.join(unknown)}: not an argument of a state; the arguments are "
-            f"{', '.join(StateArguments.__annotations__)}"
+            f"{', '.join(unknown)}: not an argument of a state; {hint} arguments are {', '.join(names)}"
         )
     described: list[StateDescriptor] = []
     for state in states:

@@ -170,7 +170,10 @@ def serve(
         ...         client.hgetall("rules:limits")
         {'boiler': '90'}
     """
+    if not hasattr(spark, "conf"):
+        raise TypeError(f"sparkis.serve takes the SparkSession first, sparkis.serve(spark, log=...), not {spark!r}")
     check_connect(spark)
+    port = _number("port", str(port), PORT_MAX)
     linger_s = seconds_of(linger)
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")

@@ -71,7 +71,7 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
         ({"key_format": "plane", "value": "v"}, r"names no column"),
         ({"key": "k"}, r"value= must name at least one column"),
         ({"key": "k", "value": ["v", "v"]}, r"value= names a column twice"),
-        (GOOD | {"kye": "k"}, r"kye: not an argument of a state; the arguments are key, value"),
+        (GOOD | {"kye": "k"}, r"kye: not an argument of a state; did you mean key=\? The arguments are key, value"),
         (GOOD | {"mode": "upsert"}, r"mode= is one of 'update', 'append', 'complete', not 'upsert'"),
         (GOOD | {"on_rewind": "ignore"}, r"on_rewind= is one of 'refuse', 'truncate', not 'ignore'"),
         (GOOD | {"wait_for_visibility": "yes"}, r"wait_for_visibility= is True, False or seconds, not 'yes'"),

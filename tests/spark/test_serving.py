@@ -315,6 +315,7 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
     ("given", "told"),
     [
         ({"metrics": "nowhere"}, "metrics='nowhere': 'nowhere' is not [HOST:]PORT, such as 9379 or 10.0.0.1:9379"),
+        ({"port": 99_999}, "port=99999: give a number from 0 to 65535"),
         ({"placement": "nowhere"}, "placement='nowhere': give one of 'driver', 'executors'"),
         ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
         ({"ports": "7400-7500"}, "ports='7400-7500' has no effect with placement='driver'"),
@@ -335,6 +336,11 @@ def test_an_argument_that_makes_no_sense_is_refused(
 ):
     with pytest.raises(ValueError, match=re.escape(told)):
         public.serve(spark, log=tmp_path / "log", **given)
+
+
+def test_a_call_without_the_session_is_refused(tmp_path: Path):
+    with pytest.raises(TypeError, match=r"takes the SparkSession first, sparkis.serve\(spark, log=...\), not '/log'"):
+        public.serve("/log")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("workers", [0, -1, 65])
