@@ -20,8 +20,8 @@ from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 
 HERE = Path(__file__).parent
 
-# Tests (by the start of their id) that may be skipped where CI is set, which has everything but old versions of Spark and,
-# in a container, systemd.
+# Tests (by the start of their id) that may be skipped where CI is set, which has everything but old versions of Spark
+# and, in a container, systemd.
 EXPECTED_SKIPS: tuple[str, ...] = (
     "tests/spark/test_versions.py::test_what_spark_3_5_does_not_have_",
     "tests/unit/deploy/test_systemd.py::test_a_unit_is_as_hardened_as_",

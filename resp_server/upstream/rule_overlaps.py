@@ -9,19 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations, islice
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from resp_server.upstream.key_patterns import covers, key_pattern
 from state_backend.model.descriptor import KeyFormat
-
-if TYPE_CHECKING:
-    from resp_server.upstream.rules import Rule
 
 # The warnings of one file.
 OVERLAPS_MAX = 20
 
 
-def overlaps(rules: Sequence[Rule]) -> list[str]:
+class RuleKeys(Protocol):
+    """What a rule says about its keys."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def keys(self) -> KeyFormat: ...
+    @property
+    def database(self) -> int: ...
+
+
+def overlaps(rules: Sequence[RuleKeys]) -> list[str]:
     """Return a sentence for each pair of rules that share some keys, at most `OVERLAPS_MAX`."""
     pairs = (
         (first, second, key)

@@ -110,8 +110,8 @@ def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
         (
             ("inspect", tmp_path),
             (
-                "is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log with a job: "
-                f"it has checkpoint; inspect {tmp_path}/checkpoint"
+                "is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log with a "
+                f"job: it has checkpoint; inspect {tmp_path}/checkpoint"
             ),
         ),
         (("inspect", tmp_path / "none"), "it is empty, or does not exist"),
