@@ -59,12 +59,16 @@ Times = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to read changes. name: that in rows; settings: those of the query."""
+    """A way to read changes. name: that in rows; settings: those of the query.
+
+    slower: how much longer the interval of a steady query is; there are so much fewer batches.
+    """
 
     name: str
     reader: Reader
     is_compared: bool = True
     has_rates: bool = True
+    slower: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,6 +80,7 @@ WAYS = (
         "by files, RocksDB without change log",
         "files",
         has_rates=False,
+        slower=4,
         settings={f"{PREFIX}providerClass": ROCKSDB, f"{PREFIX}rocksdb.changelogCheckpointing.enabled": "false"},
     ),
 )
@@ -209,11 +214,11 @@ class Scene:
 
     def steady(self) -> tuple[str, Times]:
         """Run the query at its interval; return its id, and for each step the times at which batches reached it."""
-        query = self._start(self._case.interval_ms)
+        query = self._start(self._interval_ms)
         watched: list[int] = []
         try:
             eventually(
-                lambda: self._last_batch(query) >= WARM_UP_BATCHES,
+                lambda: self._last_batch(query) >= WARM_UP_BATCHES // self._way.slower,
                 awaited="the first batches",
                 timeout_s=TIMEOUT_S,
                 error=BenchmarkError,
@@ -221,7 +226,7 @@ class Scene:
             self._attach(query).stop()  # creates the store that the watcher opens
             with self._watching() as watcher:
                 for number in range(self._rounds):
-                    self._report(f"round {number + 1}, a micro-batch each {self._case.interval_ms} ms")
+                    self._report(f"round {number + 1}, a micro-batch each {self._interval_ms} ms")
                     detached, _ = self._durations(query)
                     with self._attach(query) as attachment:
                         attached, batches = self._durations(query)
@@ -264,7 +269,8 @@ class Scene:
     def _durations(self, query: StreamingQuery) -> tuple[float, list[int]]:
         """Run some batches; return the median of their durations, in milliseconds, and their numbers."""
         first = self._last_batch(query) + 2
-        batches = range(first, first + max(1, int(self._case.batches * self._options.scale)))
+        count = int(self._case.batches * self._options.scale) // self._way.slower
+        batches = range(first, first + max(1, count))
         found: dict[int, float] = {}
 
         def have_run() -> bool:
@@ -287,8 +293,12 @@ class Scene:
             unit="ms",
             better="less",
             peer_name=WITHOUT,
-            note=f"one each {case.interval_ms / 1e3:g} s",
+            note=f"one each {self._interval_ms / 1e3:g} s",
         )
+
+    @property
+    def _interval_ms(self) -> int:
+        return self._case.interval_ms * self._way.slower
 
     @property
     def _rounds(self) -> int:
@@ -371,7 +381,7 @@ def _delay_rows(case: Case, way: Way, times: Times) -> Iterator[Row]:
             f"{case.changes:,} changes: only {len(batches)} of {expected} batches were seen at every step"
         )
     of = f"{case.changes:,} changes a batch, {way.name}"
-    note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
+    note = f"{len(batches)} batches, one each {case.interval_ms * way.slower / 1e3:g} s"
     for start, budget in (("Spark's commit", case.budget_ms if way is FILES else None), ("task end", None)):
         delays = [times["read"][batch] - times[start][batch] for batch in batches]
         yield percentile_row(f"{start} to read, {of}, p50", "attach", delays, 0.5, budget=budget, note=note)
