@@ -20,7 +20,7 @@ class Clients(Protocol):
         """Send a client's pending invalidations to it, or to the client that it redirects to."""
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
-        """Close a client's connection at once; `reason` is logged."""
+        """Close a client's connection at once, if it is connected; `reason` is logged."""
 
     def resume(self) -> None:
         """Answer clients again after a CLIENT PAUSE."""

@@ -290,9 +290,10 @@ class Server:
         self._invalidations.send_to(tracking_state)
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
-        connection = self._connections[session_id]
-        self.remove(session_id)
-        connection.abort(reason)
+        connection = self._connections.get(session_id)
+        if connection is not None:
+            self.remove(session_id)
+            connection.abort(reason)
 
     def resume(self) -> None:
         for connection in self._connections.values():
