@@ -385,7 +385,10 @@ def _items_of_mget(reply: bytes) -> Sequence[bytes]:
         return []
     reader = hiredis.Reader(notEnoughData=None)
     reader.feed(reply)
-    items = reader.gets()
+    try:
+        items = reader.gets()
+    except (TypeError, hiredis.HiredisError):
+        return []
     if not isinstance(items, list) or not all(item is None or isinstance(item, bytes) for item in items):
         return []
     return [b"$-1\r\n" if item is None else b"$%d\r\n%b\r\n" % (len(item), item) for item in items]

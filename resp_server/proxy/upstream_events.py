@@ -34,8 +34,8 @@ class UpstreamEvents:
             match found:
                 case [_, bytes(classes)]:
                     self._apply(letters_of(classes_of(classes.decode("latin-1"))))
-        except (hiredis.HiredisError, ClassesError):
-            pass  # the setting contains a class of events that states do not have
+        except (TypeError, hiredis.HiredisError, ClassesError):
+            pass  # the reply is malformed, or the setting contains a class of events that states do not have
         except Exception as error:
             internal_error(error)
 

@@ -16,7 +16,7 @@ from resp_server.command_table.facts import Facts
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, send_in_steps
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplyAggregator, ReplySink, send_in_steps
 from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -500,7 +500,7 @@ class _TableSink:
     def put(self, index: int, reply: RawReply) -> None:
         try:
             table = SlotTable.parse(as_bytes(reply), self._node)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except MALFORMED_REPLY_ERRORS as error:
             self._cluster.request_table_again(
                 index, f"the reply of {self._node} to CLUSTER SLOTS is not understood: {error}"
             )

@@ -149,7 +149,7 @@ def _next(reader: hiredis.Reader) -> object:
     """Return the next reply; Ellipsis: it is not complete."""
     try:
         found: object = reader.gets()
-    except hiredis.HiredisError as error:
+    except (TypeError, hiredis.HiredisError) as error:
         raise SentinelError(f"its reply is malformed: {error}") from None
     return found
 

@@ -57,7 +57,7 @@ def value_in(name: str, reply: bytes) -> Any:
     reader.feed(reply)
     try:
         value = reader.gets()
-    except TypeError:  # it has a map whose keys cannot be hashed, as no Redis sends it
+    except (TypeError, hiredis.HiredisError):  # it is malformed, or a map has keys that cannot be hashed
         return reply
     is_flat = isinstance(value, list) and not any(isinstance(each, (list, dict, set)) for each in value)
     if name in PAIRS and is_flat and len(value) % 2 == 0:
