@@ -1,12 +1,13 @@
 """The aggregate functions of a query, and the buffers in which Spark keeps their state.
 
     avg(price)                        a function as the query has it
-    collect_set(tag::string)          with the type of its argument, where the buffers do not tell it: also of sums and
-                                      averages of decimals, which Spark may keep as integers and floats
+    collect_set(tag::string)          with the type of its argument, where the buffers do not tell it: here, and for
+                                      sums and averages of decimals, which Spark may keep as integers and floats
     percentile(price::double, 0.9)    with its further arguments
 
 A checkpoint has the names and types of the buffers, but not the functions: `sum` and `count` may be an `avg`, or a
-`sum` and a `count`. So functions are placed in their order, and only where there is no other place for them.
+`sum` and a `count`. So the functions are matched to the buffers in order. A function that matches in several
+places is an error.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 OPENING, CLOSING = "([<", ")]>"
 MOMENTS = ("n", "avg", "m2", "m3", "m4")
 PAIRS = ("n", "xAvg", "yAvg", "ck", "xMk", "yMk")
-# Buffers that never begin a function: before one of them, there are the buffers of a function that has more of them.
+# Buffers that only continue a function. If one of them follows a match, the match is a part of a longer function, so it
+# does not count.
 FURTHER = ("m2", "m3", "m4", "ck", "xMk", "yMk")
 
 
 @dataclass(frozen=True)
 class Function:
-    """An aggregate function. buffers: their names in Spark; optional: that of one more, which only some types have."""
+    """An aggregate function. buffers: their names in Spark; optional: one more at the end, which some types add."""
 
     finish: Finish
     buffers: tuple[str, ...]
     optional: str | None = None
 
     def width(self, names: Sequence[str], at: int) -> int:
-        """Return how many buffers from a position on are the function's; 0 if it does not fit there."""
+        """Return how many buffers, from a position on, belong to the function; 0 if it does not match there."""
         end = at + len(self.buffers)
         if tuple(names[at:end]) != self.buffers:
             return 0
@@ -96,13 +98,13 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("histogram_numeric", "count_min_sketch", "listagg", "string_agg", "hll_sketch_agg"), BYTES),
     **dict.fromkeys(("hll_union_agg", "bitmap_construct_agg", "bitmap_or_agg", "approx_top_k", "try_reflect"), BYTES),
 }
-# Functions whose buffers belong to no other one, so that a checkpoint alone is enough to finish them.
+# Functions whose buffers no other function has, so that a checkpoint alone is enough to compute the results.
 EVIDENT = ("approx_count_distinct", "first", "last")
 
 
 @dataclass(frozen=True)
 class PlannedFunction:
-    """A function in the plan of a query. name: of its result; first: the number of buffers before its own."""
+    """A function in the plan of a query. name: of its result column; first: the position of its first buffer."""
 
     name: str
     text: str
@@ -111,7 +113,7 @@ class PlannedFunction:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A function of a query. first, width: the position of its first buffer, and the number of its buffers."""
+    """A function of a query. first: the position of its first buffer; width: the number of its buffers."""
 
     text: str
     call: Call
@@ -142,9 +144,9 @@ class Aggregate:
 
 
 def parse_aggregate(text: str) -> Call | None:
-    """Return a text as the call of an aggregate function; None if it is no such call, as for other expressions.
+    """Parse a call of an aggregate function; None for any other expression.
 
-    DescriptorError: the function cannot be finished, or its type is not known.
+    DescriptorError: sparkis cannot compute the function, or does not know the declared type.
     """
     found = CALL.fullmatch(text)
     name = "" if found is None else found[1].lower()
@@ -158,9 +160,9 @@ def parse_aggregate(text: str) -> Call | None:
 
 
 def placed(calls: Mapping[str, Call], buffers: Sequence[pa.Field], source: str) -> dict[str, Aggregate]:
-    """Find the buffers of the functions of a query. calls: by their texts, in the query's order.
+    """Match the functions of a query to its buffers. calls: by their texts, in the query's order.
 
-    DescriptorError: the functions do not fit the buffers, or fit them in several ways.
+    DescriptorError: the functions do not match the buffers, or match them in several ways.
     """
     names = [buffer.name for buffer in buffers]
     texts = list(calls)
@@ -209,9 +211,9 @@ def planned_of(
 def results_of(
     buffers: Sequence[pa.Field], planned: Sequence[PlannedFunction] | None, taken: Collection[str]
 ) -> dict[str, Aggregate]:
-    """Return the functions of a state by the names of their results: those of its query's plan, or the evident ones.
+    """Return the functions of a state by the names of their results: those of the plan, or else the evident ones.
 
-    taken: the names of the key's columns, which no result has. DescriptorError: the functions do not fit.
+    taken: the names of the key's columns, which no result may have. DescriptorError: the functions do not fit.
     """
     if planned is None:
         functions = list(_evident(buffers))
@@ -222,7 +224,7 @@ def results_of(
     found: dict[str, Aggregate] = {}
     for name, each in zip(names, functions, strict=True):
         is_free = names.count(name) == 1 and name not in taken
-        # Without a plan there are names of buffers. With a plan, texts of functions tell more.
+        # The name if it is not free: without a plan, that of the first buffer; with a plan, the function's text.
         found[name if is_free else f"_{each.first}" if planned is None else each.text] = each
     return found
 
@@ -232,8 +234,8 @@ def default_columns(
 ) -> tuple[str, ...]:
     """Return the default columns of the value: the results, and the buffers that belong to none of them.
 
-    raw: the default columns of each field of the value. is_buffer: by field. is_planned: buffers without a result are
-    left out, because readers cannot use them.
+    raw: the default columns of each field of the value. is_buffer: by field. is_planned: the plan is known, so
+    buffers without a result are left out: readers cannot use them.
     """
     answered = {at for each in results.values() for at in range(each.first, each.end)}
     names = {each.first: name for name, each in results.items()}
@@ -259,7 +261,7 @@ def _planned(given: PlannedFunction, buffers: Sequence[pa.Field]) -> Aggregate:
 
 
 def _evident(buffers: Sequence[pa.Field]) -> Iterator[Aggregate]:
-    """Yield the functions that the buffers alone tell."""
+    """Yield the functions that are evident from the buffers alone."""
     names = [buffer.name for buffer in buffers]
     for at, buffer in enumerate(buffers):
         for name in EVIDENT:
@@ -271,7 +273,7 @@ def _evident(buffers: Sequence[pa.Field]) -> Iterator[Aggregate]:
 
 
 def hint_of(buffers: Sequence[pa.Field]) -> str | None:
-    """Return how to name the functions of buffers that alone do not tell them; None if they are results already."""
+    """Return how to name the functions, if the buffers are ambiguous; otherwise None."""
     names = [buffer.name for buffer in buffers]
     for at in range(len(names)):
         for name in ("avg", "kurtosis", "skewness", "stddev", "corr", "covar_samp", "max_by", "collect_set"):
@@ -287,7 +289,7 @@ def hint_of(buffers: Sequence[pa.Field]) -> str | None:
 
 
 def _earliest(functions: Sequence[Function], names: Sequence[str]) -> list[int]:
-    """Return the first place of each function, after those before it; shorter if one has no place."""
+    """Return the first position of each function, after those before it; shorter if one has no position."""
     found: list[int] = []
     at = 0
     for function in functions:
@@ -301,7 +303,7 @@ def _earliest(functions: Sequence[Function], names: Sequence[str]) -> list[int]:
 
 
 def _latest(functions: Sequence[Function], names: Sequence[str]) -> list[int]:
-    """Return the last place of each function, before those after it."""
+    """Return the last position of each function, before those after it."""
     found: list[int] = []
     end = len(names)
     for function in reversed(functions):
@@ -318,7 +320,7 @@ def _shown(buffers: Sequence[pa.Field]) -> str:
 
 
 def _is_balanced(text: str) -> bool:
-    """Tell whether each parenthesis in a text has its other one in it."""
+    """Tell whether the parentheses in a text are balanced."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")

@@ -1,7 +1,7 @@
-"""The results of aggregate functions, made of their buffers as Spark makes them.
+"""The results of aggregate functions, computed from their buffers as Spark computes them.
 
 Each function takes the buffers of some rows, in Spark's order, and the call as the query has it. It raises TypeError if
-the buffers are not those of the call. A null result is one that Spark shows as null.
+the buffers are not those of the call. A result is null where Spark's result is null.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from state_backend.attach.distinct_counts import distinct_counts
 
-# Spark divides decimals to so many digits after the point, and then rounds to the scale of the result.
+# Spark rounds a quotient of decimals to this many digits after the point, and then to the scale of the result.
 QUOTIENT_SCALE = 39
-# More digits than any exact tie of such a quotient has, so that the second rounding sees it.
+# The digits of a division: enough to tell an exact tie from a quotient close to one.
 WIDE = Context(prec=160)
 DECIMAL_DIGITS_MAX = 38
 LONG_DIGITS_MAX = 18
@@ -29,7 +29,7 @@ Buffers = Sequence[pa.Array]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an aggregate function. kind: the declared type of its first argument; arguments: the others."""
+    """A call of an aggregate function. kind: the type declared for its first argument; arguments: the others."""
 
     name: str
     kind: pa.DataType | None = None
@@ -40,7 +40,7 @@ Finish = Callable[[Buffers, Call], pa.Array]
 
 
 def value(buffers: Buffers, _: Call) -> pa.Array:
-    """Return the buffer that is the result: of count, min, max, first, last, max_by, bit_and and the like."""
+    """Return the buffer that is itself the result: of count, min, max, first, last, max_by, bit_and and the like."""
     return buffers[0]
 
 
@@ -55,7 +55,7 @@ def total(buffers: Buffers, call: Call) -> pa.Array:
 
 
 def mean(buffers: Buffers, call: Call) -> pa.Array:
-    """Return an average: a float, or a decimal with four digits more after the point."""
+    """Return an average: a float, or a decimal with four more digits after the point."""
     sums, counts = buffers
     if pa.types.is_decimal(sums.type):
         precision = sums.type.precision - 6 if sums.type.precision < DECIMAL_DIGITS_MAX else DECIMAL_DIGITS_MAX
@@ -157,7 +157,7 @@ def _bounded(precision: int, scale: int) -> pa.DataType:
 
 
 def _unscaled(integers: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return integers as the digits of decimals."""
+    """Return decimals whose unscaled values are the integers."""
     if kind.precision > LONG_DIGITS_MAX:
         raise TypeError(f"a sum of {integers.type}, which {kind} is not kept in")
     low = integers.fill_null(0).to_numpy(zero_copy_only=False)

@@ -3,10 +3,10 @@
     sparkis.attach(query, ...)                 a query of this driver
     sparkis.attach(checkpoint=..., job=...)    any query, running or stopped
 
-Each batch becomes one epoch, with the batch's number and timestamp. So the log records the attachment's progress, and
-an attachment resumes from the log after it or the query has stopped. If changes are missing (they were purged, or the
-checkpoint was set back), the attachment reads a new snapshot into a new generation of the log; readers keep the old
-generation until the new one is complete.
+Each batch becomes one epoch, with the batch's number and timestamp. So the log records the attachment's progress:
+after the attachment or the query has stopped, a new attachment resumes from the log. If changes are missing (they were
+purged, or the checkpoint was set back), the attachment reads a new snapshot into a new generation of the log; readers
+keep the old generation until the new one is complete.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ logger = logging.getLogger("sparkis.attach")
 
 OnMismatch = Literal["refuse", "replace"]
 
-# The time between two listings of all commits, which show whether the checkpoint was set back. Between them, checks
-# look for the next commit, one file. On an object store each check costs money, so there are pauses, in which the
-# progress of the query is checked, if it runs in this driver.
+# All commits are listed at intervals, to see whether the checkpoint was set back. Between two listings, checks look for
+# one file, the next commit. On an object store each check costs money, so there are pauses between checks. A pause ends
+# early if the query runs in this driver and reports progress.
 LISTING_INTERVAL_LOCAL_S = 1.0
 POLL_INTERVAL_REMOTE_S = 1.0
 PROGRESS_INTERVAL_S = 0.1
@@ -168,7 +168,7 @@ class QueryHooks:
 
 
 def _with_lasting_names(source: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the source in a log with the operators' names as attachments write them; earlier ones wrote Spark's."""
+    """Return the source in a log with lasting operator names; earlier versions of sparkis wrote Spark's names."""
     if source is None:
         return None
     states = {name: {**each, "operator": lasting_name(each["operator"])} for name, each in source["states"].items()}

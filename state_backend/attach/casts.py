@@ -1,8 +1,8 @@
 """Casts of expressions, with Spark's results: `cast(.. AS string | smallint | int | bigint | float | double |
 decimal(p, s) | boolean | date | timestamp)`.
 
-A value that the type does not hold is an error, as in Spark's ANSI mode. Texts are not cast: Spark's rules for them are
-many. Times are in UTC.
+A value that does not fit the type is an error, as in Spark's ANSI mode. Texts are not cast, because Spark has many
+rules for them. Times are in UTC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPES = {
     "timestamp": TIMESTAMP,
 }
 DECIMAL = "decimal"
-# Spark's `decimal` without numbers, and its longest one.
+# The precision and scale of Spark's `decimal` without numbers, and the largest precision.
 DECIMAL_DEFAULT = (10, 0)
 DECIMAL_DIGITS_MAX = 38
 # Any double in digits: the largest has 309 before the point, the smallest 1074 after it.
@@ -37,7 +37,7 @@ MICROS = 1_000_000
 
 
 def cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as another type; TypeError if sparkis does not cast theirs, ArrowInvalid if one does not fit."""
+    """Return values as another type; TypeError if sparkis lacks the cast, ArrowInvalid if one does not fit."""
     if pa.types.is_null(values.type):
         return values.cast(kind)
     for is_kind, make in CASTS:
@@ -75,7 +75,7 @@ def _floats(values: pa.Array, kind: pa.DataType) -> pa.Array:
         raise _refusal(values, kind)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
-    return values.cast(kind, safe=False)  # to the nearest one
+    return values.cast(kind, safe=False)  # rounds to the nearest float
 
 
 def _decimals(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -115,7 +115,7 @@ def _dates(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return dates at midnight, times without a zone as those in UTC, and numbers as seconds since 1970."""
+    """Return timestamps: of dates at midnight, of times without a zone in UTC, of numbers as seconds since 1970."""
     if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
         return values.cast(pa.timestamp("us")).cast(pa.int64()).cast(kind)
     if pa.types.is_integer(values.type):

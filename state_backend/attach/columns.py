@@ -40,7 +40,7 @@ KEY, VALUE = "key", "value"
 
 @dataclass(frozen=True)
 class Column:
-    """A column. root: `key` or `value` of a row; path: positions of fields in it. constant: instead of a root."""
+    """A column. root, path: `key` or `value`, and positions of fields in it. constant: its text in every row."""
 
     name: str
     kind: pa.DataType
@@ -121,7 +121,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a state by role. distinct: those that make a key unique; window: that with `start` and `end`."""
+    """The columns of a state by role. distinct: as in `ColumnNames`; window: the one with `start` and `end`."""
 
     state: State
     name: str
@@ -165,7 +165,7 @@ class Columns:
     def with_computed(self, expressions: Mapping[str, str]) -> Columns:
         """Return these columns and those that expressions make of them; DescriptorError for an unknown name.
 
-        An expression that is a call of an aggregate function is made of the function's buffers. Others may use it.
+        A call of an aggregate function is computed from the function's buffers. Other expressions may use its result.
         """
         calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
         found = placed({expressions[name]: call for name, call in calls.items()}, self.buffers, source_of(self.state))
@@ -218,10 +218,10 @@ def is_aggregation(state: State) -> bool:
 
 
 def buffers_of(state: State) -> list[pa.Field]:
-    """Return the buffers of an aggregation by position; what the value has beside them has no name."""
+    """Return the buffers of an aggregation by position; the other fields of the value get an empty name."""
     if not is_aggregation(state):
         return []
-    # A session's window, and its key but the session's start.
+    # A session's value begins with the window and the grouping columns, which are as many as the columns of its key.
     others = state.key.num_fields if state.form is StateForm.SESSION else 0
     return [field.with_name("") if index < others else field for index, field in enumerate(state.value)]
 

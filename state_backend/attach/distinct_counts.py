@@ -1,8 +1,8 @@
 """The result of Spark's `approx_count_distinct`: HyperLogLog++ over the registers of a state.
 
-A buffer is a column of int64, `MS[0]`, `MS[1]` ..., and has ten registers of six bits. With the default error there are
-52 buffers, for 512 registers. The result is Spark's `HyperLogLogPlusPlusHelper.query`, with its tables, which
-`scripts/hyperloglog_tables.py` writes into `hyperloglog.json`.
+A buffer is a column of int64, `MS[0]`, `MS[1]` ...; each number holds ten registers of six bits. With the
+default error there are 52 buffers, for 512 registers. The result is that of Spark's `HyperLogLogPlusPlusHelper.query`.
+`scripts/hyperloglog_tables.py` writes Spark's tables into `hyperloglog.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 REGISTER_BITS = 6
 REGISTERS_PER_WORD = 10
 PRECISION_MIN = 4
-# From this precision on, Spark corrects no bias: the tables end before it.
+# Spark has no bias tables from this precision on.
 PRECISION_WITHOUT_TABLES = 19
 PRECISION_MAX = 30
 # The number of estimates in the table whose biases are averaged.
@@ -31,7 +31,7 @@ Words = npt.NDArray[np.int64]
 
 
 def precision_of(words: int) -> int | None:
-    """Return the precision whose registers take so many buffers; None if there is none."""
+    """Return the precision whose registers take this many buffers; None if there is none."""
     precisions = range(PRECISION_MIN, PRECISION_MAX + 1)
     return next((each for each in precisions if (1 << each) // REGISTERS_PER_WORD + 1 == words), None)
 

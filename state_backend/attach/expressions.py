@@ -45,7 +45,7 @@ class Expression:
     evaluate: Evaluate = field(compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another process as text: functions do not."""
+        """Pickle only the text, because functions cannot be pickled."""
         return parse, (self.text,)
 
     def kind(self, kinds: Mapping[str, pa.DataType]) -> pa.DataType:
@@ -61,7 +61,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression:
-    """Return the expression in a text; DescriptorError if it is none, or more than sparkis computes."""
+    """Return the expression in a text; DescriptorError if sparkis cannot compute it."""
     parser = _Parser(text)
     evaluate = parser.sum()
     parser.finish()

@@ -1,8 +1,8 @@
 """The reader of an attachment that reads Spark's own files, without Spark.
 
 A whole state is read partition by partition, and written in files of bounded size. If it is large, several processes
-read it. The changes of a batch are few, and become one file, or bytes in the epoch. A batch that was only written anew,
-in another number of partitions, is read as a whole state.
+read it. The changes of a batch are few, and become one file, or bytes in the epoch. A batch that only repartitioned the
+state is read as a whole state.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from state_backend.model.errors import DescriptorError, PurgedVersionError, Unsu
 logger = logging.getLogger("sparkis.attach")
 
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-# One batch after the other: there is nothing to be gained by reading several at once.
+# Batches are read one after the other: reading several at once gains nothing. So this only bounds one call, for which
+# `stop` waits.
 BATCHES_MAX = 16
-# The rest of a whole state is read in several processes after so many seconds: a process takes half a second to start.
+# After this time, several processes read the rest of a whole state. A process takes half a second to start.
 SHARED_AFTER_S = 2.0
-# Without a change log, each batch costs two reads of the whole state. So a pause follows, as long as the read, and at
-# most so many seconds (guess).
+# Without a change log, each batch costs two reads of the whole state. So a pause follows, as long as the read, but
+# at most this long (guess).
 COMPARISON_PAUSE_S_MAX = 5.0
 
 
@@ -48,9 +49,9 @@ class FilesReader(StateReader):
         self._states = tuple(states)
         self._writer = RecordWriter(states)
         self._compares_snapshots = False
-        self._newest: Layout | None = None  # the last one that was read
+        self._newest: Layout | None = None  # the layout that was read last
         self._ahead: ReadAhead | None = None
-        self._watch = FolderWatch()  # of the thread that reads ahead
+        self._watch = FolderWatch()  # for the thread that reads ahead
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
@@ -101,7 +102,7 @@ class FilesReader(StateReader):
         return ahead if ahead is not None and ahead.place == (writer.folder, batch) else None
 
     def close(self) -> None:
-        """End the reading ahead."""
+        """Stop reading ahead."""
         ahead = self._ahead
         if ahead is not None:
             ahead.stop()
@@ -138,7 +139,7 @@ class FilesReader(StateReader):
 
 
 def _form(state: State) -> tuple[object, ...]:
-    """Return what stays the same while an attachment follows a state, also if another version of Spark continues it."""
+    """Return what must not change while an attachment follows a state. Another version of Spark does not change it."""
     return state.key, state.value, lasting_name(state.operator_name)
 
 
@@ -148,7 +149,7 @@ class FollowedFiles:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self.is_local = "://" not in checkpoint.location
-        # As Spark names it, so that one reader takes a job over from the other.
+        # Spark's form of the path: both readers write the same location, so one continues the other's job.
         self.location = f"file:{checkpoint.location}" if self.is_local else checkpoint.location
 
     def query_id(self) -> str:

@@ -1,6 +1,6 @@
 """Waits for files that get their names in a folder, as files of a checkpoint do when they are complete.
 
-Linux tells of such files (inotify). It does not tell of files that another machine names in a shared folder, and other
+Linux reports such files (inotify). It does not report files that another machine names in a shared folder, and other
 systems have no inotify. So waits are short until the first event has come, and longer from then on. A file that was
 found without an event makes them short again.
 """
@@ -13,7 +13,7 @@ import os
 import select
 from contextlib import suppress
 
-# Without events. A look for one file takes some 50 us of processor time, most of them for the thread's awakening.
+# The pause between two checks without events. A check takes some 50 us of processor time, mostly to wake the thread.
 PAUSE_S = 0.02
 # With events: the longest time for which a missing event delays a file (guess).
 WATCHED_PAUSE_S = 0.2

@@ -5,9 +5,9 @@ So a thread reads each file when it appears, one partition after the other, and 
 change file before the commit. A batch that runs again replaces its state files. So what was read counts only if, after
 the commit, each name still belongs to the file that was read.
 
-Only local checkpoints are read ahead, because looking for a file in an object store costs a request. Column families of
-RocksDB are not, because their numbers are in another file; nor is checkpoint format 2, because the commit has the names
-of its files.
+Only local checkpoints are read ahead, because each check for a file in an object store costs a request. Two kinds of
+state are not read ahead: column families of RocksDB, because their numbers are in another file; and checkpoint format
+2, because only the commit has the names of the state files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReadAhead:
     def content(self, layout: Layout) -> EpochContent | None:
         """Return what was written, once the batch is committed; None if the batch has to be read again.
 
-        layout: that of the committed batch.
+        layout: the layout of the committed batch.
         """
         self._is_committed = True
         self._watch.wake()

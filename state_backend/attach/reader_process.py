@@ -3,12 +3,12 @@
 `ProcessReader` starts the child at its first read, and again at a read after the child has died. Parent and child send
 pickled objects through the child's stdin and stdout:
 
-    to the child    _Read, one at a time; before the first one the location and the states
+    to the child    first (location, states); then one _Read at a time
     from the child  records of its log, then one EpochContent with the pause after the read, or an exception; nothing
                     for a request to read ahead
 
-The child, and the processes that it has started (see `shard`), are ended by `close`, and when its stdin is closed,
-because the parent has died.
+`close` ends the child, and the processes that the child has started (see `shard`). They also end when the child's stdin
+is closed, because the parent has died.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from state_backend.model.errors import CheckpointError, SparkisError
 logger = logging.getLogger("sparkis.attach")
 
 SOURCE = str(Path(__file__).resolve().parents[2])
-# The child leaves the processor to the query if both need it. The query does not wait for the child (guess).
+# If the query and the child both need the processor, the query gets it first (guess).
 NICENESS = 5
-AUTOGROUP = Path("/proc/self/autogroup")  # of Linux: a session's niceness among other sessions
+AUTOGROUP = Path("/proc/self/autogroup")  # Linux: the niceness of this session among all sessions
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Read:
 class ProcessReader(StateReader):
     """Has a child process read and write; used by one thread, except for `close`.
 
-    is_ended: tells whether the reader is of no more use once it has read all batches: its driver's Spark was stopped.
+    is_ended: tells whether the driver's Spark was stopped. The attachment then ends when all batches are read.
     """
 
     batches_max = BATCHES_MAX
@@ -101,7 +101,7 @@ class ProcessReader(StateReader):
             yield batch, self._read(_Read(writer.root, writer.folder, batch))
 
     def read_ahead(self, writer: ChangeFiles, batch: int) -> None:
-        """Have the child begin to read the changes of the next batch before its commit, if the child runs."""
+        """Let the child begin to read the changes of the next batch before its commit; nothing if no child runs."""
         child = self._child
         if child is not None:
             assert child.stdin is not None
@@ -109,7 +109,7 @@ class ProcessReader(StateReader):
                 _send(child.stdin, _Read(writer.root, writer.folder, batch, is_ahead=True))
 
     def pause_s(self, read_s: float) -> float:
-        """Return the pause after the last read, as the child's reader wants it."""
+        """Return the pause after the last read; the child's reader decides it."""
         return self._pause_s
 
     def has_ended(self) -> bool:
@@ -164,7 +164,7 @@ class ProcessReader(StateReader):
             start_new_session=True,  # Ctrl-C in a shell is for the driver; and the child's own children are one group
         )
         assert child.stdin is not None
-        with suppress(OSError):  # it has ended: the first read fails
+        with suppress(OSError):  # the child has ended already: the first read notices it
             child.stdin.write(self._setup)
             child.stdin.flush()
         return child
@@ -192,7 +192,7 @@ def _send(pipe: IO[bytes], message: object) -> None:
 
 
 class _ForwardingHandler(logging.Handler):
-    """Sends log records to the parent, whose handlers the user has chosen."""
+    """Sends log records to the parent, which has the user's log handlers."""
 
     def __init__(self, answers: IO[bytes]) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def main() -> None:
     with suppress(OSError):
         AUTOGROUP.write_text(str(NICENESS))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no library prints into the answers
     logging.basicConfig(level=logging.INFO, handlers=[_ForwardingHandler(answers)])
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
@@ -253,7 +253,7 @@ class _Reading:
             self._reader.read_ahead(request, request.batch)
 
     def answer(self, request: _Read) -> object:
-        """Read and write; return what is sent to the parent."""
+        """Read a batch and write its change files; return the message for the parent."""
         began_s = time.monotonic()
         try:
             if request.is_whole:
@@ -262,6 +262,6 @@ class _Reading:
                 ((_, content),) = self._reader.changes(request, request.batch, request.batch)
         except SparkisError as error:
             return error
-        except Exception as error:  # of a class that the parent may not be able to unpickle
+        except Exception as error:  # the parent may be unable to unpickle its class
             return CheckpointError(f"{self._location}: {type(error).__name__}: {error}")
         return content, self._reader.pause_s(time.monotonic() - began_s)

@@ -27,7 +27,7 @@ class RecordWriter:
         self._is_list = [state.state.is_list for state in states]
 
     def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_whole: bool) -> EpochContent:
-        """Write rows. is_whole: no key is repeated; otherwise the last row of a key counts."""
+        """Write rows. is_whole: each key occurs once, so nothing is merged; otherwise the last row of a key counts."""
         runs = self.runs(decoded, is_whole=is_whole)
         files: list[ChangeFile] = []
         inline: list[bytes] = []

@@ -111,7 +111,7 @@ class BoundState:
 
     @staticmethod
     def _text(column: AnyColumn, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
-        """Return a column as far as `row_encoding` needs it: the rest is done by the forms of the plan."""
+        """Return a column as `row_encoding` needs it; the forms of the plan do the rest."""
         read = column.read(key, value)
         if is_nested(column.kind) and not column.is_json:
             return json_texts(read)
@@ -253,7 +253,7 @@ def _may_contain(kind: pa.DataType, separator: str) -> bool:
 
 
 def newest_of_each(run: pa.RecordBatch, is_list: Sequence[bool]) -> pa.RecordBatch:
-    """Return a run with the last change of each key and field. All changes of lists remain; is_list: by state."""
+    """Return a run with the last change of each key and field. Lists keep all changes. is_list: by state."""
     rows = run.num_rows
     names = run.column("state").indices.to_numpy()
     keys = run.column("key").dictionary_encode()

@@ -40,7 +40,7 @@ ROUNDINGS: dict[pa.DataType, Callable[[float], float]] = {
 def collected(buffers: Buffers, call: Call) -> pa.Array:
     """Return the arrays of collect_list or collect_set."""
     element = _kind(call)
-    # Spark collects sets of bytes as arrays of numbers, because a set compares its values.
+    # collect_set stores binary values as arrays of numbers, because the JVM compares byte arrays by identity.
     is_bytes = call.name == "collect_set" and pa.types.is_binary(element)
     stored = pa.list_(pa.int8()) if is_bytes else element
     rows = _rows(buffers[0], pa.struct([("values", pa.list_(stored))]))
@@ -128,7 +128,7 @@ def _with_bytes(lists: pa.ListArray) -> pa.ListArray:
 
 
 def _counts(buffer: pa.Array, schema: pa.StructType) -> Iterator[tuple[Any, Any]]:
-    """Yield the values of each buffer in order, and how many values are at most as large."""
+    """Yield the sorted values of each buffer, and for each value the number of values up to it."""
     pieces: list[bytes] = []
     counts = []
     for content in _binary(buffer).to_pylist():
@@ -161,7 +161,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _interpolated(values: Any, counts: Any, fraction: float) -> float:
-    """Return a percentile of sorted values. counts: by value, how many values are at most as large."""
+    """Return a percentile of sorted values. counts: for each value, the number of values up to it."""
     position = float(counts[-1] - 1) * fraction
     lower, higher = math.floor(position), math.ceil(position)
     low = float(values[np.searchsorted(counts, lower + 1)])

@@ -1,8 +1,8 @@
-"""Reads a whole state in several processes, each some of the partitions: one core decodes and writes half a million
-keys per second.
+"""Reads a large state in several processes, each of which reads some partitions.
 
-`python -m state_backend.attach.shard` is such a process. It gets its share on its standard input, and answers on its
-standard output, both pickled: they are pipes between processes of one user.
+One core decodes and writes half a million keys per second. `python -m state_backend.attach.shard` is one of the
+processes. It reads a `Share` from stdin, and writes the result to stdout. Both are pickled: the pipes are between
+processes of one user.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Share:
-    """Some partitions of a state as of a batch, and where their change files go: a folder of a log."""
+    """Some partitions of the state as of a batch, and the folder of a log for their change files."""
 
     checkpoint: str
     states: tuple[BoundState, ...]
@@ -63,12 +63,12 @@ def rows_at(layout: Layout, places: Iterable[Place]) -> Decoded:
 
 
 def processes_for(places: Collection[Place]) -> int:
-    """Return the number of processes to read some partitions: one for each core."""
+    """Return how many processes read some partitions: one per core, but not more than partitions or PROCESSES_MAX."""
     return min(os.cpu_count() or 1, len(places), PROCESSES_MAX)
 
 
 def write_in_processes(share: Share) -> EpochContent:
-    """Divide a share among processes; return what they have written."""
+    """Divide a share among processes; return what they wrote, as one."""
     count = processes_for(share.places)
     command = [sys.executable, "-m", "state_backend.attach.shard"]
     with ExitStack() as running:
@@ -106,7 +106,7 @@ def _answer(child: subprocess.Popen[bytes]) -> EpochContent:
 
 
 def main() -> None:
-    """Write the share on the standard input."""
+    """Read a `Share` from stdin, write its partitions, and send the result to stdout."""
     share: Share = pickle.load(sys.stdin.buffer)
     answer: EpochContent | SparkisError
     try:

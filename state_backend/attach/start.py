@@ -29,7 +29,7 @@ from state_backend.model.errors import CheckpointError, DescriptorError, PurgedV
 
 logger = logging.getLogger("sparkis.attach")
 
-# Spark may remove a batch while its schemas are read. Then a newer one is read: this many batches are tried.
+# Spark may purge a batch while its schemas are read. Then a newer batch is tried, at most this many in all.
 TRIES_MAX = 3
 
 
@@ -51,8 +51,8 @@ def attach_files(
     """Follow a checkpoint without Spark, in a thread of this process.
 
     reader: makes the reader, which may have a process of its own. functions: those of each aggregation of the query, if
-    its plan is known. is_ended: tells whether to give up the wait for the first committed batch, which takes at most
-    `timeout_s`. The other arguments are those of `sparkis.attach`.
+    its plan is known. is_ended: ends the wait for the first committed batch early. timeout_s: the longest wait. The
+    other arguments are those of `sparkis.attach`.
     """
     check_name("job", job)
     checkpoint = Checkpoint.at(location)
@@ -99,7 +99,8 @@ def bind(
 ) -> list[BoundState]:
     """Return the requested states as of the last batch; all states that can be read if none is requested.
 
-    What cannot be read is named in the log. If it is all, or it is requested, that is an UnsupportedStateError.
+    A state that sparkis does not read is left out with a warning. UnsupportedStateError if it is requested, or if no
+    other state is there.
     functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
     """
     for _ in range(TRIES_MAX):
@@ -136,7 +137,7 @@ def bind(
         if requested
         else [(each, AttachedState()) for each in columns]
     )
-    bound = [BoundState.of(each, asked, job) for each, asked in chosen]
+    bound = [BoundState.of(each, request, job) for each, request in chosen]
     check_states(job, [state.descriptor for state in bound])
     return bound
 

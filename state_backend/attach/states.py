@@ -13,10 +13,10 @@ from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 # The columns of an attached state beside those of Spark's rows: the number of the micro-batch, the order of the changes
-# of a key, whether a row deletes, its expiry in milliseconds since 1970, whether a list is emptied before.
+# of a key, whether a row deletes, its expiry in milliseconds since 1970, whether the row first empties a list.
 BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
 EXPIRE_AT, RESETS = "$expire_at", "$resets"
-# Further columns of a key with one window. Each of them distinguishes the windows of a query, which are of one length.
+# Further columns of a key with one window. Each of them alone identifies the window, because all have one length.
 PARTS_OF_WINDOW = ("start", "end")
 
 
@@ -86,8 +86,9 @@ class ColumnNames:
     """The columns of an operator's state by their role; see `descriptor_of`.
 
     source: the state, for errors. kind: LIST, MAP for a map with its own key, else VALUE. key, field: the parts of the
-    key, and of a map's own key. value: all fields of the value. distinct: the columns that make a key unique.
-    default_value: the fields of the value that can be written. window: the column for which PARTS_OF_WINDOW may stand.
+    key, and of a map's own key. value: all fields of the value. distinct: the columns that `key` or `field` of a state
+    must have, because keys may differ in one of them alone.
+    default_value: the fields of the value that can be written. window: the column that PARTS_OF_WINDOW may replace.
     """
 
     source: str
@@ -102,12 +103,12 @@ class ColumnNames:
     window: str | None = None
 
     def distinguishes(self, name: str | None, other: str) -> bool:
-        """Tell whether a column distinguishes the keys that another one does."""
+        """Tell whether keys that differ in the column `other` also differ in the column `name`."""
         return name == other or (other == self.window and name in PARTS_OF_WINDOW)
 
     @property
     def of_key(self) -> tuple[str, ...]:
-        """The columns that are there when a row deletes."""
+        """The columns that have a value even in a row that deletes."""
         return (*self.key, *self.field)
 
     @property

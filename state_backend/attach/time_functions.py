@@ -140,7 +140,7 @@ def truncated_to(unit: str) -> Callable[[pa.Array], pa.Array] | None:
 
 
 def formatted_as(pattern: str) -> Callable[[pa.Array], pa.Array] | None:
-    """Return the function that writes times in a pattern; None if it has more than sparkis writes."""
+    """Return the function that writes times in a pattern; None if sparkis does not support the pattern."""
     parts: list[Callable[[pa.Array], pa.Array]] = []
     at = 0
     while at < len(pattern):
@@ -169,7 +169,7 @@ def _constant(text: str) -> Callable[[pa.Array], pa.Array]:
 
 
 def _letters(letters: str) -> Callable[[pa.Array], pa.Array] | None:
-    """Return what writes the part of a time that a run of one letter stands for."""
+    """Return the function for a run of one letter in a pattern; None if sparkis does not support it."""
     letter, count = letters[0], len(letters)
     if letter in NUMBERS and count in NUMBERS[letter][0]:
         number = NUMBERS[letter][1]
@@ -194,7 +194,8 @@ def _hour_of_twelve(times: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(twelve, 0), 12, twelve)
 
 
-# By letter: how often it may stand, and the number; as often as it stands are the least digits.
+# By letter: how often it may be repeated, and the function that gives the number. It has at least as many digits as the
+# letter has repetitions.
 NUMBERS: Mapping[str, tuple[tuple[int, ...], Callable[[pa.Array], pa.Array]]] = {
     "y": ((1, 4), lambda times: pc.year(times)),
     "M": ((1, 2), lambda times: pc.month(times)),
@@ -205,7 +206,7 @@ NUMBERS: Mapping[str, tuple[tuple[int, ...], Callable[[pa.Array], pa.Array]]] = 
     "s": ((1, 2), lambda times: pc.second(times)),
 }
 SHORT_MONTHS, SHORT_DAYS = [name[:3] for name in MONTHS], [name[:3] for name in DAYS]
-# By letter: the names by how often it stands, and the place of the name.
+# By letter: the names by the length of its run, and the function that gives the index of the name.
 NAMES: Mapping[str, tuple[Mapping[int, Sequence[str]], Callable[[pa.Array], pa.Array]]] = {
     "M": ({3: SHORT_MONTHS, 4: MONTHS}, lambda times: pc.subtract(pc.month(times), 1)),
     "E": ({1: SHORT_DAYS, 2: SHORT_DAYS, 3: SHORT_DAYS, 4: DAYS}, lambda times: pc.day_of_week(times)),
