@@ -1,7 +1,7 @@
 """`sparkis diff JOB FROM TO --log LOG`: the keys that differ between two epochs of a job.
 
-Both states are built in temporary stores on this machine's disk and read together in store order, so that only the
-values of one key of each are in memory.
+Both states are built in temporary stores on this machine's disk, and read side by side in store order. So memory holds
+only the two values of one key at a time.
 """
 
 from __future__ import annotations
@@ -36,21 +36,24 @@ class Difference(NamedTuple):
 
 
 def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> Iterator[Difference]:
-    """Iterate over the keys whose value, or state, differs, in store order; of all states, or of one."""
-    olds, news = _keys(before, state), _keys(after, state)
-    old, new = next(olds, None), next(news, None)
+    """Iterate over the keys that were added, removed or changed, in store order. state: only keys of this state.
+
+    A key is changed if its value differs, or if another state has it.
+    """
+    before_keys, after_keys = _keys(before, state), _keys(after, state)
+    old, new = next(before_keys, None), next(after_keys, None)
     while old is not None or new is not None:
         if new is None or (old is not None and _place(old) < _place(new)):
             assert old is not None
             yield Difference("removed", old.state, old.key)
-            old = next(olds, None)
+            old = next(before_keys, None)
         elif old is None or _place(new) < _place(old):
             yield Difference("added", new.state, new.key)
-            new = next(news, None)
+            new = next(after_keys, None)
         else:
             if old.state != new.state or whole_value(before, old) != whole_value(after, new):
                 yield Difference("changed", new.state, new.key)
-            old, new = next(olds, None), next(news, None)
+            old, new = next(before_keys, None), next(after_keys, None)
 
 
 def _place(info: KeyInfo) -> tuple[int, bytes]:

@@ -1,8 +1,8 @@
 """The values that a key had, from a job's log.
 
-Only the files that have the key's slot are opened, and only the key's rows are applied. The log is read from its newest
-snapshot on, then from the one before, until there are enough values. The values of one key are in memory, about
-VALUES_BYTES_MAX of them.
+Only files with the key's slot are opened, and only the key's rows are applied. The log is read backwards, one stretch
+after the other: from the newest snapshot to the end, then from the snapshot before it to the newest one, until there
+are enough values. They are in memory, about VALUES_BYTES_MAX bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from state_backend.store.memory_store import MemoryStore
 
 
 class Version(NamedTuple):
-    """A value that a key had from an epoch on, and its kind; None: the key did not exist. clock_ms: the epoch's time.
+    """A value that a key had from an epoch on, and its kind; both are None if the key did not exist then.
 
-    is_oldest: the log reaches back to this epoch only, and the key had the value there; it may be older.
+    clock_ms: the epoch's time. is_oldest: the log begins at this epoch, so the key may have had the value earlier.
     """
 
     epoch: int
@@ -42,7 +42,7 @@ class Version(NamedTuple):
 def history_of(log: JobLog, key: bytes, count: int, until: Moment | None = None) -> list[Version]:
     """Return the last versions of a key up to a moment (default: the newest epoch), the newest first.
 
-    A key that has expired has a version None from the next epoch on. LogError if the log cannot be read.
+    A key that expires has a version with the value None from the next epoch on. LogError if the log cannot be read.
     """
     past = PastJobLog(log, until or moment_of(log, None))
     readable = readable_epochs(past)
@@ -62,7 +62,7 @@ def history_of(log: JobLog, key: bytes, count: int, until: Moment | None = None)
 def _stretches(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int, int]]:
     """Iterate over stretches of the log, as (first epoch, last epoch), the newest first.
 
-    Each begins with a snapshot, which is of the last epoch of the stretch before it; the oldest with the first epoch.
+    Each begins with the snapshot of the epoch at which the one before it ends. The oldest begins with the first epoch.
     """
     first, last = readable.first.epoch, past.moment.epoch
     snapshots = [each.epoch for each in past.complete_snapshots(readable.generation) if first < each.epoch < last]
@@ -70,7 +70,10 @@ def _stretches(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int
 
 
 def _newest(versions: Iterator[Version], count: int, bytes_max: int, at_least: int) -> tuple[list[Version], bool]:
-    """Return the last versions that fit, but at least some, the newest first; and whether older ones were left out."""
+    """Return the last versions that fit, the newest first, and whether older ones were left out.
+
+    at_least: so many are returned even if they are larger than `bytes_max`.
+    """
     newest: deque[Version] = deque()
     size, has_more = 0, False
     for version in versions:

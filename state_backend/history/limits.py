@@ -1,6 +1,6 @@
-"""The limits of a key's history; apart, so that servers can check requests without loading Arrow."""
+"""The limits of a key's history, in a module of their own: servers check requests without loading Arrow."""
 
 COUNT_DEFAULT = 10
 COUNT_MAX = 1_000
-# Older values are left out beyond this size of all values together (guess); the newest one never is.
+# Older values are left out if all values together exceed this size (guess). The newest value is always returned.
 VALUES_BYTES_MAX = 16 << 20

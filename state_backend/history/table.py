@@ -20,7 +20,7 @@ from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescript
 from state_backend.model.errors import LogError
 from state_backend.store.store import KeyInfo, Snapshot
 
-# Keys of one step of the scan, and rows of one record batch (guesses). A batch also ends at this size.
+# The keys of one step of the scan, and the rows of one record batch (guesses). A batch also ends at BATCH_BYTES.
 SCANNED_KEYS = 1_000
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
@@ -70,10 +70,11 @@ def read_table(
     | set | `member` |
     | sorted set | `member`, `score` |
 
-    First come the columns of the key. A key of several columns also has the whole key as `key`, because a value may
-    contain the separator: where the parts cannot be told apart, they are null. A state without such columns has `key`
-    only. The last column is `expire_at`. A state without names of value columns has `value`. A name that is taken gets
-    a `_` in front.
+    - The columns of the key come first. If the key has several columns, or none, the whole key precedes them as `key`.
+      A text in the key may contain the separator; if the key can be split in several ways, its columns are null.
+    - A state whose value columns have no names has the column `value`.
+    - The last column is `expire_at`.
+    - A name already in use is prefixed with `_`.
 
     Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, and timestamps in UTC.
     Structs, arrays, times with a `time_format` and columns without a known type are text.
@@ -82,12 +83,13 @@ def read_table(
         log: The root of the change log.
         state: The state's name.
         job: The job's name. Default: the only job with such a state.
-        as_of: A past moment, while the log can be read there: an epoch's number, a datetime (UTC without a zone), or a
-            text in ISO 8601; the newest epoch up to a time. What has expired by then is left out. Default: now.
+        as_of: A past moment at which the log can still be read: an epoch's number, a datetime (UTC if it has no zone),
+            or a text in ISO 8601. A time selects the newest epoch committed by then. Keys that had expired by the
+            moment are left out. Default: now.
         raw: All columns as bytes, as clients see them, except `position`, `score` and `expire_at`.
 
     Raises:
-        LogError: The log has no such state, or cannot be read at this moment; or a value is not of its column's type.
+        LogError: The log has no such state or cannot be read at this moment, or a value is not of its column's type.
 
     Examples:
         >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price", columns={"price": "double"})]
@@ -137,7 +139,7 @@ class _Rows:
         self._state, self._raw = state, raw
         form = state.format_for(job)
         literals = [re.escape(literal.encode()) for literal in form.literals]
-        # A key has one split if the shortest and the longest texts of its columns are the same.
+        # If the shortest and the longest match agree, the key splits in one way only.
         self._shortest = re.compile(b"(.*?)".join(literals) + rb"\Z", re.DOTALL)
         self._longest = re.compile(b"(.*)".join(literals) + rb"\Z", re.DOTALL)
         self._has_key = len(form.columns) != 1

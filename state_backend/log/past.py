@@ -1,8 +1,8 @@
 """A job's log as of a past epoch: which epochs can still be read, and a log that ends at one of them.
 
 A state can be read at an epoch if the log has a snapshot of that epoch or an earlier one, and all epochs between them.
-So the log can be read from its first epoch on or, once that was swept, from the oldest snapshot after which no epoch is
-missing. `sweep` decides how far back that is.
+While the first epoch is in the log, every epoch can be read. Once it was swept, the oldest readable epoch is that of
+the oldest snapshot after which no epoch is missing. `sweep` decides how far back that is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from state_backend.log.epochs import Epoch
 from state_backend.model.clock import iso_text, now_ms
 from state_backend.model.errors import LogError
 
-# A whole number from here on is a time: as an epoch it would take a job 30 years at one epoch a second.
+# Whole numbers below this are epochs, others are times in seconds since 1970. With an epoch a second, a job reaches
+# this number after 30 years.
 EPOCHS_MAX = 1_000_000_000
 WHOLE_NUMBER = re.compile(r"[0-9]{1,15}")
 SECONDS = re.compile(r"[0-9]{1,12}\.[0-9]{1,9}")
@@ -26,7 +27,7 @@ AS_OF_HELP = "an epoch's number, or a time: ISO 8601, UTC without an offset, or 
 
 
 class Moment(NamedTuple):
-    """A job at a past epoch. clock_ms: the clock reading that decides what had expired."""
+    """A job at a past epoch. clock_ms: what expires by this time has expired."""
 
     generation: str
     epoch: int
@@ -34,7 +35,7 @@ class Moment(NamedTuple):
 
 
 class ReadableEpochs(NamedTuple):
-    """The epochs at which a job's state can be read. is_begun: the first one is the first of the job's generation."""
+    """The epochs at which a job's state can be read. is_begun: `first` is the first epoch of the job's generation."""
 
     generation: CurrentGeneration
     first: Epoch
@@ -68,7 +69,7 @@ class AsOf:
 
     @classmethod
     def of(cls, given: int | str | datetime) -> Self:
-        """Return the point that an argument of a function names; ValueError for an invalid one."""
+        """Convert an argument `as_of`; ValueError for an invalid one."""
         if isinstance(given, datetime):
             return cls.of_time(given)
         if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
@@ -98,9 +99,9 @@ def readable_epochs(log: JobLog) -> ReadableEpochs | None:
 
 
 def moment_of(log: JobLog, as_of: AsOf | None) -> Moment:
-    """Return the moment at an epoch, at the newest epoch up to a time, or at the newest one.
+    """Return the moment that `as_of` selects: an epoch, the newest epoch committed by a time, or for None the newest.
 
-    Without an epoch, the clock reading is the time, or now. LogError, with the reason, if the log has no such epoch.
+    The clock reading is the epoch's own, the time, or now. LogError, with the reason, if the log has no such epoch.
     """
     readable = readable_epochs(log)
     if readable is None:
@@ -131,18 +132,18 @@ def _epoch(log: JobLog, readable: ReadableEpochs, number: int) -> Epoch:
     return epoch
 
 
-def _too_early(log: JobLog, readable: ReadableEpochs, asked: str) -> LogError:
+def _too_early(log: JobLog, readable: ReadableEpochs, point: str) -> LogError:
     first = f"epoch {readable.first.epoch}, of {iso_text(readable.first.clock_ms)}"
     if readable.is_begun:
-        return NotBegunError(f"job {log.job!r}: {asked} is before the first epoch of its state, {first}")
+        return NotBegunError(f"job {log.job!r}: {point} is before the first epoch of its state, {first}")
     return LogError(
-        f"job {log.job!r}: {asked} cannot be read any more: the log reaches back to {first}, and has no older snapshot "
+        f"job {log.job!r}: {point} cannot be read any more: the log reaches back to {first}, and has no older snapshot "
         f"with all epochs after it; read that epoch or a later one"
     )
 
 
 class NotBegunError(LogError):
-    """A job's state had not begun at a time."""
+    """A requested epoch or time is before the first epoch of a job's state."""
 
 
 class PastJobLog(JobLog):
