@@ -1,7 +1,7 @@
-"""The commands as the proxy routes them: the side that answers each, and the positions of its keys. Pure.
+"""The side that answers each command at a proxy, and the positions of the command's keys. Pure.
 
 A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
-upstream if none of them has it. The facts of a command are those in the upstream's reply to COMMAND, where it has them.
+upstream if it is in no table. The facts of a command are those in the upstream's reply to COMMAND, if the reply has it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ LOCAL = frozenset(
 )
 # These read the keys of both sides.
 ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
-# These harm the upstream's host, or change the protocol of a connection that clients share.
+# Denied unless they are allowed: they would stop or reconfigure the upstream, harm its host, or change a connection
+# that clients share.
 DENIED = frozenset(
     [
         "acl|deluser",
@@ -71,7 +72,7 @@ DENIED = frozenset(
         "sync",
     ]
 )
-# They would end or change a connection that clients share, or occupy the upstream while one client thinks.
+# Denied always: they would end or change a connection that clients share, or block the upstream for one client.
 NEVER_ALLOWED = frozenset(["psync", "replconf", "script|debug", "sync"])
 # Blocking commands that wait for the connection's own writes. All others wait for keys. Redis before 7.2 does not flag
 # them as blocking.
@@ -80,7 +81,7 @@ WRITE_WAITS = ("wait", "waitaof")
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # The compiled hop looks these up first.
 USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
-# Spellings of command names that are cached.
+# The number of cached spellings of command names, such as GET, get and Get.
 SPELLINGS_MAX = 1024
 
 
@@ -95,7 +96,7 @@ class Side(Enum):
     ALL_KEYS = auto()  # both: a command about all keys
     SELECT = auto()  # the proxy; the upstream says whether it has the database
     BY_SECTIONS = auto()  # INFO: the sections decide
-    MAPPED = auto()  # the states, by a request with the states' names of the keys
+    MAPPED = auto()  # the states, by a request that has the states' own names of its keys
     PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
     DROPPED = auto()  # the proxy: a write that gets OK and is not run
     DENIED = auto()  # an error
@@ -103,7 +104,7 @@ class Side(Enum):
 
 
 class RoutedCommand(NamedTuple):
-    """How one command is routed. command: None: it is not in the command table.
+    """How one command is routed. command: None if the command table lacks it.
 
     single_key_at: the position of the only key; 0: the command has no key, or may have several. asks_keys: only the
     upstream knows the keys of a request. is_subscription: the upstream may send frames without a request from then on.
@@ -120,7 +121,7 @@ class RoutedCommand(NamedTuple):
 
 
 class PlainCommand(NamedTuple):
-    """A command whose keys are its first word, or all words."""
+    """A command of which the first argument is the only key, or all arguments are keys."""
 
     name: str
     is_read: bool
@@ -128,7 +129,7 @@ class PlainCommand(NamedTuple):
 
 
 class RoutedCommands:
-    """How all commands are routed, by the name as typed. allowed: those of `DENIED` that the upstream gets."""
+    """How all commands are routed, by the name as typed. allowed: commands of `DENIED` that go to the upstream."""
 
     def __init__(self, table: CommandTable, allowed: Collection[str] = ()) -> None:
         self._table, self._allowed = table, allowed
@@ -237,8 +238,8 @@ class RoutedCommands:
 
 
 def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
-    """Tell whether a command without keys could change a connection into a subscriber's, by its flags.
+    """Tell by its flags whether a command without keys may subscribe the connection.
 
-    is_ours: the command is Redis' own, so `LOCAL` names it if it subscribes.
+    is_ours: the command table has it. Such a command never does: `LOCAL` has all that subscribe.
     """
     return not facts.key_specs and "pubsub" in facts.flags and not is_ours
