@@ -39,12 +39,13 @@ from state_backend.model.errors import CheckpointError, DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
 
-# The pause between two checks for a log to write to, and for the end of the attachment or of Spark.
+# How often the thread checks for a log to write to, and for the end of the attachment or of Spark.
 POLL_INTERVAL_S = 0.5
 # A failed attachment is retried after pauses that double from the first to the longest (guess).
 RETRY_PAUSE_S = 1.0
 RETRY_PAUSE_S_MAX = 60.0
-# The longest wait for a query's last batch in the log after the query's end; its next run waits as long (guess).
+# The longest wait for the last batch to be in the log after the query has ended. The query's next run waits for this,
+# too (guess).
 LAST_BATCH_TIMEOUT_S = 60.0
 
 _listening_sessions: set[str] = set()

@@ -60,7 +60,7 @@ def _matching(found: Sequence[OperatorState], requested: AttachedState) -> Opera
 
 
 def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[BoundState]) -> None:
-    """Raise ChangesMissingError if RocksDB stores only snapshots: to find changes would take all of the state."""
+    """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would mean to read all state."""
     if not checkpoint.uses_rocksdb(batch):
         return
     for source in (state.source for state in states):

@@ -1,6 +1,6 @@
 """Declarations of readable states in pickled processors: written by `processor`, read by `declared`.
 
-Spark 3.5 has no stateful processors; this module needs none.
+Spark 3.5 has no stateful processors. This module can be imported there, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 # The text before a declaration. The declaration is JSON in ASCII: a list of the arguments of AttachedStates.
 MARKER = "sparkis.queryable_processor:"
-# A local property of tasks: the error with which a query's processors fail, because their declarations are invalid.
+# A local property of tasks. If a query's declarations are invalid, it has the error that the query's processors raise.
 REFUSAL_PROPERTY = "sparkis.refusal"
 
 

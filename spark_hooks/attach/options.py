@@ -1,4 +1,4 @@
-"""The options of `sparkis attach`, and what the command does with them whatever its reader. Imports no Spark."""
+"""The options of `sparkis attach`, and the parts of the command that both readers share. Imports no Spark."""
 
 from __future__ import annotations
 

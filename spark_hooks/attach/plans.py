@@ -23,11 +23,11 @@ logger = logging.getLogger("sparkis.attach")
 
 LEGACY_SETTING = "spark.sql.legacy.statisticalAggregate"
 STATISTICAL = {"stddev", "std", "stddev_samp", "variance", "var_samp", "skewness", "kurtosis", "covar_samp", "corr"}
-# Functions whose buffers do not tell the type of their argument.
+# Functions whose argument type is read from the plan, because the buffers do not tell it.
 TYPED = {"collect_list", "collect_set", "array_agg", "percentile", "percentile_approx", "approx_percentile"}
-# The functions whose further arguments are needed.
+# Functions whose result depends on their further arguments.
 WITH_ARGUMENTS = {"percentile", "percentile_approx", "approx_percentile"}
-# Texts of arguments that are shown as they are.
+# Texts of arguments that are shown as they are; HIDDEN replaces others.
 SHOWN = re.compile(r"[\w .*+/%'-]+")
 HIDDEN = "expression"
 
@@ -35,7 +35,7 @@ HIDDEN = "expression"
 def functions_of(query: StreamingQuery) -> list[list[PlannedFunction]]:
     """Return the functions of each aggregation of a query, in the order of their operators' numbers.
 
-    A function that sparkis cannot finish is left out, with a warning. If the plan cannot be read there are none.
+    A function that sparkis cannot compute is left out, with a warning. Empty if the plan cannot be read.
     """
     if is_connect(query):
         return []
@@ -103,7 +103,7 @@ def _names(results: Any, parent: Any) -> dict[str, str]:
 
 
 def _result(expression: Any) -> Any:
-    """Return the result of a function in the form in which the optimizer puts it; None for other expressions."""
+    """Return a function's result without the optimizer's conversions around it; None for other expressions."""
     kind = _kind(expression)
     if kind == "AttributeReference":
         return expression

@@ -17,7 +17,7 @@ from state_backend.attach.aggregates import Aggregate
 from state_backend.attach.states import DELETED
 from state_backend.checkpoint.spark_types import arrow_type
 
-# The column of a result that has the name of another column, while expressions may still use the other one.
+# Prefix of a result's column while another column has the name of the result, because expressions may use both.
 HIDDEN = "$result "
 
 
@@ -29,7 +29,7 @@ def field_of(name: str, kind: T.DataType) -> pa.Field:
 def with_results(rows: DataFrame, results: Mapping[str, Aggregate], buffers: list[pa.Field]) -> DataFrame:
     """Return rows with a column for each result, in the same partitions and order.
 
-    A result with the name of another column has HIDDEN before its name; `renamed` ends that. Columns of types that
+    A result with the name of another column gets the prefix HIDDEN; `renamed` removes it. Columns of types that
     Arrow lacks are left out.
     """
     if not results:
@@ -55,7 +55,7 @@ def renamed(rows: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Finish:
-    """The task of `with_results`. Runs on the executors; rows that delete have only nulls."""
+    """The task of `with_results`. Runs on the executors. The results of a row that deletes are null."""
 
     results: tuple[tuple[str, Aggregate], ...]
 

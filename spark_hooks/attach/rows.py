@@ -71,7 +71,7 @@ class _StructField(NamedTuple):
 
 @dataclass(frozen=True)
 class _ColumnRoles:
-    """The columns of an operator state by their role. distinct: the columns that make a key unique."""
+    """The columns of an operator state by their role. distinct: as in `ColumnNames`."""
 
     key: tuple[_StructField, ...]
     field: tuple[_StructField, ...]
@@ -139,10 +139,10 @@ class _ColumnRoles:
 
 
 def buffers_of(source: OperatorState) -> list[pa.Field]:
-    """Return the buffers of an aggregation by position; what the value has beside them has no name."""
+    """Return the buffers of an aggregation by position; the other fields of the value get an empty name."""
     if source.form not in (StateForm.PLAIN, StateForm.SESSION):
         return []
-    # A session's window, and its key but the session's start.
+    # A session's value begins with the window and the grouping columns, which are as many as the columns of its key.
     others = len(source.type_of("key").fields) if source.form is StateForm.SESSION else 0
     fields = source.type_of("value").fields
     return [field_of("" if index < others else each.name, each.dataType) for index, each in enumerate(fields)]

@@ -86,8 +86,8 @@ def attach(
         takeover: True: take the job over from another running writer, which then fails.
         progress: True: publish the query's progress as the hash `job:_progress`. Default: the setting
             `spark.sparkis.progress`.
-        catch_up_timeout: The seconds for which readers keep the state of another query or checkpoint at most, while
-            this one catches up. 0: readers see the new state at once. None: no limit.
+        catch_up_timeout: How long readers may keep seeing the state of another query or checkpoint while this one
+            catches up, in seconds. 0: readers see the new state at once. None: no limit.
         timeout_s: The seconds to wait for the query's first committed micro-batch.
         reader: `files`: a child process of this driver reads the state's files, without Spark. `spark`: Spark jobs read
             the state, which takes cores and is slower, but knows all of Spark SQL in `columns=`. If only Spark's
@@ -165,7 +165,7 @@ def attach(
 
 @dataclass(frozen=True)
 class _Start:
-    """The start of one attachment. spark: None if this process has no Spark."""
+    """The checked arguments of a call of `attach`. spark: None if this process has no Spark."""
 
     spark: SparkSession | None
     query: StreamingQuery | None
