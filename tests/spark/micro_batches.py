@@ -64,6 +64,8 @@ def local_session(master: str, **settings: str) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
+        # Python workers of Spark connect within this time (15 s by default), also on a machine with other work.
+        "spark.python.authenticate.socketTimeout": "300s",
     }
     builder = SparkSession.builder.master(master).appName("sparkis tests")
     for name, value in (quiet | settings).items():
