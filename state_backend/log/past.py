@@ -143,7 +143,7 @@ def _too_early(log: JobLog, readable: ReadableEpochs, point: str) -> LogError:
 
 
 class NotBegunError(LogError):
-    """A requested epoch or time is before the first epoch of a job's state."""
+    """A job's state had not begun at a time."""
 
 
 class PastJobLog(JobLog):
