@@ -40,7 +40,7 @@ def text_of(scrape: Scrape, accept: str) -> Text:
 
 
 class _Collected:
-    """A scrape, as the encoders want it."""
+    """A scrape in the form that the encoders of `prometheus_client` take."""
 
     def __init__(self, scrape: Scrape) -> None:
         self._scrape = scrape

@@ -67,7 +67,7 @@ class MetricsListener:
         logger.info("metrics @ http://%s/metrics", address_of(host, self.port))
 
     def drain(self) -> None:
-        """Say from now on that no more clients may come."""
+        """Answer from now on that no more clients may come."""
         self._is_draining = True
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ from state_backend.model.slots import SLOTS
 
 
 class RegistrySource:
-    """A registry. `registry` is None while it stands by, which is what a standby is there for, so it is ready."""
+    """A registry. `registry` is None while this one is a standby. A standby is ready: standing by is its task."""
 
     def __init__(self) -> None:
         self.registry: Registry | None = None

@@ -1,4 +1,4 @@
-"""From the facts that INFO and STATE JOBS have to the values of a scrape. No I/O."""
+"""Turns the facts of INFO and STATE JOBS into the values of a scrape. No I/O."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ UPSTREAM_NUMBERS = {
     "cache_entries": "cache_entries",
     "cache_bytes": "cache_bytes",
 }
-# A rule's name may have commas; the counts after it have not.
+# A rule's name may contain commas; the counts after it do not.
 SHADOW = re.compile(r"rule=(?P<rule>.*),(?P<counts>compared=.*)")
 SHADOW_NUMBERS = {
     "compared": "shadow_compared_total",
@@ -66,7 +66,7 @@ LAG_COUNTS = re.compile(r".*_(was_behind|behind_ms|behind_ms_max|behind_epochs_m
 
 
 def add_process(scrape: Scrape, total: ProcessStats, started_ms: int) -> None:
-    """Add what every program has. total: of all its processes."""
+    """Add the values that every program has. total: the sum of all its processes."""
     scrape.add("build_info", 1, version=VERSION, core=CORE)
     scrape.add("start_time_seconds", started_ms / MS_PER_S)
     scrape.add("resident_memory_bytes", total.resident_bytes)
@@ -141,7 +141,7 @@ def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
 
 
 def add_job(scrape: Scrape, job: Mapping[str, Any]) -> None:
-    """Add what `commands.job_facts` and STATE JOBS call the same."""
+    """Add the facts that have one name in `commands.job_facts` and STATE JOBS."""
     for field, metric in JOB_NUMBERS.items():
         scrape.add(metric, job[field], job_name=job["name"])
     for field, metric in (("lag_ms", "job_lag_seconds"), ("age_ms", "job_age_seconds")):
@@ -197,7 +197,7 @@ def _add_shadow(scrape: Scrape, rule: str, counts: Mapping[str, str]) -> None:
 
 
 def _number(value: object) -> float | None:
-    """Return a number, or the number that a text is; None for all else."""
+    """Return a number, also one that is written as text; None for anything else."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

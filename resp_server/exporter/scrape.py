@@ -59,7 +59,7 @@ class Scrape:
         return self._values.get(f"sparkis_{name}", {}).get(())
 
     def families(self) -> list[tuple[Metric, Sequence[tuple[LabelValues, float]]]]:
-        """Return the metrics that have values, but the histogram, in the order of their declarations."""
+        """Return the metrics that have values, without histograms, in the order of their declarations."""
         return [(metric, list(self._values[name].items())) for name, metric in METRICS.items() if name in self._values]
 
     def histograms(self) -> list[tuple[Metric, Sequence[tuple[LabelValues, Durations]]]]:
