@@ -1,8 +1,8 @@
 """STATE HISTORY: processes of their own read the values that a key had from its job's log.
 
 Reading takes milliseconds or many seconds, and it needs Arrow, which servers do not load. So child processes do it
-(`programs.history_reader`), each one history at a time. A process ends when it was idle for IDLE_S. It is killed when
-its client leaves, or when its time is over.
+(`programs.history_reader`), each one history at a time. A process ends after IDLE_S without a request. It is killed
+when its client leaves, or when it takes too long.
 
     to the process      {"log", "job", "generation", "epoch", "key", "count", "protocol"}   a line of JSON; key: Latin-1
     from the process    {"bytes": N}, then N bytes: the encoded reply; or {"error": text}
@@ -59,7 +59,7 @@ class Histories:
         self._ending: set[asyncio.Task[None]] = set()
 
     def read(self, request: HistoryRequest) -> Pending:
-        """Read a key's history; TryAgainError if as many as allowed are being read."""
+        """Read a key's history; TryAgainError if the limit of simultaneous histories is reached."""
         if len(self._reading) >= HISTORIES_MAX:
             raise TryAgainError(f"{HISTORIES_MAX} histories are being read here already; retry in a moment")
         reply = Pending(2 * HISTORY_S_MAX, _too_late)  # `_read` gives up earlier
@@ -100,7 +100,7 @@ class Histories:
         reader.idle_timer = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle, reader)
 
     def _idle_reader(self) -> _Reader | None:
-        """Return a process that waits for a request; None: there is none."""
+        """Return a process that waits for a request; None if there is none."""
         while self._idle:
             reader = self._idle.pop()
             reader.idle_timer.cancel()

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _reason_by_http(options: argparse.Namespace) -> str:
-    """Return why the answer is no; empty: it is yes. OSError, HTTPException if there is none."""
+    """Return why the answer is no, empty if it is yes. OSError, HTTPException if no answer comes."""
     connection = http.client.HTTPConnection(options.metrics.host, options.metrics.port, timeout=options.timeout)
     try:
         connection.request("GET", "/livez" if options.live else "/readyz")
@@ -84,7 +84,7 @@ def _reason_by_http(options: argparse.Namespace) -> str:
 
 
 def _reason_by_redis(options: argparse.Namespace) -> str:
-    """Return why the answer is no; empty: it is yes. SparkisError, OSError if there is none."""
+    """Return why the answer is no, empty if it is yes. SparkisError, OSError if no answer comes."""
     password = os.environ.get(PASSWORD_VARIABLE)
     with Client.from_url(options.url, options.timeout, files_of(options)) as client:
         if password and urlsplit(options.url).password is None:

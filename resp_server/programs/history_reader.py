@@ -1,4 +1,4 @@
-"""Reads histories of keys for one server, which starts it (see `execution.histories`). It ends with its input.
+"""Reads histories of keys for one server, which starts it (see `execution.histories`). It ends when stdin closes.
 
 python -m resp_server.programs.history_reader
 """
@@ -23,7 +23,7 @@ from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import LogError, SparkisError
 
-# Servers and appliers of this machine go first.
+# Servers and appliers of this machine get the processor first.
 NICENESS = 10
 
 
@@ -76,7 +76,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
-        signal.alarm(2 * int(HISTORY_S_MAX))  # it ends this process, if the server is gone and cannot
+        signal.alarm(2 * int(HISTORY_S_MAX))  # ends this process if the server is gone and cannot end it
         header, reply = answer(json.loads(line))
         signal.alarm(0)
         sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + reply)

@@ -136,12 +136,12 @@ def reply_bytes(value_bytes: int) -> int:
 
 
 def _busy(per_s: float, us: float) -> float:
-    """Return the cores that are busy with so many things a second, of so many microseconds each."""
+    """Return how many cores are busy with a rate of operations per second that take some microseconds each."""
     return per_s * us / 1e6
 
 
 def _at_least_one(number: float) -> int:
-    # Less than a millionth more than a whole number is an error of rounding.
+    # A result less than a millionth above a whole number is a rounding error.
     return max(1, math.ceil(number - 1e-6))
 
 
