@@ -1,4 +1,4 @@
-"""Asks the upstream by COMMAND GETKEYS where the keys of a request are, if the facts of its command do not say it.
+"""Asks the upstream by COMMAND GETKEYS where the keys of a request are, if the facts of its command do not tell them.
 
 Only modules' commands need this. The request waits for the reply, and is then dispatched again. A reply depends on the
 words of the request only, so it also answers later requests with the same words.
@@ -27,11 +27,11 @@ class KeyQuestions:
 
     def __init__(self, upstream: Upstream, asked: AskedKeys) -> None:
         self._upstream, self._asked = upstream, asked
-        # By client the request whose keys the upstream did not tell, and its error.
+        # By client: the request whose keys the upstream did not tell, and the upstream's error.
         self._refused: dict[int, tuple[Request, str]] = {}
 
     def ask(self, request: Request, unknown: PlainError, session: Session, batch: ReplyBatch) -> None:
-        """Ask for the keys of a request; PlainError if that was done in vain."""
+        """Ask for the keys of a request; PlainError if the upstream did not tell them before."""
         refused, reason = self._refused.pop(session.id, (None, ""))
         if refused is request:
             raise PlainError(f"{unknown}: {reason}")

@@ -6,8 +6,8 @@ pinned connection, in RESP3, to which the upstream redirects them:
     upstream --replies--------> pinned connection -> client
              --invalidations--> its listener ------> tracking table -> client that REDIRECT names
 
-From the tracking table on they take the way of states' invalidations. The two connections have no common order, and
-neither have the two of a client at a Redis.
+From the tracking table on, they are sent like invalidations of states. Replies and invalidations have no common order,
+as they have none at a Redis, where the client has two connections, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from resp_server.upstream.pool import UpstreamPool
 
 
 def redirect_of(request: Request, clients: Collection[int]) -> int:
-    """Return the client to which CLIENT TRACKING redirects, 0: none; ReplyError: it is not here."""
+    """Return the client to which CLIENT TRACKING redirects, 0 for none; ReplyError if it is not connected here."""
     target = TrackingOptions.of(request[3:]).redirect
     if target and target not in clients:
         raise no_such_client()

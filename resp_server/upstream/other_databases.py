@@ -1,4 +1,4 @@
-"""MOVE, COPY with DB, and SWAPDB: which key of which other database a request writes. Pure."""
+"""MOVE, COPY with DB, and SWAPDB: the key that a request writes in another database. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from resp_server.protocol.request_parser import Request
 
-# Their key in the other database is not among those of the selected one.
+# The key that they write in another database is not among their keys in the selected database.
 NAMES = frozenset(["move", "copy"])
 COPY_DESTINATION = 2
 
 
 class OtherKey(NamedTuple):
-    """A key that a request writes in another database. at: its position. number: the upstream's, of the database."""
+    """A key that a request writes in another database. at: the key's position. number: the database's number."""
 
     at: int
     number: int

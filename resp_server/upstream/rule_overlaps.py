@@ -1,7 +1,8 @@
-"""Rules that share some of their keys: the order of the file decides about these. Pure.
+"""Rules that share some of their keys. For a shared key, the first rule in the file counts. Pure.
 
 Two formats with placeholders share keys if one's beginning begins the other's, and one's end ends the other's: each
-placeholder matches any text. If one covers the other, the narrow one comes first on purpose, or the file is refused.
+placeholder matches any text. If one covers the other, the narrower one comes first on purpose, or the
+file is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def overlaps(rules: Sequence[RuleKeys]) -> list[str]:
 
 
 def shared_key(first: KeyFormat, second: KeyFormat) -> str | None:
-    """Return a key of both formats; None: there is none."""
+    """Return a key that both formats match; None if there is none."""
     if not first.columns or not second.columns:
         return None  # one covers the other, or they share no key
     starts, ends = (
