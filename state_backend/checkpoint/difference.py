@@ -1,4 +1,4 @@
-"""The changes from one whole state to the next, where both are in the order of their keys."""
+"""The changes between two whole states, which are both sorted by key."""
 
 from __future__ import annotations
 
