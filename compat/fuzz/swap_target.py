@@ -23,7 +23,7 @@ from compat.fuzz.targets import (
 from resp_server.execution.context import ServerContext
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.swap_dispatcher import SwapDispatcher
+from resp_server.swap.dispatcher import SwapDispatcher
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pushed_frames import CONFIRMATIONS, MESSAGES, first_word, is_monitor_line

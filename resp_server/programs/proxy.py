@@ -37,10 +37,10 @@ from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
 from resp_server.proxy.state_cluster import TIMEOUT_S, StateCluster
-from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
+from resp_server.swap.dispatcher import SwapDispatcher
 from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream

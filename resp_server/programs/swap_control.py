@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.status import DEFAULT_URL, table
-from resp_server.proxy.rules_reload import RELOAD_S_MAX
+from resp_server.swap.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
 # A reload may first watch for copiers, so its reply takes longer than others.

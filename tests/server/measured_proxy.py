@@ -14,8 +14,8 @@ from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.swap_dispatcher import SwapDispatcher
 from resp_server.serving.server import Server
+from resp_server.swap.dispatcher import SwapDispatcher
 from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.rules import RulesFile

@@ -15,21 +15,21 @@ from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySin
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.cached_reads import CachedReads
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.mapped_keys import MappedKeys
-from resp_server.proxy.pinned_requests import PinnedRequests
-from resp_server.proxy.preferred_reads import ClientSenders, PreferredRead, SplitRead
 from resp_server.proxy.request_policy import RequestPolicy, split_by_slot
 from resp_server.proxy.requests import ServerRequest
-from resp_server.proxy.shadow import Shadow
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.swap_exec import OK
-from resp_server.proxy.swap_keyspace import KeyspaceSides, SwapScan, query_both
-from resp_server.proxy.swap_long_requests import is_long
-from resp_server.proxy.swap_sides import ClientSides, visible_keys
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
+from resp_server.swap.cached_reads import CachedReads
+from resp_server.swap.exec_plan import OK
+from resp_server.swap.keyspace import KeyspaceSides, SwapScan, query_both
+from resp_server.swap.long_requests import is_long
+from resp_server.swap.pinned_requests import PinnedRequests
+from resp_server.swap.preferred_reads import ClientSenders, PreferredRead, SplitRead
+from resp_server.swap.shadow import Shadow
+from resp_server.swap.sides import ClientSides, visible_keys
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import RoutedCommand, Side

@@ -9,7 +9,7 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.replies import encode
-from resp_server.proxy.new_format_check import COUNT, STEPS_MAX, NewFormatChecks
+from resp_server.swap.new_format_check import COUNT, STEPS_MAX, NewFormatChecks
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.ownership import NewFormat, Ownership
 
@@ -78,7 +78,7 @@ def test_the_search_asks_for_the_format_s_keys_only() -> None:
 def test_after_an_error_the_search_is_repeated_and_the_keys_stay_the_upstreams(
     reply: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resp_server.proxy.new_format_check.RETRY_S", 0)
+    monkeypatch.setattr("resp_server.swap.new_format_check.RETRY_S", 0)
 
     async def run() -> None:
         nodes = Nodes([[]])

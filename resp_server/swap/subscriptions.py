@@ -16,13 +16,13 @@ from resp_server.forwarding.reply_stages import ReplyAggregator, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.redirected_tracking import redirect_of, track_redirected
-from resp_server.proxy.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
+from resp_server.swap.redirected_tracking import redirect_of, track_redirected
+from resp_server.swap.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool

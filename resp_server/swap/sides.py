@@ -12,9 +12,9 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.field_names import FieldRules, has_fields
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import within
-from resp_server.proxy.state_listing import ToOwner
-from resp_server.proxy.swap_keyspace import KeyFilter
 from resp_server.session.session import Account, Session
+from resp_server.swap.keyspace import KeyFilter
+from resp_server.swap.state_listing import ToOwner
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.mapped_names import StateName

@@ -10,11 +10,11 @@ from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySin
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.transactions import ProxyWatch
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
+from resp_server.swap.side_split import STATES_PART, UPSTREAM_PART
 from resp_server.upstream.connection import UpstreamRequest
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import Route

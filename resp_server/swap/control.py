@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.replies import Pending, Reply
-from resp_server.proxy.rules_reload import RELOAD_S_MAX, RulesReload
-from resp_server.proxy.shadow import Shadow
+from resp_server.swap.rules_reload import RELOAD_S_MAX, RulesReload
+from resp_server.swap.shadow import Shadow
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.ownership import Ownership, UnknownJobError
 from resp_server.upstream.rules import Owner, Writes

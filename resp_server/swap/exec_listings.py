@@ -13,7 +13,7 @@ from functools import partial
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.swap_keyspace import KeyspaceSides
+from resp_server.swap.keyspace import KeyspaceSides
 from resp_server.upstream.connection import UpstreamSink
 
 

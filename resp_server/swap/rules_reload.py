@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
-from resp_server.proxy.copier_watch import WATCH_S, CopierWatch
+from resp_server.swap.copier_watch import WATCH_S, CopierWatch
 from resp_server.upstream.key_changes import CONNECTING, ON, KeyChanges
 from resp_server.upstream.key_patterns import may_share_keys
 from resp_server.upstream.ownership import Ownership

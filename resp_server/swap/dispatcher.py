@@ -25,29 +25,29 @@ from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.asked_keys import KeyQuestions
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.cached_reads import CachedReads
-from resp_server.proxy.client_login import LoginRequest, login_in
-from resp_server.proxy.copier_watch import CopierWatch, exists
 from resp_server.proxy.dispatcher import HISTORY, HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.mapped_keys import MappedKeys
-from resp_server.proxy.new_format_check import NewFormatChecks
-from resp_server.proxy.pinned_requests import PinnedRequests
-from resp_server.proxy.rules_reload import RulesReload
-from resp_server.proxy.sentinel_replies import sentinel_reply
-from resp_server.proxy.shadow import Shadow
-from resp_server.proxy.subscription_parts import MONITOR
-from resp_server.proxy.swap_control import OwnershipControl
-from resp_server.proxy.swap_exec import OK, SwapExec, Watched
-from resp_server.proxy.swap_long_requests import LongRequests, is_long, portions_of
-from resp_server.proxy.swap_sending import SideSender
-from resp_server.proxy.swap_sides import OwnRequests
-from resp_server.proxy.swap_subscriptions import LISTENING, SwapSubscriptions, is_about_keys
-from resp_server.proxy.swap_watch import watch_both
 from resp_server.proxy.transactions import StartableExec
-from resp_server.proxy.upstream_events import UpstreamEvents
 from resp_server.session.session import Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
+from resp_server.swap.cached_reads import CachedReads
+from resp_server.swap.client_login import LoginRequest, login_in
+from resp_server.swap.control import OwnershipControl
+from resp_server.swap.copier_watch import CopierWatch, exists
+from resp_server.swap.exec_plan import OK, SwapExec, Watched
+from resp_server.swap.long_requests import LongRequests, is_long, portions_of
+from resp_server.swap.new_format_check import NewFormatChecks
+from resp_server.swap.pinned_requests import PinnedRequests
+from resp_server.swap.rules_reload import RulesReload
+from resp_server.swap.sending import SideSender
+from resp_server.swap.sentinel_replies import sentinel_reply
+from resp_server.swap.shadow import Shadow
+from resp_server.swap.sides import OwnRequests
+from resp_server.swap.subscription_parts import MONITOR
+from resp_server.swap.subscriptions import LISTENING, SwapSubscriptions, is_about_keys
+from resp_server.swap.upstream_events import UpstreamEvents
+from resp_server.swap.watch import watch_both
 from resp_server.upstream.cluster import NodeConnections
 from resp_server.upstream.connection import UpstreamConnection
 from resp_server.upstream.databases import Databases

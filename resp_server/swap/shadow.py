@@ -30,8 +30,8 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
-from resp_server.proxy.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.swap.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Shadowed
 from resp_server.upstream.rules import Owner, Rule, Rules

@@ -21,8 +21,8 @@ from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.field_names import FieldRules, may_match
 from resp_server.proxy.request_policy import NO_KEY
-from resp_server.proxy.state_listing import KEYS_AT_ONCE, ListedNames, StateListing, VisibleNames
 from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.swap.state_listing import KEYS_AT_ONCE, ListedNames, StateListing, VisibleNames
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_matcher import all_upstreams
 from resp_server.upstream.rules import Rule

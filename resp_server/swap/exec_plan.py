@@ -28,16 +28,16 @@ from resp_server.forwarding.reply_stages import (
 )
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.proxy.cached_reads import CachedReads
-from resp_server.proxy.shadow import COMPARISONS_MAX, QueuedRead, Shadow
-from resp_server.proxy.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
-from resp_server.proxy.swap_exec_listings import QueuedSides
-from resp_server.proxy.swap_keyspace import KeyspaceSides
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.proxy.transactions import StartableExec
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, latest, union_of
 from resp_server.session.session import Session
 from resp_server.session.transaction import Mark
+from resp_server.swap.cached_reads import CachedReads
+from resp_server.swap.exec_listings import QueuedSides
+from resp_server.swap.keyspace import KeyspaceSides
+from resp_server.swap.shadow import COMPARISONS_MAX, QueuedRead, Shadow
+from resp_server.swap.side_split import STATES_PART, UPSTREAM_PART, SideSplit, mapped_split, split_over_sides
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.pinned import PinnedConnection

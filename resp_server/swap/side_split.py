@@ -8,8 +8,8 @@ from typing import NamedTuple
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.preferred_reads import ABSENT
 from resp_server.proxy.request_policy import SUMMED
+from resp_server.swap.preferred_reads import ABSENT
 from resp_server.upstream.routed_commands import Side
 from resp_server.upstream.routing import Route
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.proxy.client_login import login_in
+from resp_server.swap.client_login import login_in
 
 
 @pytest.mark.parametrize(
