@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from resp_server.acl.rate_limits import RateLimit
@@ -29,6 +30,8 @@ class ServerConfig:
     role            `master`; `slave`: HELLO, ROLE and INFO report a replica, so that clients do not try to write
     tls             the certificate; `port` speaks TLS, unless there is a `tls_port`
     tls_port        the port with TLS; `port` is then plain. 0: any free port
+    config_file     the file that CONFIG REWRITE changes, in its table `config_table`; None: there is none
+    changed_fields  the fields that CONFIG SET has changed since the start
     """
 
     hosts: tuple[str, ...] = LOOPBACK
@@ -41,6 +44,9 @@ class ServerConfig:
     role: str = "master"
     tls: TlsFiles | None = None
     tls_port: int | None = None
+    config_file: str | None = None
+    config_table: str = ""
+    changed_fields: Sequence[str] = ()
     databases: int = 16
     clients_max: int = 10_000
     backlog_connections: int = 511

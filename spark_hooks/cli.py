@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
@@ -45,26 +46,52 @@ def _is_output_closed() -> bool:
 
 def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    chosen = next((word for word in given if not word.startswith("-")), None)
+    command = next((each for each in COMMANDS if given and each.name == given[0]), None)
+    if command is not None:
+        options = _parse(command, given[1:])
+        code: int = options.run(options)
+        return code
     parser = Parser(prog="sparkis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for each in COMMANDS:
-        command = commands.add_parser(each.name, help=each.help)
-        if each.name == chosen:
-            subcommand = each.load()
-            command.description, command.epilog = subcommand.description, subcommand.examples
-            if subcommand.examples:
-                command.formatter_class = argparse.RawDescriptionHelpFormatter
-            subcommand.add_options(command)
-            command.set_defaults(run=subcommand.run)
+        commands.add_parser(each.name, help=each.help)
+    chosen = next((word for word in given if not word.startswith("-")), None)
     if chosen is not None and chosen not in commands.choices:
         parser.error(f"{chosen!r} is not a command{_nearest(chosen, commands.choices)}")
-    options, unknown = parser.parse_known_args(given or ["--help"])
+    parser.parse_args(given or ["--help"])  # exits, unless a command follows an option
+    return parser.error(f"the command comes first: sparkis {chosen} ...")
+
+
+def _parse(command: Command, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the words after a command's name, over the configuration file and the environment if the command has them.
+
+    Exits with a line for each mistake.
+    """
+    try:
+        options, unknown, parser = _parsed(command, words)
+    except (ValueError, OSError) as error:
+        from resp_server.programs.command_line import mistakes_of
+
+        for each in mistakes_of(error):
+            print(f"sparkis {command.name}: {each}", file=sys.stderr)
+        raise SystemExit(2) from None
     if unknown:
-        commands.choices[options.command].refuse(unknown)
-    code: int = options.run(options)
-    return code
+        parser.refuse(unknown)
+    return options
+
+
+def _parsed(command: Command, words: Sequence[str]) -> tuple[argparse.Namespace, list[str], Parser]:
+    parser = command.parser()
+    if not command.is_configurable or {"-h", "--help"} & set(words):
+        return *parser.parse_known_args(words), parser
+    from resp_server.programs.configuration import read_configuration
+
+    configuration = read_configuration(command.name, (parser, command.parser()), words, os.environ)
+    options, unknown = parser.parse_known_args(words)
+    options.configuration = configuration
+    options.parse_again = lambda: _parsed(command, words)[0]
+    return options, unknown, parser
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,6 +130,25 @@ class Command(NamedTuple):
     name: str
     help: str
     load: Callable[[], Subcommand]
+    # Its options may be in a configuration file and in the environment.
+    is_configurable: bool = False
+
+    def parser(self) -> Parser:
+        """Return a parser of the command's options."""
+        subcommand = self.load()
+        parser = Parser(prog=f"sparkis {self.name}", description=subcommand.description, epilog=subcommand.examples)
+        if subcommand.examples:
+            parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        subcommand.add_options(parser)
+        if self.is_configurable:
+            parser.add_argument(
+                "--config",
+                metavar="FILE",
+                help="a TOML file with options (default: SPARKIS_CONFIG of the environment); SPARKIS_... variables and "
+                "the command line are stronger",
+            )
+        parser.set_defaults(run=subcommand.run)
+        return parser
 
 
 def _of(module: str) -> Callable[[], Subcommand]:
@@ -225,6 +271,14 @@ def _demo(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def _config() -> Subcommand:
+    from spark_hooks import config_command
+
+    parsers = {each.name: each.parser() for each in COMMANDS if each.is_configurable}
+    run = partial(config_command.run, parsers)
+    return Subcommand(config_command.DESCRIPTION, config_command.add_options, run, config_command.EXAMPLES)
+
+
 COMMANDS = (
     Command(
         "demo",
@@ -235,11 +289,11 @@ COMMANDS = (
             _demo,
         ),
     ),
-    Command("serve", "serve the jobs of a change log, without Spark", _of("resp_server.programs.serve")),
+    Command("serve", "serve the jobs of a change log, without Spark", _of("resp_server.programs.serve"), True),
     Command("stop", "end the server that a driver started for a log", _of("resp_server.programs.stop")),
-    Command("registry", "assign slots to state servers", _of("resp_server.programs.registry")),
-    Command("state-server", "serve the slots that a registry assigns", _of("resp_server.programs.state_server")),
-    Command("proxy", "serve plain clients from several state servers", _of("resp_server.programs.proxy")),
+    Command("registry", "assign slots to state servers", _of("resp_server.programs.registry"), True),
+    Command("state-server", "serve the slots that a registry assigns", _of("resp_server.programs.state_server"), True),
+    Command("proxy", "serve plain clients from several state servers", _of("resp_server.programs.proxy"), True),
     Command(
         "attach",
         "make the state of an unchanged query readable, from its checkpoint",
@@ -249,6 +303,7 @@ COMMANDS = (
             _add_attach_options,
             _attach,
         ),
+        is_configurable=True,
     ),
     Command(
         "inspect",
@@ -262,6 +317,7 @@ COMMANDS = (
     ),
     Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
     Command("health", "tell whether a server is ready, by an exit code", _of("resp_server.programs.health")),
+    Command("config", "check a configuration file, and show where options' values are from", _config),
     Command("size", "estimate servers, memory, disk and network for a load", _of("resp_server.programs.size")),
     Command(
         "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")

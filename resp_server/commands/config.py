@@ -6,7 +6,7 @@ A modifiable setting is a field of `ServerConfig`. CONFIG SET replaces the `Serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,11 @@ class Setting:
     field: str = ""
     parse: Parse = bytes.decode
     is_modifiable: bool = False
+
+    @property
+    def fields(self) -> Collection[str]:
+        """All fields of ServerConfig that the setting changes."""
+        return OUTPUT_FIELDS if self.parse is output_limits else {self.field}
 
 
 def immutable(field: str) -> Setting:
@@ -119,6 +124,8 @@ OUTPUT_LIMITS = {
     "normal": ("output_bytes_max", "output_soft_bytes", "output_soft_seconds"),
     "pubsub": ("subscriber_output_bytes_max", "subscriber_output_soft_bytes", "subscriber_output_soft_seconds"),
 }
+
+OUTPUT_FIELDS = {field for fields in OUTPUT_LIMITS.values() for field in fields}
 
 
 def _output_limits(server: ServerContext) -> str:
@@ -197,6 +204,13 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+def changes_of(name: str, value: bytes) -> Mapping[str, Any]:
+    """Return the fields of ServerConfig that a modifiable setting changes, with their new values; SettingError."""
+    setting = SETTINGS[name]
+    parsed = setting.parse(value)
+    return parsed if isinstance(parsed, dict) else {setting.field: parsed}
+
+
 TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file": "ca"}
 
 
@@ -258,7 +272,8 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
     if len(more) % 2:
         raise syntax_error()
     changes = _changes(context.server, [(name, value), *zip(more[::2], more[1::2], strict=True)])
-    return context.server.gather(configure, changes, lambda responses: OK)
+    changed = sorted({*context.server.config.changed_fields, *changes})
+    return context.server.gather(configure, {**changes, "changed_fields": changed}, lambda responses: OK)
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
@@ -277,8 +292,7 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
         setting = settings[name]
         if setting.field:
             try:
-                parsed = setting.parse(value)
-                changes |= parsed if isinstance(parsed, dict) else {setting.field: parsed}
+                changes |= changes_of(name, value)
             except SettingError as error:
                 raise _failed(name, str(error)) from None
         elif value.decode("utf-8", "replace") != setting.render(server):
@@ -311,7 +325,18 @@ def reset_statistics(server: ServerContext, nothing: None) -> None:
 @command("config|rewrite")
 def config_rewrite(context: CommandContext) -> Reply:
     """Persists the effective configuration to file."""
-    raise PlainError("The server is running without a config file")
+    server = context.server
+    if server.config.config_file is None:
+        raise PlainError("The server is running without a config file")
+    # Imported here, because it takes 20 ms, and few servers rewrite a file.
+    from resp_server.commands.config_rewrite import rewrite
+
+    changed = set(server.config.changed_fields)
+    values = {
+        name: setting.render(server) for name, setting in SETTINGS.items() if changed.intersection(setting.fields)
+    }
+    rewrite(server.config.config_file, server.config.config_table, values)
+    return OK
 
 
 @command("config|help")

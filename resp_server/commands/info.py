@@ -124,7 +124,7 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
         "lru_clock": context.now_ms // 1000 & LRU_CLOCK_MAX,
         "executable": sys.executable,
         "sparkis_core": CORE,
-        "config_file": "",
+        "config_file": server.config.config_file or "",
         "io_threads_active": 0,
         **_listeners(server),
     }

@@ -82,8 +82,7 @@ class Program:
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
-            mistakes = error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
-            for each in mistakes:
+            for each in mistakes_of(error):
                 print(f"sparkis {self.name}: {each}", file=sys.stderr)
             return 1
 
@@ -132,6 +131,11 @@ def seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return number
+
+
+def mistakes_of(error: Exception) -> Sequence[str]:
+    """Return the lines about an error: one for each mistake of a command line."""
+    return error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
 
 
 def message_of(error: Exception) -> str:

@@ -23,7 +23,9 @@ from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
 from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
 from resp_server.programs.command_line import Mistakes, add_level_option, tcp_port, whole_number
+from resp_server.programs.configuration import Configuration
 from resp_server.programs.metrics_options import add_metrics_options
+from resp_server.programs.redis_settings import add_redis_settings, redis_settings_of
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 
 logger = logging.getLogger("sparkis.server")
@@ -54,6 +56,7 @@ def add_listening_options(
         help="the classes of keyspace notifications, as in Redis (default: none)",
     )
     _add_client_limits(parser)
+    add_redis_settings(parser)
     add_level_option(parser)
     add_tls_options(parser)
     add_metrics_options(parser)
@@ -135,7 +138,11 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     with mistakes.noted():
         tls = _tls(options, takes_ca_alone=takes_ca_alone)
     mistakes.raise_if_any()
+    configuration: Configuration | None = getattr(options, "configuration", None)
+    file = None if configuration is None else configuration.file
     return ServerConfig(
+        config_file=None if file is None else str(Path(file.path).resolve()),
+        config_table="" if configuration is None else configuration.program,
         tls=tls,
         tls_port=getattr(options, "tls_port", None),
         hosts=tuple(options.bind),
@@ -149,6 +156,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         role=options.role,
         clients_max=options.maxclients,
         idle_timeout_seconds=options.timeout,
+        **redis_settings_of(options),
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.programs.command_line import Mistakes, Program, whole_number
+from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import (
     add_listening_options,
     add_tls_port_option,
@@ -184,11 +185,11 @@ async def answer_clients(
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
     server = _make_server(options, config, applications, swap)
     server.context.state_servers = applications.info_fields
-    reload: Callable[[], None] | None = None
+    reloads = [ConfigReload(options, server).reload]
     mapped: MappedKeys | None = None
     if isinstance(server.dispatcher, SwapDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
-        reload = server.dispatcher.control.reload_at_signal
+        reloads.append(server.dispatcher.control.reload_at_signal)
         mapped = server.dispatcher.mapped
     relay = connect_pubsub(applications, server.context, mapped)
     applications.start()
@@ -213,7 +214,11 @@ async def answer_clients(
         log_started(config, server.port, server.tls_port)
         lifeline = supervised.get("lifeline")
         watches_input = options.child and unused is None
-        ends = [until_shutdown(watches_input=watches_input, users=server, lifeline=lifeline, reload=reload)]
+        ends = [
+            until_shutdown(
+                watches_input=watches_input, users=server, lifeline=lifeline, reload=lambda: _run_all(reloads)
+            )
+        ]
         if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":
             ends.append(server.dispatcher.control.end_at_copier())
         if unused is not None:
@@ -228,6 +233,11 @@ async def answer_clients(
         applications.stop()
         await metrics.stop()
         logger.info("ended")
+
+
+def _run_all(actions: Iterable[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
 
 
 def _make_server(

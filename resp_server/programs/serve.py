@@ -30,6 +30,7 @@ from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Mistakes, Program, tcp_port, whole_number
+from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import (
     add_listening_options,
     add_tls_port_option,
@@ -361,7 +362,12 @@ async def _serve(
         # A state server behind a proxy ends with the proxy, which has the record of both.
         watches_input = options.child and (driver_leases is None or options.behind_proxy)
         ends: list[Coroutine[None, None, object]] = [
-            until_shutdown(watches_input=watches_input, users=server, lifeline=supervised.get("lifeline"))
+            until_shutdown(
+                watches_input=watches_input,
+                users=server,
+                lifeline=supervised.get("lifeline"),
+                reload=ConfigReload(options, server).reload,
+            )
         ]
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())

@@ -29,6 +29,7 @@ from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
+from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import add_listening_options, config_of, load_users, until_shutdown
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
@@ -238,7 +239,9 @@ async def _serve(
     appliers.on_change = registry_client.report_soon
     metrics = listener_of(options, ServerSource(server, lambda: len(appliers.missing_slots)))
     tasks: list[asyncio.Task[None]] = []
-    shutdown = asyncio.create_task(until_shutdown(watches_input=options.child, users=server))
+    shutdown = asyncio.create_task(
+        until_shutdown(watches_input=options.child, users=server, reload=ConfigReload(options, server).reload)
+    )
     try:
         await metrics.start()
         await appliers.start()

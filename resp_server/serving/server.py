@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -84,6 +84,10 @@ class Server:
     def users(self) -> Users:
         """The users and their rules."""
         return self.context.users
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, given as fields of ServerConfig."""
+        self.context.configure(changes)
 
     def reload_users(self) -> None:
         """Read the ACL file again, for all connections; AccessError for a bad file, and then nothing changes."""

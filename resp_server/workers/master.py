@@ -32,7 +32,7 @@ import logging
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -439,6 +439,21 @@ class Workers(JobCatalog):
 
         self._run_in_background(response())
 
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of all workers, given as fields of ServerConfig."""
+        self._note_settings(changes)
+        self._run_in_background(self._configure_workers(changes))
+
+    async def _configure_workers(self, changes: Mapping[str, Any]) -> None:
+        await self._responses(self._serving, "configure", dict(changes))
+
+    def _note_settings(self, changes: Mapping[str, Any]) -> None:
+        """Record settings that have changed, for workers that start later."""
+        self._configured |= changes
+        if "password" in changes:
+            self.users.set_password(changes["password"])
+        self._config = replace(self._config, **changes)
+
     def reload_users(self) -> None:
         """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
         outcome = self.users.change({"load": True})
@@ -486,10 +501,7 @@ class Workers(JobCatalog):
 
     async def _relay_query(self, requester: _Worker, line: Line) -> None:
         if line["name"] == "configure":
-            self._configured |= line["argument"]
-            if "password" in line["argument"]:
-                self.users.set_password(line["argument"]["password"])
-            self._config = replace(self._config, **line["argument"])
+            self._note_settings(line["argument"])
         if line["name"] == "reset statistics":
             self._stats.reset()
         others = [worker for worker in self._serving if worker is not requester]

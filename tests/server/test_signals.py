@@ -97,6 +97,41 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+def test_a_hangup_reloads_the_configuration_and_a_rewrite_keeps_what_is_in_it(
+    start: Start, log: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "sparkis.toml"
+    file.write_text(f'# ours\nmaxclients = 100  # few\n[serve]\nlog = "{log}"\nport = 0\nworkers = 2\n')
+    server = start("serve", "--config", file, "--store", tmp_path / "store")
+    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+
+    def shown(name: str) -> bytes:
+        with Connection(port) as connection:
+            reply = connection.call("CONFIG", "GET", name).value
+            assert isinstance(reply, list)
+            return bytes(reply[1].value)
+
+    assert shown("maxclients") == b"100"
+    file.write_text(file.read_text().replace("100", "200").replace("port = 0", "port = 1"))
+    server.hang_up()
+    server.wait_for(rf"INFO sparkis\.server: SIGHUP: read {file}; changed: maxclients")
+    server.wait_for(rf"WARNING sparkis\.server: SIGHUP: restart to apply what changed in {file}: port")
+    eventually(lambda: [shown("maxclients") for _ in range(4)] == [b"200"] * 4)
+
+    with Connection(port) as connection:
+        assert connection.call("CONFIG", "SET", "timeout", "7", "slowlog-max-len", "5").value == b"OK"
+        assert connection.call("CONFIG", "REWRITE").value == b"OK"
+    assert file.read_text() == (
+        f'# ours\nmaxclients = 200  # few\n[serve]\nlog = "{log}"\nport = 1\nworkers = 2\n'
+        "slowlog-max-len = 5\ntimeout = 7\n"
+    )
+
+    file.write_text("maxclients = many")
+    server.hang_up()
+    server.wait_for(rf"ERROR sparkis\.server: SIGHUP: {file}: Invalid value .*; nothing changes")
+    assert shown("maxclients") == b"200"
+
+
 def can_log_in(port: int, user: str) -> bool:
     with Connection(port) as connection:
         return bool(connection.call("AUTH", user, "secret").value == b"OK")

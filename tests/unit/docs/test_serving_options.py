@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 
 from resp_server.programs.proxy import add_options as add_proxy_options
+from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
 from resp_server.programs.serve import add_options
 from spark_hooks.serving.serve import serve
 
+REDIS_OPTIONS = {f"--{name}" for name in REDIS_SETTINGS}
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "serving.md").read_text()
 PLACEMENT = (DOCS / "placement.md").read_text()
@@ -20,7 +22,15 @@ def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-    assert set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE)) == {each.option_strings[0] for each in shown}
+    assert (
+        set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE))
+        == {each.option_strings[0] for each in shown} - REDIS_OPTIONS
+    )
+
+
+def test_every_setting_of_redis_is_on_the_page_of_configuration_and_no_other() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    assert set(re.findall(r"^\| `(--[a-z-]+)", page, re.MULTILINE)) == REDIS_OPTIONS
 
 
 def test_every_argument_of_the_function_is_on_the_page_or_on_that_of_placement_and_no_other() -> None:
@@ -36,4 +46,4 @@ def test_every_option_of_a_proxy_is_in_its_section() -> None:
     add_proxy_options(parser)
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     section = PAGE.partition("\n## A proxy\n")[2]
-    assert {each.option_strings[0] for each in shown} <= set(re.findall(r"--[a-z-]+", section))
+    assert {each.option_strings[0] for each in shown} - REDIS_OPTIONS <= set(re.findall(r"--[a-z-]+", section))

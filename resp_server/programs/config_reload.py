@@ -1,0 +1,79 @@
+"""Reads the configuration file again after SIGHUP, and applies the settings that may change while a program runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from resp_server.commands.config import SETTINGS
+from resp_server.programs.command_line import mistakes_of
+from resp_server.programs.configuration import Configuration
+from resp_server.programs.listening import config_of
+from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
+from state_backend.model.errors import SparkisError
+
+logger = logging.getLogger("sparkis.server")
+
+FIELDS = {field for setting in SETTINGS.values() for field in setting.fields if field}
+# The options whose values are in these fields.
+APPLIED = {
+    "requirepass",
+    "requirepass-file",
+    "notify-keyspace-events",
+    "protected-mode",
+    "maxclients",
+    "timeout",
+    *REDIS_SETTINGS,
+}
+
+
+class Configurable(Protocol):
+    """A server, or the master of workers."""
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, given as fields of ServerConfig."""
+
+
+class ConfigReload:
+    """Reloads the configuration file of a program; options: those of its start."""
+
+    def __init__(self, options: argparse.Namespace, server: Configurable) -> None:
+        self._server = server
+        configuration: Configuration | None = getattr(options, "configuration", None)
+        self._file = None if configuration is None else configuration.file
+        if self._file is not None:
+            self._parse_again: Callable[[], argparse.Namespace] = options.parse_again
+            self._options = self._parse_again()  # `options` may have other values by now, such as a port
+
+    def reload(self) -> None:
+        """Apply what has changed in the file since it was last read; log mistakes, and then nothing changes."""
+        if self._file is None:
+            return
+        try:
+            options = self._parse_again()
+            before, after = config_of(self._options), config_of(options)
+        except (SparkisError, ValueError, OSError) as error:
+            for each in mistakes_of(error):
+                logger.error("SIGHUP: %s; nothing changes", each)
+            return
+        changes = {name: getattr(after, name) for name in FIELDS if getattr(after, name) != getattr(before, name)}
+        if changes:
+            self._server.configure(changes)
+        changed = self._changed_options(options)
+        applied = sorted(changed & APPLIED)
+        logger.info(
+            "SIGHUP: read %s; %s",
+            self._file.path,
+            f"changed: {', '.join(applied)}" if applied else "no setting changed",
+        )
+        if waiting := sorted(changed - APPLIED):
+            logger.warning("SIGHUP: restart to apply what changed in %s: %s", self._file.path, ", ".join(waiting))
+        self._options = options
+
+    def _changed_options(self, options: argparse.Namespace) -> set[str]:
+        """Return the names of the options whose values differ from those last read."""
+        before, after = vars(self._options), vars(options)
+        named = self._options.configuration.options
+        return {name for name, action in named.items() if before[action.dest] != after[action.dest]}

@@ -1,0 +1,183 @@
+"""Options from a file and from the environment: which is stronger, what is a mistake, and where a mistake is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resp_server.commands.config import SETTINGS
+from resp_server.commands.config_rewrite import rewritten
+from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
+from spark_hooks import cli
+from spark_hooks.cli import COMMANDS, main
+
+FILE = """\
+loglevel = "warning"
+maxclients = 100
+[serve]
+log = "a"
+port = 1
+bind = ["127.0.0.1", "::1"]
+compact = false
+[proxy]
+port = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def only_what_the_test_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARKIS_CONFIG", raising=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sparkis.toml"
+    path.write_text(FILE)
+    return path
+
+
+def parsed(*words: object) -> dict[str, object]:
+    command = next(each for each in COMMANDS if each.name == words[0])
+    return vars(cli._parse(command, [str(word) for word in words[1:]]))
+
+
+def mistakes_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
+    with pytest.raises(SystemExit, match="2"):
+        parsed(*words)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_command_line_is_stronger_than_the_environment_which_is_stronger_than_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKIS_PORT", "5")
+    monkeypatch.setenv("SPARKIS_TIMEOUT", "6")
+    options = parsed("serve", "--config", file, "--timeout", "7")
+    assert (options["port"], options["timeout"], options["maxclients"]) == (5, 7, 100)
+    assert (options["log"], options["bind"], options["compact"]) == (["a"], ["127.0.0.1", "::1"], "no")
+    assert options["loglevel"] == "warning"
+
+
+def test_a_program_has_the_values_of_its_own_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKIS_CONFIG", str(file))
+    assert parsed("proxy")["port"] == 2
+    assert parsed("registry", "--log", "l")["port"] != 1
+
+
+def test_values_of_an_option_that_may_be_repeated_are_not_joined(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed("serve", "--config", file, "--log", "b", "--log", "c")["log"] == ["b", "c"]
+    monkeypatch.setenv("SPARKIS_LOG", "d 'e f'")
+    assert parsed("serve", "--config", file)["log"] == ["d", "e f"]
+
+
+def test_all_mistakes_are_told_with_their_lines(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKIS_TIMEOUT", "soon")
+    file.write_text('maxclients = 0\n[serve]\nprot = 1\n"port" = 70000\nlog = [1.5, true]\nprotected-mode = "maybe"\n')
+    assert mistakes_of(capsys, "serve", "--config", file) == [
+        f"sparkis serve: {file}:5: log: True is neither a text nor a number",
+        f"sparkis serve: {file}:4: port: '70000' is not a port from 0 to 65535",
+        f"sparkis serve: {file}:6: protected-mode: 'maybe' is none of yes, no",
+        f"sparkis serve: {file}:1: maxclients: '0' is not a number of connections from 1 to 4294967295",
+        "sparkis serve: SPARKIS_TIMEOUT: timeout: 'soon' is not a number of seconds from 0 to 2147483647",
+        f"sparkis serve: {file}:3: prot is no option of sparkis serve (did you mean port?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [("port = ", "Invalid value (at "), ("a = 1\na = 2", "Cannot overwrite a value (at ")],
+)
+def test_a_file_that_is_no_toml(file: Path, text: str, mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(text)
+    (line,) = mistakes_of(capsys, "serve", "--config", file)
+    assert line.startswith(f"sparkis serve: {file}: {mistake}")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mistakes_of(capsys, "serve", "--config", tmp_path / "x") == [
+        f"sparkis serve: {tmp_path / 'x'}: No such file or directory"
+    ]
+
+
+def test_the_address_that_kubernetes_sets_is_no_port(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKIS_PORT", "tcp://10.0.0.1:7379")
+    assert parsed("serve", "--config", file)["port"] == 1
+
+
+def test_help_is_printed_whatever_is_in_the_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("?")
+    with pytest.raises(SystemExit, match="0"):
+        parsed("serve", "--config", file, "--help")
+    assert "--config FILE" in capsys.readouterr().out
+
+
+def test_check_finds_the_mistakes_of_all_programs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: 7 values, no mistakes\n"
+    file.write_text("x = 1\n[serv]\nport = 1\n[proxy]\nport = -1\n")
+    assert main(["config", "check", str(file)]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"sparkis config: {file}:5: port: '-1' is not a port from 0 to 65535",
+        f"sparkis config: {file}:3: [serv] is no program that reads this file (did you mean serve?)",
+        f"sparkis config: {file}:1: x is no option of any program",
+    ]
+
+
+def test_show_tells_where_each_value_is_from_and_hides_passwords(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKIS_UPSTREAM", "redis://user:s3cret@cache")
+    monkeypatch.setenv("SPARKIS_REQUIREPASS", "s3cret")
+    assert main(["config", "show", "serve", "--config", str(file), "--json"]) == 0
+    text = capsys.readouterr().out
+    shown = json.loads(text)
+    assert "s3cret" not in text
+    assert shown["upstream"] == {"value": "redis://(hidden)@cache", "from": "SPARKIS_UPSTREAM"}
+    assert shown["port"] == {"value": "1", "from": f"{file}:5"}
+    assert shown["maxclients"] == {"value": "100", "from": f"{file}:2"}
+    assert shown["timeout"] == {"value": "0", "from": "default"}
+    assert main(["config", "show", "servee"]) == 1
+    assert capsys.readouterr().err.startswith("sparkis config: 'servee' is none of serve, ")
+
+
+def test_every_setting_that_can_change_is_an_option() -> None:
+    options = {action.option_strings[0].lstrip("-") for action in command("serve").parser()._actions}
+    changing = {name for name, setting in SETTINGS.items() if setting.field and setting.is_modifiable}
+    assert changing <= options
+    assert set(REDIS_SETTINGS) <= changing
+
+
+def command(name: str) -> cli.Command:
+    return next(each for each in COMMANDS if each.name == name)
+
+
+NAMES = st.sampled_from(["port", "timeout", "notify-keyspace-events", "maxclients"])
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63).map(str),
+    st.sampled_from(["yes", "no"]),
+    st.text(max_size=9).map(lambda text: f"v{text}"),
+)
+
+
+@given(st.dictionaries(NAMES, VALUES), st.sampled_from(["serve", "proxy", "registry"]))
+def test_a_rewritten_file_has_the_new_values_and_all_else_as_it_was(values: dict[str, str], table: str) -> None:
+    before = tomlkit.parse(FILE).unwrap()
+    text = rewritten(f"# first\n{FILE}# last\n", table, values)
+    after = tomlkit.parse(text).unwrap()
+    for name, value in values.items():
+        found = after[table].pop(name)
+        assert value == {True: "yes", False: "no"}.get(found, str(found)) if isinstance(found, bool) else str(found)
+        before.get(table, {}).pop(name, None)
+    if not after[table]:
+        del after[table]
+    before = {name: value for name, value in before.items() if value != {}}
+    assert after == before
+    assert text.startswith("# first\n")
+    assert "# last" in text
