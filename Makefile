@@ -12,6 +12,9 @@ RELEASE := $(VENV)/release
 CLASSES := $(VENV)/spark.jsa
 ARGS   ?=
 
+# Its first argument is the Python that gets packages, and the others are those of `pip install`.
+INSTALL := $(VENV_PYTHON) scripts/install.py
+
 # What the compiled core and the JDK are added to: `make demo` needs no tools for contributors, but uses them if they are there.
 BASE    := $(if $(and $(filter demo,$(MAKECMDGOALS)),$(if $(wildcard $(READY)),,none)),$(DEMO),$(READY))
 
@@ -33,6 +36,9 @@ SPARK_VERSIONS ?= 3.5.9 4.0.5 4.1.4 4.2.1 4.3.0-python3.13
 RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE \
        PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
+
+# In a new checkout, one process compiles all modules: else each of those that run tests compiles them, at the same time.
+COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands errors metrics docs release lock clean
@@ -58,10 +64,12 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 	$(DEPLOY)/bin/python scripts/lint_deploy.py
 
 test: setup-test ## run the tests; ARGS go to pytest
+	@$(COMPILED)
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
+	@$(COMPILED)
 	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-versions: setup-test ## run the tests marked versions with other versions of Spark and Python; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
@@ -153,21 +161,20 @@ $(VENV_PYTHON):
 
 $(READY): pyproject.toml requirements.lock | $(VENV_PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
-	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
-	@SPARKIS_PURE=1 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@$(INSTALL) $(VENV_PYTHON) -r requirements.lock
+	@SPARKIS_PURE=1 $(INSTALL) $(VENV_PYTHON) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(DEMO): pyproject.toml requirements.lock | $(VENV_PYTHON)
 	@echo "installing what the demo needs into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
-	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -c requirements.lock setuptools cython
-	@SPARKIS_PURE=1 $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 --no-build-isolation \
-	    -c requirements.lock -e '.[demo]'
+	@$(INSTALL) $(VENV_PYTHON) -c requirements.lock setuptools cython
+	@SPARKIS_PURE=1 $(INSTALL) $(VENV_PYTHON) --no-build-isolation -c requirements.lock -e '.[demo]'
 	@touch $@
 
 # The environments of dependency groups: their packages are not those of the project.
 $(DOCS)/.ready $(DEPLOY)/.ready $(RELEASE)/.ready: $(VENV)/%/.ready: requirements-%.lock | $(VENV_PYTHON)
-	@$(VENV_PYTHON) -m venv $(VENV)/$*
-	@$(VENV)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r $<
+	@$(VENV_PYTHON) -m venv --without-pip $(VENV)/$*
+	@$(INSTALL) $(VENV)/$*/bin/python -r $<
 	@touch $@
 
 $(CLASSES): $(READY) scripts/spark_archive.py | jdk

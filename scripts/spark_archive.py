@@ -19,7 +19,9 @@ import pyarrow as pa
 def main(file: Path) -> None:
     """Run a streaming query; its JVM writes the archive when it ends."""
     file.unlink(missing_ok=True)
-    os.environ["SPARK_SUBMIT_OPTS"] = f"-XX:ArchiveClassesAtExit={file} -Xlog:disable"
+    os.environ["SPARK_SUBMIT_OPTS"] = (
+        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ArchiveClassesAtExit={file} -Xlog:disable"
+    )
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -26,12 +26,12 @@ if [ ! -e "$target/.ready" ]; then
         exit 1
     fi
     echo "spark $version: making $target with $("$base" --version) (some minutes; Spark alone is 450 MB)" >&2
-    [ -x "$python" ] || "$base" -m venv "$target"
+    [ -x "$python" ] || "$base" -m venv --without-pip "$target"
     grep -vE "^#|$locked" requirements.lock >"$target/constraints.txt"
     # shellcheck disable=SC2086
-    "$python" -m pip install --quiet --disable-pip-version-check --no-input -c "$target/constraints.txt" "pyspark==$version" $of_spark \
+    "$venv/bin/python" scripts/install.py "$python" -c "$target/constraints.txt" "pyspark==$version" $of_spark \
         lmdb hiredis uvloop rocksdict redis pytest pytest-xdist hypothesis trustme setuptools cython
-    SPARKIS_PURE=1 "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+    SPARKIS_PURE=1 "$venv/bin/python" scripts/install.py "$python" --no-deps --no-build-isolation -e .
     touch "$target/.ready"
 fi
 echo "$python"
