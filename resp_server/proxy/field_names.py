@@ -13,7 +13,7 @@ from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, text_o
 from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
-from resp_server.upstream.key_matcher import Decision
+from resp_server.upstream.key_matcher import Decision, all_upstreams
 from resp_server.upstream.mapped_names import NameMapping, StateName
 from resp_server.upstream.rules import Rule
 
@@ -26,10 +26,10 @@ FIELDS_AT_ONCE = 32
 
 
 class FieldRules(NamedTuple):
-    """Rules that name fields. decide: returns the owner of a key in the rules' database."""
+    """Rules that name fields. decider: returns the function that decides about the keys of a database."""
 
     rules: Sequence[Rule]
-    decide: Callable[[bytes], Decision]
+    decider: Callable[[int], Callable[[bytes], Decision]]
 
     def of_hash(self, key: bytes, is_prefix_needed: Callable[[bytes, bool], object]) -> NamedHash | None:
         """Return a key with the rules that name its fields; None: there is none.
@@ -45,13 +45,23 @@ class FieldRules(NamedTuple):
                 found.append(rule)
         return NamedHash(key, found) if found else None
 
-    def names(self, key: bytes, rules: Sequence[Rule], field: bytes) -> Iterator[bytes]:
+    def names(self, key: bytes, rules: Sequence[Rule], field: bytes) -> Iterator[NameInDatabase]:
         """Iterate over the names of a field of a hash, by some of the rules."""
         for rule in rules:
             assert rule.mapping is not None
             name = rule.mapping.key_of(StateName(key, field))
-            if name is not None and self.decide(name).rule is rule:
-                yield name
+            if name is not None and self.decider(rule.database)(name).rule is rule:
+                yield NameInDatabase(rule.database, name)
+
+
+NO_RULES = FieldRules((), lambda database: all_upstreams)
+
+
+class NameInDatabase(NamedTuple):
+    """A key as clients know it, and the number of its database."""
+
+    database: int
+    name: bytes
 
 
 class NamedHash(NamedTuple):

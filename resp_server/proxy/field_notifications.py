@@ -9,7 +9,7 @@ The checked fields are:
 
 - the fields whose channel has a subscriber
 - the field of each rule with a fixed `field`
-- for subscribers of patterns and of `__keyevent@0__:` channels: all fields, if the hash has at most `FIELDS_MAX`
+- for subscribers of patterns and of `__keyevent@N__:` channels: all fields, if the hash has at most `FIELDS_MAX`
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.field_names import FieldRules, field_presence_request, is_failure, present_in, texts_in
+from resp_server.proxy.field_names import (
+    NO_RULES,
+    FieldRules,
+    NameInDatabase,
+    field_presence_request,
+    is_failure,
+    present_in,
+    texts_in,
+)
 from resp_server.proxy.mapped_keys import may_name
-from resp_server.push.keyspace_notifications import EVENTS, KEYEVENT, KEYSPACE, TO_KEYEVENT, TO_KEYSPACE, classes_of
+from resp_server.push.keyspace_notifications import EVENTS, TO_KEYEVENT, TO_KEYSPACE, classes_of, heads_of
 from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
-from resp_server.upstream.key_matcher import all_upstreams
 from resp_server.upstream.rules import Rule
 
 # A subscriber of patterns gets the events of a hash with at most this many fields (guess: a client can use no more).
@@ -66,7 +73,7 @@ CHANGES: Mapping[bytes, _Change] = {
     b"expired": EXPIRED,
 }
 NAME_CLASSES = SET.event_class | EXPIRY_SET.event_class | EXPIRED.event_class
-NAME_CHANNELS = frozenset(KEYEVENT + change.event for change in CHANGES.values())
+NAME_EVENTS = frozenset(change.event for change in CHANGES.values())
 
 
 class FieldEvent(NamedTuple):
@@ -156,7 +163,7 @@ class FieldListeners:
 
     def __init__(self, pubsub: PubSub) -> None:
         self._pubsub = pubsub
-        self._rules = FieldRules((), all_upstreams)
+        self._rules = NO_RULES
         self._classes = 0
         # By state's key: the fields whose names' channels have subscribers.
         self._channels: dict[bytes, dict[bytes, None]] = {}
@@ -172,21 +179,26 @@ class FieldListeners:
         """Record that a channel or pattern got its first subscriber (`is_added`) or lost its last one."""
         if not self._rules.rules or kind is SubscriptionKind.SHARD:
             return
-        if kind is SubscriptionKind.CHANNEL and name.startswith(KEYSPACE):
-            self._count_channel(name.removeprefix(KEYSPACE), is_added=is_added)
-            return
         is_pattern = kind is SubscriptionKind.PATTERN
-        if not is_pattern and name not in NAME_CHANNELS:
-            return
         literal = literal_start(name) if is_pattern else b""
-        prefix = literal.removeprefix(KEYSPACE) if literal.startswith(KEYSPACE) else b""
+        databases = {rule.database for rule in self._rules.rules}
+        for database, heads in ((each, heads_of(each)) for each in databases):
+            if not is_pattern and name.startswith(heads.keyspace):
+                self._count_channel(database, name.removeprefix(heads.keyspace), is_added=is_added)
+            elif is_pattern or (name.startswith(heads.keyevent) and name[len(heads.keyevent) :] in NAME_EVENTS):
+                prefix = literal.removeprefix(heads.keyspace) if literal.startswith(heads.keyspace) else b""
+                self._count_prefix(kind, name, database, prefix, is_added=is_added)
+
+    def _count_prefix(
+        self, kind: SubscriptionKind, name: bytes, database: int, prefix: bytes, *, is_added: bool
+    ) -> None:
         for rule in self._rules.rules:
-            if may_name(kind, name, [rule]):
+            if rule.database == database and may_name(kind, name, [rule]):
                 self._prefixes[rule.name][prefix] += 1 if is_added else -1
                 self._prefixes[rule.name] += Counter()  # drops prefixes whose count is 0
 
-    def _count_channel(self, name: bytes, *, is_added: bool) -> None:
-        rule = self._rules.decide(name).rule
+    def _count_channel(self, database: int, name: bytes, *, is_added: bool) -> None:
+        rule = self._rules.decider(database)(name).rule
         if rule is None or rule.mapping is None or rule.name not in self._prefixes:
             return
         key, field = rule.mapping.state_name_of(name)
@@ -243,11 +255,13 @@ class FieldListeners:
                 yield from self._post_in_steps(batch, event.change.event, name)
             yield
 
-    def _post_in_steps(self, batch: MessageBatch, event: bytes, name: bytes) -> Iterator[None]:
+    def _post_in_steps(self, batch: MessageBatch, event: bytes, found: NameInDatabase) -> Iterator[None]:
+        name, heads = found.name, heads_of(found.database)
+
         def accepts(session: Session) -> bool:
             return session.user.is_unrestricted or session.user.can_read(name)
 
         if self._classes & TO_KEYSPACE:
-            yield from self._pubsub.post_in_steps(batch, KEYSPACE + name, event, accepts)
+            yield from self._pubsub.post_in_steps(batch, heads.keyspace + name, event, accepts)
         if self._classes & TO_KEYEVENT:
-            yield from self._pubsub.post_in_steps(batch, KEYEVENT + event, name, accepts)
+            yield from self._pubsub.post_in_steps(batch, heads.keyevent + event, name, accepts)

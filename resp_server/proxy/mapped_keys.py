@@ -1,9 +1,12 @@
-"""The clients' names of states' keys, for invalidations and keyspace notifications.
+"""The clients' names of states' keys, and their databases, for invalidations and keyspace notifications.
 
 A state reports that `golden:byAccount:7` has changed; clients know this key as `dash/7/apdex`. A rule maps a whole key,
 or a single field, to its name. A rule for all fields of a hash does not: a state does not report which fields have
 changed. So the names of fields that tracking clients read are recorded, and all of a key's names are invalidated with
 it. For notifications the fields are read (`field_notifications.py`).
+
+Servers notify of keys in database 0. A rule may put keys into another one. Clients are notified of these on the
+channels of that database, by the same names.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from resp_server.protocol.glob import literal_start
-from resp_server.proxy.field_names import FieldRules, has_fields
-from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE
+from resp_server.proxy.field_names import FieldRules, NameInDatabase, has_fields
+from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.upstream.key_patterns import glob_of
 from resp_server.upstream.mapped_names import StateName
@@ -24,12 +27,13 @@ READ_NAMES_MAX = 100_000
 
 
 class MappedKeys:
-    """The names of states' keys by the current rules. Notifications are those of database 0."""
+    """The names of states' keys by the current rules."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
         self._rules: Rules = ()
         self._listed: Sequence[Rule] = ()
+        self._notified: Sequence[Rule] = ()
         # The clients' names that were read, by the state's key.
         self._read: dict[bytes, dict[bytes, None]] = {}
         self._read_count = 0
@@ -42,30 +46,40 @@ class MappedKeys:
     @property
     def listed(self) -> Sequence[Rule]:
         """The rules with names of states' keys, or of fields of them."""
-        if self._rules is not self._ownership.rules:
-            self._rules = self._ownership.rules
-            self._listed = [rule for rule in self._rules if rule.lists_names]
+        self._take_rules()
         return self._listed
 
     @property
+    def notified(self) -> Sequence[Rule]:
+        """The rules whose keys clients know by another name, or in another database, than servers do."""
+        self._take_rules()
+        return self._notified
+
+    def _take_rules(self) -> None:
+        if self._rules is not self._ownership.rules:
+            self._rules = self._ownership.rules
+            self._listed = [rule for rule in self._rules if rule.lists_names]
+            self._notified = [
+                rule for rule in self._rules if rule.lists_names or (rule.database and rule.has_state_keys)
+            ]
+
+    @property
     def of_fields(self) -> FieldRules:
-        """The rules with names of fields, for keys of database 0."""
-        rules = [rule for rule in self.listed if has_fields(rule) and not rule.database]
-        return FieldRules(rules, self._ownership.matcher.decide)
+        """The rules with names of fields."""
+        return FieldRules([rule for rule in self.listed if has_fields(rule)], self._ownership.matcher.decider)
 
     def is_state(self, key: bytes) -> bool:
         """Tell whether states own a key, by its own name, in database 0."""
         found = self._ownership.matcher.decide(key)
         return found.owner is Owner.STATE and (found.rule is None or found.rule.mapping is None)
 
-    def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[bytes]:
+    def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[NameInDatabase]:
         """Iterate over the names of a key of a state, by some rules; of its fields only those that no reply names."""
         for rule in rules:
-            name = (
-                rule.mapping.key_of(StateName(state_key, rule.mapping.only_field)) if rule.mapping is not None else None
-            )
+            mapping = rule.mapping
+            name = state_key if mapping is None else mapping.key_of(StateName(state_key, mapping.only_field))
             if name is not None and self._ownership.matcher.decider(rule.database)(name).rule is rule:
-                yield name
+                yield NameInDatabase(rule.database, name)
 
     # -- tracking -----------------------------------------------------------------------------------------------------
 
@@ -90,33 +104,32 @@ class MappedKeys:
         names: dict[bytes, None] = {}
         for key in keys:
             names |= self._read.get(key, {})
-            names |= dict.fromkeys(self.names_of(key, self.listed))
+            names |= dict.fromkeys(each.name for each in self.names_of(key, self.listed))
         return [*keys, *names] if names else keys
 
     # -- notifications ------------------------------------------------------------------------------------------------
 
     def sources(self, *, has_keyspace: bool) -> Mapping[bytes, Sequence[Rule]]:
-        """Return patterns that match the notifications of keys with other names, with the rules of these keys.
+        """Return patterns that match the servers' notifications about `notified` rules, with these rules.
 
         has_keyspace: servers publish keyspace notifications; otherwise only keyevent notifications.
         """
-        rules = [rule for rule in self.listed if not rule.database]
+        rules = self.notified
         if not has_keyspace:
             return {KEYEVENT + b"*": rules} if rules else {}
         found: dict[bytes, list[Rule]] = {}
         for rule in rules:
-            if rule.mapping is not None:
-                found.setdefault(KEYSPACE + glob_of(rule.mapping.state_key), []).append(rule)
+            state_key = rule.keys if rule.mapping is None else rule.mapping.state_key
+            found.setdefault(KEYSPACE + glob_of(state_key), []).append(rule)
         return found
 
 
 def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool:
-    """Tell whether a channel or pattern may receive notifications with the names of some rules."""
+    """Tell whether a channel or pattern may receive notifications with the names of some rules, in their databases."""
     if kind is SubscriptionKind.SHARD:
         return False
     is_pattern = kind is SubscriptionKind.PATTERN
     literal = literal_start(name) if is_pattern else name
-    if literal.startswith(KEYEVENT) or (is_pattern and KEYEVENT.startswith(literal)):
-        return True
-    prefixes = (KEYSPACE + rule.keys.prefix for rule in rules)
-    return any(literal.startswith(prefix) or (is_pattern and prefix.startswith(literal)) for prefix in prefixes)
+    found = ((heads_of(rule.database), rule.keys.prefix) for rule in rules)
+    starts = (start for heads, prefix in found for start in (heads.keyevent, heads.keyspace + prefix))
+    return any(literal.startswith(start) or (is_pattern and start.startswith(literal)) for start in starts)

@@ -5,7 +5,8 @@
                               own slots only. A pattern that may match both kinds is subscribed at all these servers;
                               its other messages are taken from the home only
     shard channels            at the active server of the slot
-    keys with other names     their notifications at the servers, by the states' names of the keys (`MappedKeys`)
+    keys with other names,    their notifications at the servers, by the states' names of the keys, in database 0
+    or in other databases     (`MappedKeys`)
     __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
 With several applications the first one relays the messages of clients. The proxy's own setting (STATE NOTIFY) decides
@@ -47,6 +48,7 @@ from resp_server.push.keyspace_notifications import (
     KEYEVENT,
     KEYSPACE,
     classes_of,
+    heads_of,
     letters_of,
     may_match_notifications,
 )
@@ -371,8 +373,8 @@ class PubsubRelay:
     def __init__(self, applications: Applications, server: ServerContext, mapped: MappedKeys | None = None) -> None:
         self.server = server
         self._mapped = mapped
-        # The relay's own patterns for keys with other names, with their rules, and the number of clients' channels and
-        # patterns that need each.
+        # The relay's own patterns for keys with other names or in other databases, with their rules, and the number of
+        # clients' channels and patterns that need each.
         self._sources: Mapping[bytes, Sequence[Rule]] = {}
         self._needed: Counter[bytes] = Counter()
         self._counted_for: object = None  # the rules and events for which the above was made
@@ -656,15 +658,17 @@ class PubsubRelay:
         """Deliver a notification of a state's key with the names that clients know."""
         assert self._mapped is not None
         events = self.server.config.notify_events
-        for name in self._mapped.names_of(key, [rule for rule in self._sources[source] if not has_fields(rule)]):
+        rules = [rule for rule in self._sources[source] if not has_fields(rule)]
+        for database, name in self._mapped.names_of(key, rules):
+            heads = heads_of(database)
 
             def accepts(session: Session, name: bytes = name) -> bool:
                 return session.user.is_unrestricted or session.user.can_read(name)
 
             if "K" in events:
-                yield from self._pubsub.post_in_steps(batch, KEYSPACE + name, event, accepts)
+                yield from self._pubsub.post_in_steps(batch, heads.keyspace + name, event, accepts)
             if "E" in events:
-                yield from self._pubsub.post_in_steps(batch, KEYEVENT + event, name, accepts)
+                yield from self._pubsub.post_in_steps(batch, heads.keyevent + event, name, accepts)
 
     def read_fields(self, connection: RelayConnection, frames: Sequence[Any]) -> Steps[FieldReads | None]:
         """Read the fields of hashes whose names clients listen to, for frames of a server; None: there are none."""

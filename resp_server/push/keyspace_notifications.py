@@ -19,7 +19,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
@@ -42,6 +42,8 @@ from state_backend.store.store import Snapshot
 logger = logging.getLogger("sparkis.server")
 
 KEYSPACE, KEYEVENT = b"__keyspace@0__:", b"__keyevent@0__:"
+# How the channels of any database begin.
+OF_ANY_DATABASE = b"__keyspace@", b"__keyevent@"
 EPOCH = OWN_CHANNELS + b"epoch:"
 
 # Nothing signals that expired keys were removed, about once a second, so the view is polled (guess).
@@ -120,10 +122,32 @@ def enables_messages(classes: int) -> bool:
 
 def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
     """Tell whether a channel is one of keyspace notifications, or whether a pattern may match one."""
+    return _may_start(kind, name, (KEYSPACE, KEYEVENT))
+
+
+def may_match_of_any_database(kind: SubscriptionKind, name: bytes) -> bool:
+    """Tell whether a channel is one of keyspace notifications of any database, or whether a pattern may match one."""
+    return _may_start(kind, name, OF_ANY_DATABASE)
+
+
+def _may_start(kind: SubscriptionKind, name: bytes, starts: tuple[bytes, ...]) -> bool:
     if kind is SubscriptionKind.PATTERN:
         literal = literal_start(name)
-        return any(each.startswith(literal) or literal.startswith(each) for each in (KEYSPACE, KEYEVENT))
-    return name.startswith((KEYSPACE, KEYEVENT))
+        return any(each.startswith(literal) or literal.startswith(each) for each in starts)
+    return name.startswith(starts)
+
+
+class Heads(NamedTuple):
+    """The beginnings of a database's channels of notifications."""
+
+    keyspace: bytes
+    keyevent: bytes
+
+
+@cache
+def heads_of(database: int) -> Heads:
+    """Return the beginnings of a database's channels."""
+    return Heads(b"__keyspace@%d__:" % database, b"__keyevent@%d__:" % database)
 
 
 class _Position(NamedTuple):

@@ -19,12 +19,11 @@ from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.field_names import FieldRules, may_match
+from resp_server.proxy.field_names import NO_RULES, FieldRules, may_match
 from resp_server.proxy.request_policy import NO_KEY
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.swap.state_listing import KEYS_AT_ONCE, ListedNames, StateListing, VisibleNames
 from resp_server.upstream.connection import UpstreamSink
-from resp_server.upstream.key_matcher import all_upstreams
 from resp_server.upstream.rules import Rule
 from resp_server.upstream.scan_cursor import after, position_of
 
@@ -52,9 +51,6 @@ class KeyspaceSides(Protocol):
         """Send a read of a state's key to the server that has it."""
 
 
-NO_FIELDS = FieldRules((), all_upstreams)
-
-
 class KeyFilter(NamedTuple):
     """The filters of the keys of each side that a client sees. has_common: both sides may have the same key.
 
@@ -66,21 +62,21 @@ class KeyFilter(NamedTuple):
     of_states: VisibleNames
     has_common: bool = False
     is_named: bool = False
-    fields: FieldRules = NO_FIELDS
+    fields: FieldRules = NO_RULES
     may_read: Callable[[bytes], bool] = lambda name: True
 
     def state_listing(self, request: Request) -> StateListing:
         """Return the listing of states' keys for a SCAN, KEYS or RANDOMKEY."""
         if not self.is_named:
-            return StateListing(request, self.of_states, NO_FIELDS)
+            return StateListing(request, self.of_states, NO_RULES)
         if len(request) == 1:
             return StateListing(request, self.of_states, self.fields, accepts=self.may_read)
         kept, pattern, type_name = _options_of(request)
         if type_name not in (None, b"string"):  # names of fields are strings
-            return self._matching([*kept, b"TYPE", type_name], pattern, NO_FIELDS)
+            return self._matching([*kept, b"TYPE", type_name], pattern, NO_RULES)
         rules = [rule for rule in self.fields.rules if pattern is None or _may_name(rule, pattern)]
         if type_name is not None and not rules:
-            return self._matching([*kept, b"TYPE", type_name], pattern, NO_FIELDS)
+            return self._matching([*kept, b"TYPE", type_name], pattern, NO_RULES)
         part = self._matching(kept, pattern, self.fields._replace(rules=rules))
         return part._replace(is_of_strings=type_name is not None)
 

@@ -40,7 +40,7 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
     mapped = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
     if mapped:
         names_of = partial(_names_of, decide, [rule for rule in mapped if not has_fields(rule)], user)
-        fields = FieldRules([rule for rule in mapped if has_fields(rule)], decide)
+        fields = FieldRules([rule for rule in mapped if has_fields(rule)], ownership.matcher.decider)
         return KeyFilter(
             lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, True, fields, user.can_read
         )

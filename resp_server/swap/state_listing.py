@@ -109,7 +109,8 @@ class ListedNames(ReplyStage):
     def _names_of_fields(self, named: NamedHash, reply: RawReply) -> Steps[Sequence[bytes]]:
         found: list[bytes] = []
         for number, field in enumerate((yield from named.fields_in(reply))):
-            found += filter(self._listing.accepts, self._listing.fields.names(named.key, named.rules, field))
+            names = self._listing.fields.names(named.key, named.rules, field)
+            found += filter(self._listing.accepts, (each.name for each in names))
             if not number % FIELDS_AT_ONCE:
                 yield
         return found

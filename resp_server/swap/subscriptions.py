@@ -17,7 +17,7 @@ from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.push.clients import Clients
-from resp_server.push.keyspace_notifications import may_match_notifications
+from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
@@ -219,7 +219,7 @@ class SwapSubscriptions:
 
 def is_about_keys(name: str, request: Request) -> bool:
     """Tell whether a request may subscribe to notifications of keys."""
-    return any(may_match_notifications(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
+    return any(may_match_of_any_database(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
 
 
 class _PartsSink(ReplySink):

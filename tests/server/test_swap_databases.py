@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from compat.conformance.servers import redis_server
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
-from tests.server.swap import OLD, Swap
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from tests.server.swap import OLD, STATES, Swap
 from tests.server.test_swap_rules import sparkis
 
 RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
@@ -148,6 +150,42 @@ def test_keys_of_states_in_another_database_are_not_written_from_this_one(swap: 
         assert b"has keys of states" in client.call("SWAPDB", *databases).plain
     assert client.call("SWAPDB", "5", "6").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"mine"
     assert client.call("MOVE", "job:speed:1", "x").plain == b"ERR value is not an integer or out of range"
+
+
+@pytest.mark.parametrize("setting", ["KEA", "KA", "EA"])
+def test_notifications_have_the_database_of_the_key(swap: MovedSwap, setting: str) -> None:
+    names = {"__keyspace@2__:dash/7/apdex", "__keyspace@0__:dash/7/apdex", "__keyevent@2__:set"}
+    with swap.proxy.connect() as one, swap.proxy.connect() as pattern, swap.upstream.connect() as upstream:
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", setting)
+        one.call("HELLO", 3)
+        one.send(request("SUBSCRIBE", *names))
+        assert sorted(one.read().plain[2] for _ in names) == [1, 2, 3]
+        assert pattern.call("PSUBSCRIBE", "__key*@*__:*").plain[2] == 1
+        upstream.call("SELECT", "2")
+        upstream.call("SET", "dash/7/apdex", "a copy in database 2")  # nobody is told
+        with LogWriter(swap.log, "job", STATES, "first") as writer:
+            writer.publish([Change("apdex", Op.PUT, b"dash/7/apdex", value=b"0.8")])
+            writer.publish([Change("apdex", Op.PUT, b"dash/7/apdex", value=b"0.9")])
+        upstream.call("SET", "last", "1")
+        of_key = [[b"__keyspace@2__:dash/7/apdex", b"set"]] if "K" in setting else []
+        of_event = [[b"__keyevent@2__:set", b"dash/7/apdex"]] if "E" in setting else []
+        for client in (one, pattern):
+            found = []
+            while len([each for each in found if b"last" not in b" ".join(each)]) < 2 * len(of_key + of_event):
+                found.append(client.read().plain[-2:])
+            assert [each for each in found if b"last" not in b" ".join(each)] == 2 * (of_key + of_event)
+        upstream.call("SELECT", "0")
+        upstream.call("SET", "dash/7/apdex", OLD)  # in database 0 it is the upstream's
+        own = [each for each in _until(pattern, b"@0__:", len(setting) - 1) if b"@0__:" in each[0]]
+        assert {each[0] for each in own} <= {b"__keyspace@0__:dash/7/apdex", b"__keyevent@0__:set"}
+
+
+def _until(client: Connection, text: bytes, count: int) -> list[list[bytes]]:
+    """Return messages up to the one with which `count` of their channels contain a text."""
+    found: list[list[bytes]] = []
+    while sum(text in each[0] for each in found) < count:
+        found.append(client.read().plain[-2:])
+    return found
 
 
 def test_a_blocking_command_waits_in_its_database(swap: MovedSwap, client: Connection) -> None:

@@ -34,7 +34,7 @@ field = "<metric>"
 """,
     "the test",
 )
-FEW, ALL = (FieldRules(rules, KeyMatcher((), RULES).decide) for rules in (RULES[:2], RULES))
+FEW, ALL = (FieldRules(rules, KeyMatcher((), RULES).decider) for rules in (RULES[:2], RULES))
 
 
 def names(rules: FieldRules, reply: RawReply) -> list[bytes]:
@@ -46,7 +46,7 @@ def names(rules: FieldRules, reply: RawReply) -> list[bytes]:
         try:
             next(steps)
         except StopIteration as end:
-            return [name for field in end.value for name in rules.names(named.key, named.rules, field)]
+            return [each.name for field in end.value for each in rules.names(named.key, named.rules, field)]
 
 
 def test_single_fields_are_looked_for_without_the_others() -> None:

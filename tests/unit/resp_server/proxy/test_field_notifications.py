@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -62,7 +63,7 @@ class Listening:
         self.pubsub.on_change = lambda kind, name: self.listeners.on_subscription_change(
             kind, name, is_added=name in self.pubsub.names(kind)
         )
-        self.listeners.reset(FieldRules(RULES, KeyMatcher((), RULES).decide), classes_of(events))
+        self.listeners.reset(FieldRules(RULES, KeyMatcher((), RULES).decider), classes_of(events))
 
     def messages(self, event: bytes, fields: Sequence[bytes]) -> bytes:
         """Return the messages after an event of the hash, which now has these fields."""
@@ -129,6 +130,26 @@ def test_nothing_is_read_for_channels_that_no_name_matches() -> None:
     assert made.listeners.event_of(KEY, b"hset", RULES) is None
     made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
     assert made.listeners.event_of(KEY, b"hset", RULES) == FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False)
+
+
+def test_names_have_the_events_of_the_database_of_their_rule() -> None:
+    made, rules = Listening(), [replace(rule, database=rule.name.startswith("facts") * 3) for rule in RULES]
+    made.listeners.reset(FieldRules(rules, KeyMatcher((), rules).decider), classes_of("KEA"))
+    for kind, name in [(PATTERN, b"__keyspace@?__:*"), (CHANNEL, b"__keyevent@3__:set")]:
+        made.pubsub.subscribe(made.session, kind, [name])
+    found = made.listeners.event_of(KEY, b"hset", rules)
+    batch, every = MessageBatch(), [(b"__keyspace@0__:dash/7/apdex", b"set"), (b"__keyspace@3__:facts/7/a", b"set")]
+    assert found is not None
+    for _ in made.listeners.post_in_steps(batch, found, [reply_to(each, [b"a"]) for each in found.requests()]):
+        pass
+    frames = batch.take(made.session)
+    expected = [message(PATTERN, b"__keyspace@?__:*", channel, text, 2) for channel, text in every]
+    expected.append(message(CHANNEL, b"__keyevent@3__:set", b"__keyevent@3__:set", b"facts/7/a", 2))
+    assert all(each in frames for each in expected) and len(frames) == sum(map(len, expected))
+    made.pubsub.unsubscribe(made.session, PATTERN, [b"__keyspace@?__:*"])
+    made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@3__:facts/7/x", b"__keyspace@0__:facts/7/y"])
+    found = made.listeners.event_of(KEY, b"hdel", rules)
+    assert found is not None and found.fields == [b"x"]
 
 
 def test_of_a_hash_with_too_many_fields_only_known_names_have_events() -> None:
