@@ -1,8 +1,9 @@
 """The reader of an attachment that reads Spark's own files, without Spark.
 
-A whole state is read partition by partition, and written in files of bounded size. If it is large, several processes
-read it. The changes of a batch are few, and become one file, or bytes in the epoch. A batch that only repartitioned the
-state is read as a whole state.
+A whole state is read partition by partition, and written in files of bounded size. The changes of a batch are few, and
+become one file, or bytes in the epoch. If either takes longer than a bound, several processes read the remaining
+partitions (see `shard`), and each writes files of its own. A key is in one partition only, so the order of its changes
+stays. A batch that only repartitioned the state is read as a whole state.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
@@ -18,7 +19,15 @@ from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.rows import BoundState
-from state_backend.attach.shard import Place, Share, joined, places_of, processes_for, rows_at, write_in_processes
+from state_backend.attach.shard import (
+    Shard,
+    ShardProcesses,
+    StorePartition,
+    joined,
+    partitions_of,
+    processes_for,
+    rows_of,
+)
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.states import State, lasting_name
 from state_backend.log.epochs import EpochContent
@@ -27,11 +36,8 @@ from state_backend.model.errors import DescriptorError, PurgedVersionError, Unsu
 logger = logging.getLogger("sparkis.attach")
 
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-# Batches are read one after the other: reading several at once gains nothing. So this only bounds one call, for which
-# `stop` waits.
+# Batches are read one by one; this bounds one call, so that `stop` is quick.
 BATCHES_MAX = 16
-# After this time, several processes read the rest of a whole state. A process takes half a second to start.
-SHARED_AFTER_S = 2.0
 # Without a change log, each batch costs two reads of the whole state. So a pause follows, as long as the read, but
 # at most this long (guess).
 COMPARISON_PAUSE_S_MAX = 5.0
@@ -52,22 +58,14 @@ class FilesReader(StateReader):
         self._newest: Layout | None = None  # the layout that was read last
         self._ahead: ReadAhead | None = None
         self._watch = FolderWatch()  # for the thread that reads ahead
+        self._shards = ShardProcesses()
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
         layout = self._layout(batch)
-        waiting = deque(places_of(layout))
-        shared_at_s = time.monotonic() + SHARED_AFTER_S
-
-        def first_ones() -> Iterator[Place]:
-            while waiting and (processes_for(waiting) == 1 or time.monotonic() < shared_at_s):
-                yield waiting.popleft()
-
-        written = [self._writer.write(writer.change_files(batch), rows_at(layout, first_ones()), is_whole=True)]
-        if waiting:
-            share = Share(self._checkpoint.location, self._states, batch, tuple(waiting), writer.root, writer.folder)
-            written.append(write_in_processes(share))
-        return replace(joined(written), replaces=tuple(state.name for state in self.descriptors))
+        parallel_at_s = time.monotonic() + self._shards.needed_after_s
+        written = self._written(writer, layout, partitions_of(layout), parallel_at_s, is_whole=True)
+        return replace(written, replaces=tuple(state.name for state in self.descriptors))
 
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
@@ -80,29 +78,64 @@ class FilesReader(StateReader):
             if layout.partition_count != before:
                 yield batch, self.snapshot(writer, batch)
                 continue
-            content = None
-            if (ahead := self._ahead_of(writer, batch)) is not None:
-                self._ahead = None
-                content = ahead.content(layout)
-            if content is None:
-                decoded = (each for store in layout.stores for each in store.changes(store.partitions, batch))
-                content = self._writer.write(writer.change_files(batch), decoded, is_whole=False)
-            yield batch, content
+            yield batch, self._changes(writer, layout)
+
+    def _changes(self, writer: ChangeFiles, layout: Layout) -> EpochContent:
+        """Write the changes of a committed batch, as far as they were not written before the commit."""
+        parallel_at_s = time.monotonic() + self._shards.needed_after_s
+        partitions, written = partitions_of(layout), []
+        if (ahead := self._ahead_of(writer, layout.batch)) is not None:
+            self._ahead = None
+            if (content := ahead.content(layout, parallel_at_s)) is not None:
+                written.append(content)
+                partitions = [each for each in partitions if each not in ahead.partitions]
+        if partitions:
+            written.append(self._written(writer, layout, partitions, parallel_at_s, is_whole=False))
+        return joined(written)
+
+    def _written(
+        self,
+        writer: ChangeFiles,
+        layout: Layout,
+        partitions: Iterable[StorePartition],
+        parallel_at_s: float,
+        *,
+        is_whole: bool,
+    ) -> EpochContent:
+        """Write some partitions: the first ones here, and those that are left at a time in several processes."""
+        waiting = deque(partitions)
+
+        def partitions_read_here() -> Iterator[StorePartition]:
+            while waiting and (processes_for(waiting) == 1 or time.monotonic() < parallel_at_s):
+                yield waiting.popleft()
+
+        rows = rows_of(layout, partitions_read_here(), is_whole=is_whole)
+        written = [self._writer.write(writer.change_files(layout.batch), rows, is_whole=is_whole)]
+        if waiting:
+            location, log = self._checkpoint.location, (writer.root, writer.folder)
+            shard = Shard(location, self._states, layout.batch, is_whole, tuple(waiting), *log)
+            written.append(self._shards.write(shard))
+        return joined(written)
 
     def read_ahead(self, writer: ChangeFiles, batch: int) -> None:
         """Begin to read the changes of the next batch before its commit, in a thread."""
+        self._shards.end_idle()
         is_remote = "://" in self._checkpoint.location
         if is_remote or self._compares_snapshots or self._ahead_of(writer, batch) is not None:
             return
-        self.close()
+        self._stop_ahead()
         self._ahead = ReadAhead(self._checkpoint, self._writer, writer, batch, self._watch)
 
     def _ahead_of(self, writer: ChangeFiles, batch: int) -> ReadAhead | None:
         ahead = self._ahead
-        return ahead if ahead is not None and ahead.place == (writer.folder, batch) else None
+        return ahead if ahead is not None and ahead.folder_and_batch == (writer.folder, batch) else None
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, and end the processes after their current read."""
+        self._stop_ahead()
+        self._shards.close()
+
+    def _stop_ahead(self) -> None:
         ahead = self._ahead
         if ahead is not None:
             ahead.stop()

@@ -3,7 +3,8 @@
 A task of Spark gives a state file its name when the file is complete, and Spark commits a batch after all of its tasks.
 So a thread reads each file when it appears, one partition after the other, and writes a change file. No epoch lists the
 change file before the commit. A batch that runs again replaces its state files. So what was read counts only if, after
-the commit, each name still belongs to the file that was read.
+the commit, each name still belongs to the file that was read. If many partitions are left some time after the commit,
+the thread leaves them to several processes (see `shard`).
 
 Only local checkpoints are read ahead, because each check for a file in an object store costs a request. Two kinds of
 state are not read ahead: column families of RocksDB, because their numbers are in another file; and checkpoint format
@@ -13,16 +14,18 @@ state are not read ahead: column families of RocksDB, because their numbers are 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 from state_backend.attach.attachment import ChangeFiles
 from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.record_writer import RecordWriter
+from state_backend.attach.shard import StorePartition, partitions_of, rows_of
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.files import FileIdentity
 from state_backend.checkpoint.metadata import BatchCommit
@@ -41,7 +44,7 @@ class ReadAhead:
     def __init__(
         self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int, watch: FolderWatch
     ) -> None:
-        self.place = (writer.folder, batch)
+        self.folder_and_batch = (writer.folder, batch)
         self._checkpoint = checkpoint
         self._records = records
         self._target = writer.change_files(batch)
@@ -49,17 +52,24 @@ class ReadAhead:
         self._watch = watch
         self._is_committed = False
         self._is_stopped = False
+        self._ends_s = math.inf
         self._layout: Layout | None = None
-        self._read: list[tuple[StateStore, int, FileIdentity]] = []
+        self._read: dict[StorePartition, FileIdentity] = {}
         self._content: EpochContent | None = None
         self._thread = threading.Thread(target=self._run, name=f"sparkis-read-ahead-{batch}", daemon=True)
         self._thread.start()
 
-    def content(self, layout: Layout) -> EpochContent | None:
-        """Return what was written, once the batch is committed; None if the batch has to be read again.
+    @property
+    def partitions(self) -> Collection[StorePartition]:
+        """The partitions that were read."""
+        return self._read.keys()
 
-        layout: the layout of the committed batch.
+    def content(self, layout: Layout, ends_s: float) -> EpochContent | None:
+        """Return what was written of `partitions`, once the batch is committed; None if all has to be read again.
+
+        layout: that of the committed batch. ends_s: when no further partition is begun, by the monotonic clock.
         """
+        self._ends_s = ends_s
         self._is_committed = True
         self._watch.wake()
         self._thread.join()
@@ -67,7 +77,8 @@ class ReadAhead:
             return None
         is_same_plan = _stores(self._layout) == _stores(layout) and not self._checkpoint.commit(self._batch).ids
         if is_same_plan and all(
-            store.identity_of_changes(partition, self._batch) == identity for store, partition, identity in self._read
+            layout.stores[number].identity_of_changes(partition, self._batch) == identity
+            for (number, partition), identity in self._read.items()
         ):
             return self._content
         logger.info("%s: batch %d ran again, so its state is read again", self._checkpoint.location, self._batch)
@@ -85,9 +96,8 @@ class ReadAhead:
             layout = self._checkpoint.layout(self._batch)
             if not self._has_known_names(layout):
                 return
-            decoded = chain.from_iterable(
-                store.changes(self._appearing(store), self._batch) for store in _stores(layout)
-            )
+            layout = replace(layout, stores=tuple(_stores(layout)))
+            decoded = rows_of(layout, self._appearing(layout), is_whole=False)
             self._content = self._records.write(self._target, decoded, is_whole=False)
             self._layout = layout
         except _GivenUp:
@@ -104,15 +114,18 @@ class ReadAhead:
         if not self._checkpoint.is_planned(self._batch):
             self._awaited(self._checkpoint.plans_folder, lambda: self._checkpoint.is_planned(self._batch) or None)
 
-    def _appearing(self, store: StateStore) -> Iterator[int]:
-        """Yield the partitions of a store in order, each when its file is there."""
-        for partition in store.partitions:
+    def _appearing(self, layout: Layout) -> Iterator[StorePartition]:
+        """Yield the partitions in order, each when its file is there."""
+        for number, partition in partitions_of(layout):
+            store = layout.stores[number]
             look = partial(store.identity_of_changes, partition, self._batch)
             identity = look() or self._awaited(store.files.name(store.folder(partition)), look)
             if self._is_stopped:
                 raise _GivenUp
-            self._read.append((store, partition, identity))
-            yield partition
+            if time.monotonic() >= self._ends_s:
+                return
+            self._read[number, partition] = identity
+            yield number, partition
 
     def _awaited(self, folder: str, look: Callable[[], Found | None]) -> Found:
         """Wait for a file in a folder; _GivenUp if it is missing after the commit, or the thread is to end."""

@@ -1,8 +1,8 @@
-"""Reads a large state in several processes, each of which reads some partitions.
+"""Reads partitions in several processes where one core is not enough: those of a large state, and of a large batch.
 
 One core decodes and writes half a million keys per second. `python -m state_backend.attach.shard` is one of the
-processes. It reads a `Share` from stdin, and writes the result to stdout. Both are pickled: the pipes are between
-processes of one user.
+processes. It reads `Shard`s from stdin until stdin is closed, and answers each on stdout with what it has written. Both
+are pickled: the pipes are between processes of one user.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -28,19 +30,29 @@ from state_backend.model.errors import CheckpointError, SparkisError
 
 # Each process takes some hundred MB.
 PROCESSES_MAX = 8
+# After this time, processes read the remaining partitions. A process takes half a second to start.
+PARALLEL_AFTER_S = 2.0
+# The same while the processes run already (guess).
+PARALLEL_AGAIN_AFTER_S = 0.2
+# Processes that have had nothing to do for this time are ended (guess).
+IDLE_S_MAX = 60.0
 
 # The number of a store in a layout, and a partition of it.
-Place = tuple[int, int]
+StorePartition = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Share:
-    """Some partitions of the state as of a batch, and the folder of a log for their change files."""
+class Shard:
+    """Some partitions of the state, and the folder of a log for their change files.
+
+    is_whole: the state as of the batch is read, not the changes that the batch made.
+    """
 
     checkpoint: str
     states: tuple[BoundState, ...]
     batch: int
-    places: tuple[Place, ...]
+    is_whole: bool
+    partitions: tuple[StorePartition, ...]
     log: str
     folder: str
 
@@ -48,40 +60,79 @@ class Share:
         """Read and write the partitions."""
         layout = Checkpoint.at(self.checkpoint).layout(self.batch)
         target = ChangeFileWriter(open_filesystem(self.log), self.folder, self.batch)
-        return RecordWriter(self.states).write(target, rows_at(layout, self.places), is_whole=True)
+        rows = rows_of(layout, self.partitions, is_whole=self.is_whole)
+        return RecordWriter(self.states).write(target, rows, is_whole=self.is_whole)
 
 
-def places_of(layout: Layout) -> list[Place]:
+def partitions_of(layout: Layout) -> list[StorePartition]:
     """Return all partitions of all stores."""
     return [(number, partition) for number, store in enumerate(layout.stores) for partition in store.partitions]
 
 
-def rows_at(layout: Layout, places: Iterable[Place]) -> Decoded:
-    """Yield the whole state of some partitions."""
-    for number, group in groupby(places, key=itemgetter(0)):
-        yield from layout.stores[number].whole((partition for _, partition in group), layout.batch)
+def rows_of(layout: Layout, partitions: Iterable[StorePartition], *, is_whole: bool) -> Decoded:
+    """Yield the whole state of some partitions, or the changes that the batch made to them."""
+    for number, group in groupby(partitions, key=itemgetter(0)):
+        store = layout.stores[number]
+        yield from (store.whole if is_whole else store.changes)((partition for _, partition in group), layout.batch)
 
 
-def processes_for(places: Collection[Place]) -> int:
-    """Return how many processes read some partitions: one per core, but not more than partitions or PROCESSES_MAX."""
-    return min(os.cpu_count() or 1, len(places), PROCESSES_MAX)
+def processes_for(partitions: Collection[StorePartition]) -> int:
+    """Return how many processes read some partitions: at most one per core, PROCESSES_MAX, and the partitions."""
+    return min(os.cpu_count() or 1, len(partitions), PROCESSES_MAX)
 
 
-def write_in_processes(share: Share) -> EpochContent:
-    """Divide a share among processes; return what they wrote, as one."""
-    count = processes_for(share.places)
-    command = [sys.executable, "-m", "state_backend.attach.shard"]
-    with ExitStack() as running:
-        children = []
-        for number in range(count):
-            child = running.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            running.callback(child.kill)
-            assert child.stdin is not None
-            with child.stdin:
-                pickle.dump(replace(share, places=share.places[number::count]), child.stdin)
-            children.append(child)
-        written = [_answer(child) for child in children]
-    return joined(written)
+class ShardProcesses:
+    """The processes of one reader. They start when they are first needed, and stay for the next large batch.
+
+    One thread uses them; any thread may call `close`, which waits for the current read.
+    """
+
+    def __init__(self) -> None:
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._used_s = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that were started and not ended."""
+        return [child.pid for child in self._children]
+
+    @property
+    def needed_after_s(self) -> float:
+        """The time after which a read on one core is continued by the processes."""
+        return PARALLEL_AGAIN_AFTER_S if self._children else PARALLEL_AFTER_S
+
+    def write(self, shard: Shard) -> EpochContent:
+        """Divide a shard among the processes; return what they wrote, as one. After an error, all are ended."""
+        count = processes_for(shard.partitions)
+        with self._lock:
+            try:
+                while len(self._children) < count:
+                    self._children.append(_start())
+                children = self._children[:count]
+                for number, child in enumerate(children):
+                    _send(child, replace(shard, partitions=shard.partitions[number::count]))
+                written = [_answer(child) for child in children]
+            except BaseException:
+                self._end()
+                raise
+            self._used_s = time.monotonic()
+        return joined(written)
+
+    def end_idle(self) -> None:
+        """End the processes if they have had nothing to do for a time."""
+        if self._children and time.monotonic() - self._used_s > IDLE_S_MAX:
+            self.close()
+
+    def close(self) -> None:
+        """End the processes. The next `write` starts others."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        while self._children:
+            with self._children.pop() as child:
+                child.kill()
 
 
 def joined(written: Sequence[EpochContent]) -> EpochContent:
@@ -93,12 +144,25 @@ def joined(written: Sequence[EpochContent]) -> EpochContent:
     )
 
 
+def _start() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "state_backend.attach.shard"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _send(child: subprocess.Popen[bytes], shard: Shard) -> None:
+    assert child.stdin is not None
+    with suppress(OSError):  # the process has ended: there is no answer
+        child.stdin.write(pickle.dumps(shard))
+        child.stdin.flush()
+
+
 def _answer(child: subprocess.Popen[bytes]) -> EpochContent:
     assert child.stdout is not None
-    answer = child.stdout.read()
-    if not answer:
-        raise CheckpointError(f"a process that reads a part of the state ended with the code {child.wait()}")
-    content = pickle.loads(answer)
+    try:
+        content = pickle.load(child.stdout)
+    except (EOFError, pickle.UnpicklingError):
+        code = child.wait()
+        raise CheckpointError(f"a process that reads a part of the state ended with the code {code}") from None
     if isinstance(content, SparkisError):
         raise content
     assert isinstance(content, EpochContent)
@@ -106,14 +170,19 @@ def _answer(child: subprocess.Popen[bytes]) -> EpochContent:
 
 
 def main() -> None:
-    """Read a `Share` from stdin, write its partitions, and send the result to stdout."""
-    share: Share = pickle.load(sys.stdin.buffer)
-    answer: EpochContent | SparkisError
-    try:
-        answer = share.write()
-    except SparkisError as error:
-        answer = error
-    pickle.dump(answer, sys.stdout.buffer)
+    """Read `Shard`s from stdin, and write the partitions of each; send what was written to stdout."""
+    while True:
+        try:
+            shard: Shard = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        answer: EpochContent | SparkisError
+        try:
+            answer = shard.write()
+        except SparkisError as error:
+            answer = error
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

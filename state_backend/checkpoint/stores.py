@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -132,8 +133,10 @@ class StateStore:
         if not self.files.is_remote:
             yield from map(read, partitions)
             return
+        remaining = iter(partitions)
         with ThreadPoolExecutor(READS_AT_A_TIME) as threads:
-            yield from threads.map(read, partitions)
+            while some := list(islice(remaining, READS_AT_A_TIME)):
+                yield from threads.map(read, some)
 
     def _families(self, store: StoreFiles) -> Mapping[str, int]:
         return store.families() if any(state.family is not None for state in self.states) else {}

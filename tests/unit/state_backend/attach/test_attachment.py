@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from compat.waiting import eventually
-from state_backend.attach import files_reader, shard
+from state_backend.attach import shard
 from state_backend.attach.start import attach_files
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
@@ -88,7 +88,7 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
 def test_a_large_state_is_read_by_several_processes(
     job: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(files_reader, "SHARED_AFTER_S", 0.0)
+    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
     monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
     commit(growing, *growing.batches)
@@ -102,7 +102,7 @@ def test_a_large_state_is_read_by_several_processes(
 def test_what_stops_one_of_several_processes_stops_the_epoch(
     growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(files_reader, "SHARED_AFTER_S", 0.0)
+    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
     monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
     commit(growing, 0, 1, 2)
     broken = growing.path / "state/0/1/2.delta"
@@ -259,7 +259,6 @@ def test_what_cannot_be_followed_is_refused_by_name(growing: GrowingCheckpoint, 
 
 FOLLOWER = """\
 import sys, threading
-from state_backend.attach import files_reader, shard
 from state_backend.attach.start import attach_files
 attach_files(sys.argv[1], job="j", log=sys.argv[2])
 print("attached", flush=True)
