@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "errors.md"
-PACKAGES = ("state_backend", "resp_server", "spark_hooks", "sparkis")
+PACKAGES = ("state_backend", "resp_server", "spark_hooks", "sparkis", "sparkis_ui")
 
 # The sections of the page, and the folders and files whose errors they have: the longest name that fits decides.
 SECTIONS = {
@@ -46,6 +46,7 @@ SECTIONS = {
         "resp_server/serving",
         "spark_hooks/cli.py",
         "sparkis",
+        "sparkis_ui",
     ),
     "Clusters and their registry": ("resp_server/cluster", "resp_server/registry"),
     "States, keys and values": ("state_backend/codec", "state_backend/model"),
@@ -66,6 +67,7 @@ LEFT_OUT = (
     "IndexError",
     "SystemError",
     "DeclarationError",
+    "NotAllowedError",
 )
 # Errors without a class of ours, by what the page calls them.
 PRINTED = "printed, and the command ends"

@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 SMOKE = Path(__file__).with_name("release_smoke.py")
-PACKAGES = ("sparkis", "state_backend", "resp_server", "spark_hooks")
+PACKAGES = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
 # Not for users.
 NOT_INSTALLED = ("dev",)
 NO_EXTRA = "none"

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = ("MANIFEST.in", "pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE")
-FOLDERS = ("sparkis", "state_backend", "resp_server", "spark_hooks")
+FOLDERS = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:

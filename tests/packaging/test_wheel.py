@@ -30,13 +30,14 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(opened.read(name).decode())
 
 
-def test_it_holds_the_four_packages_and_nothing_else(names: list[str]) -> None:
+def test_it_holds_the_five_packages_and_nothing_else(names: list[str]) -> None:
     folders = {name.partition("/")[0] for name in names}
     assert {each for each in folders if not each.endswith(".dist-info")} == {
         "sparkis",
         "state_backend",
         "resp_server",
         "spark_hooks",
+        "sparkis_ui",
     }
 
 
@@ -50,25 +51,32 @@ def test_the_sources_of_the_core_are_in_the_source_distribution_alone(sdist: Pat
     assert sources.isdisjoint(names)
 
 
-@pytest.mark.parametrize("package", ["sparkis", "state_backend", "resp_server", "spark_hooks"])
+@pytest.mark.parametrize("package", ["sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui"])
 def test_each_package_says_that_it_is_typed(names: list[str], package: str) -> None:
     assert f"{package}/py.typed" in names
 
 
 def test_every_module_of_the_checkout_is_in_it(names: list[str]) -> None:
-    packages = ("sparkis", "state_backend", "resp_server", "spark_hooks")
+    packages = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
     modules = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert modules <= set(names)
+
+
+def test_the_page_has_its_templates_and_its_files(names: list[str]) -> None:
+    folders = [ROOT / "sparkis_ui" / name for name in ("templates", "static")]
+    files = {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
+    assert len(files) > 10
+    assert files <= set(names)
 
 
 def test_its_version_is_that_of_the_package(metadata: Message) -> None:
     assert metadata["Version"] == sparkis.__version__
 
 
-def test_it_needs_five_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
+def test_it_needs_six_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
     needed = [each for each in metadata.get_all("Requires-Dist", ()) if "extra ==" not in each]
     names = sorted(re.split(r"[^\w-]", each, maxsplit=1)[0] for each in needed)
-    assert names == ["hiredis", "lmdb", "numpy", "pyarrow", "uvloop"]
+    assert names == ["hiredis", "lmdb", "numpy", "pyarrow", "tomlkit", "uvloop"]
 
 
 def test_its_metadata_is_whole(metadata: Message) -> None:

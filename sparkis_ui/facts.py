@@ -1,0 +1,318 @@
+"""The facts of an endpoint, from its replies in RESP3. Pure: no socket, no clock.
+
+A reply may come from an older or newer server: a field that is missing is None, one that is unknown is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkis_ui.text import shown
+
+# A job whose readable state is older than this, or so many epochs behind, is shown among those to look at.
+LAG_MS_MAX = 10_000
+CLIENTS_SHOWN_MAX = 200
+NAME_CHARS_MAX = 200
+
+
+def text_of(value: Any) -> str:
+    """Return a name or a text of a reply."""
+    return shown(value, NAME_CHARS_MAX) if isinstance(value, bytes | str) else str(value)
+
+
+def fields_of(reply: Any) -> dict[str, Any]:
+    """Return a map of a reply by the names of its fields; RESP2's flat arrays, too."""
+    if isinstance(reply, Mapping):
+        return {text_of(name): value for name, value in reply.items()}
+    items = reply if isinstance(reply, list | tuple) else []
+    return {text_of(name): value for name, value in zip(items[::2], items[1::2], strict=False)}
+
+
+def info_of(reply: bytes | str) -> dict[str, str]:
+    """Return the lines of INFO as a map."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    return dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line and not line.startswith("#"))
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of a reply; None if it is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row of STATE JOBS."""
+
+    name: str
+    generation: str
+    states: tuple[str, ...]
+    key_formats: tuple[str, ...]
+    keys: int
+    applied: int | None
+    committed: int | None
+    lag_epochs: int
+    lag_ms: int | None
+    age_ms: int | None
+    epochs_per_minute: int | None
+    changes_per_minute: int | None
+    is_stale: bool
+    is_incomplete: bool
+    held_back_epoch: int | None
+    as_of: str
+    error: str
+    store_bytes: int | None
+
+    @property
+    def condition(self) -> str:
+        """The worst of what may be said of a job, in one word or two."""
+        if self.error:
+            return "failing"
+        if self.is_stale:
+            return "stale"
+        if (self.lag_ms or 0) > LAG_MS_MAX:
+            return "behind"
+        if self.held_back_epoch is not None:
+            return "held back"
+        if self.is_incomplete:
+            return "incomplete"
+        return "past" if self.as_of else "live"
+
+    @property
+    def rank(self) -> int:
+        """The job's place in a list that begins with what is to be looked at."""
+        order = ("failing", "stale", "behind", "held back", "incomplete", "live", "past")
+        return order.index(self.condition)
+
+
+def jobs_of(reply: Any) -> list[Job]:
+    """Return the rows of STATE JOBS: what is failing or stale first, then by name."""
+    return sorted((_job_of(fields_of(row)) for row in reply), key=lambda job: (job.rank, job.name))
+
+
+def _job_of(row: Mapping[str, Any]) -> Job:
+    return Job(
+        name=text_of(row.get("name", b"")),
+        generation=text_of(row.get("generation", b"")),
+        states=tuple(map(text_of, row.get("state_names") or ())),
+        key_formats=tuple(map(text_of, row.get("key_formats") or ())),
+        keys=whole(row.get("keys")) or 0,
+        applied=whole(row.get("applied")),
+        committed=whole(row.get("committed")),
+        lag_epochs=whole(row.get("lag_epochs")) or 0,
+        lag_ms=whole(row.get("lag_ms")),
+        age_ms=whole(row.get("age_ms")),
+        epochs_per_minute=whole(row.get("epochs_per_minute")),
+        changes_per_minute=whole(row.get("changes_per_minute")),
+        is_stale=bool(row.get("stale")),
+        is_incomplete=bool(row.get("incomplete")),
+        held_back_epoch=whole(row.get("held_back_epoch")),
+        as_of=text_of(row.get("as_of") or b""),
+        error=text_of(row.get("error") or b""),
+        store_bytes=whole(row.get("store_bytes")),
+    )
+
+
+@dataclass(frozen=True)
+class State:
+    """A row of STATE LIST."""
+
+    name: str
+    kind: str
+    keys: int
+
+
+def states_of(reply: Any) -> list[State]:
+    """Return the rows of STATE LIST."""
+    rows = map(fields_of, reply)
+    return [State(text_of(row.get("name")), text_of(row.get("kind")), whole(row.get("keys")) or 0) for row in rows]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A server of a cluster. slots: the ranges that it owns, none for a replica. replica_of: its master's id."""
+
+    id: str
+    host: str
+    port: int
+    slots: tuple[tuple[int, int], ...]
+    replica_of: str
+    health: str
+    zone: str
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def slot_count(self) -> int:
+        """The number of slots."""
+        return sum(last - first + 1 for first, last in self.slots)
+
+
+def nodes_of(reply: bytes | str) -> list[Node]:
+    """Return the nodes in the reply of STATE TOPOLOGY."""
+    nodes = json.loads(reply)["nodes"]
+    return [
+        Node(
+            str(node.get("id", f"{node['host']}:{node['port']}")),
+            str(node["host"]),
+            int(node["port"]),
+            ranges_of(str(node.get("slots", ""))),
+            str(node.get("replica_of") or ""),
+            str(node.get("health", "online")),
+            str(node.get("zone") or node["host"]),
+        )
+        for node in nodes
+    ]
+
+
+def ranges_of(text: str) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of `0-100,200`."""
+    return tuple((int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", text))
+
+
+def moves_of(before: Iterable[Node], after: Iterable[Node]) -> list[tuple[int, int, str, str]]:
+    """Return the slots whose owner is another one: (first, last, old address, new address); empty: no owner."""
+    old, new = _owners(before), _owners(after)
+    found: list[tuple[int, int, str, str]] = []
+    for slot, (source, target) in enumerate(zip(old, new, strict=True)):
+        if source == target:
+            continue
+        if found and found[-1][1] == slot - 1 and found[-1][2:] == (source, target):
+            found[-1] = (found[-1][0], slot, source, target)
+        else:
+            found.append((slot, slot, source, target))
+    return found
+
+
+def _owners(nodes: Iterable[Node]) -> list[str]:
+    owners = [""] * 16_384
+    for node in nodes:
+        for first, last in node.slots:
+            owners[first : last + 1] = [node.address] * (last + 1 - first)
+    return owners
+
+
+@dataclass(frozen=True)
+class SlowRequest:
+    """An entry of SLOWLOG GET."""
+
+    at_s: int
+    duration_us: int
+    request: str
+    client: str
+    name: str
+
+
+def slow_requests_of(reply: Any) -> list[SlowRequest]:
+    """Return the entries of SLOWLOG GET, the slowest first."""
+    found = []
+    for entry in reply:
+        _, at_s, duration_us, words, *who = entry
+        request = shown(b" ".join(words), NAME_CHARS_MAX)
+        address, name = (text_of(each) for each in (*who, b"", b"")[:2])
+        found.append(SlowRequest(int(at_s), int(duration_us), request, address, name))
+    return sorted(found, key=lambda each: -each.duration_us)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A row of LATENCY LATEST: an event's last time, and its last and longest duration."""
+
+    name: str
+    at_s: int
+    last_ms: int
+    longest_ms: int
+
+
+def events_of(reply: Any) -> list[Event]:
+    """Return the rows of LATENCY LATEST."""
+    return [Event(text_of(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in reply]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of INFO commandstats."""
+
+    name: str
+    calls: int
+    us_per_call: float
+    failed: int
+
+
+def commands_of(info: Mapping[str, str]) -> list[Command]:
+    """Return the commands of INFO commandstats, by the time that they took."""
+    found = []
+    for name, text in info.items():
+        if name.startswith("cmdstat_"):
+            facts = dict(pair.partition("=")[::2] for pair in text.split(","))
+            failed = int(facts.get("rejected_calls", 0)) + int(facts.get("failed_calls", 0))
+            per_call = float(facts.get("usec_per_call", 0))
+            found.append(Command(name.removeprefix("cmdstat_"), int(facts.get("calls", 0)), per_call, failed))
+    return sorted(found, key=lambda each: -each.calls * each.us_per_call)
+
+
+def clients_of(reply: bytes | str) -> list[dict[str, str]]:
+    """Return the lines of CLIENT LIST as maps."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    return [
+        {name: shown(value, NAME_CHARS_MAX) for name, value in (pair.partition("=")[::2] for pair in line.split(" "))}
+        for line in text.splitlines()
+    ]
+
+
+@dataclass(frozen=True)
+class User:
+    """What a user's clients do. active: those that sent a request within the last two seconds."""
+
+    name: str
+    clients: int
+    active: int
+    tracking: int
+    subscribed: int
+    waiting_bytes: int
+    commands: str
+
+
+def users_of(clients: Iterable[Mapping[str, str]]) -> list[User]:
+    """Return the users of clients, those with the most clients first."""
+    by_user: dict[str, list[Mapping[str, str]]] = {}
+    for client in clients:
+        by_user.setdefault(client.get("user", ""), []).append(client)
+    found = [_user(name, theirs) for name, theirs in by_user.items()]
+    return sorted(found, key=lambda user: (-user.clients, user.name))
+
+
+def _user(name: str, clients: list[Mapping[str, str]]) -> User:
+    commands = Counter(client.get("cmd", "") for client in clients)
+    return User(
+        name,
+        len(clients),
+        sum((whole(client.get("idle")) or 0) < 2 for client in clients),
+        sum("t" in client.get("flags", "") for client in clients),
+        sum(any((whole(client.get(kind)) or 0) for kind in ("sub", "psub", "ssub")) for client in clients),
+        sum(whole(client.get("omem")) or 0 for client in clients),
+        ", ".join(name for name, _ in commands.most_common(3)),
+    )
+
+
+def rows_of(reply: Any) -> list[dict[str, Any]]:
+    """Return the maps of a reply with texts in place of bytes, at any depth: STATE SHADOW, STATE OWNERS."""
+    return [_plain(row) for row in reply]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {text_of(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return shown(value, NAME_CHARS_MAX) if isinstance(value, bytes | str) else value

@@ -1,0 +1,84 @@
+"""History: the values that a key had, as far back as the log of its job can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sparkis_ui import charts, text
+from sparkis_ui.client import AskError
+from sparkis_ui.facts import fields_of, text_of, whole
+from sparkis_ui.view import Page, View
+
+COUNT = 50
+COUNT_MAX = 500
+ELEMENTS_SHOWN = 12
+
+
+class Moment(NamedTuple):
+    """A value that the key had from an epoch on. differs: the names in it whose values are other ones than before."""
+
+    epoch: int | None
+    at: str
+    value: str
+    pairs: Sequence[tuple[str, str]]
+    differs: frozenset[str]
+    is_oldest: bool
+    is_gone: bool
+
+
+async def read(view: View) -> dict[str, Any]:
+    """Return what the page shows."""
+    key, count = view.query.raw("key"), view.query.whole("count", COUNT, COUNT_MAX) or COUNT
+    rows: list[dict[str, Any]] = []
+    error = ""
+    if key:
+        try:
+            rows = [fields_of(row) for row in await view.hub.client.ask("STATE", "HISTORY", key, "COUNT", count)]
+        except (AskError, TimeoutError) as refusal:
+            error = str(refusal) or "the history took too long"
+    pairs = [_pairs(row.get("value"), text_of(row.get("kind") or "")) for row in rows]
+    numbers = [text.numeric(row["value"]) if isinstance(row.get("value"), bytes) else None for row in reversed(rows)]
+    return {
+        "key": key,
+        "count": count,
+        "count_max": COUNT_MAX,
+        "moments": [
+            _moment(row, pairs[at], dict(pairs[at + 1 : at + 2][0] if pairs[at + 1 :] else pairs[at]))
+            for at, row in enumerate(rows)
+        ],
+        "graph": charts.graph(numbers, from_zero=False),
+        "error": error,
+    }
+
+
+def _moment(row: Mapping[str, Any], pairs: list[tuple[str, str]], before: dict[str, str]) -> Moment:
+    value = row.get("value")
+    return Moment(
+        whole(row.get("epoch")),
+        text_of(row.get("committed_at") or ""),
+        text.shown(value, 400) if isinstance(value, bytes) else "",
+        pairs[:ELEMENTS_SHOWN],
+        frozenset(name for name, each in pairs if before.get(name) != each),
+        bool(row.get("is_oldest")),
+        value is None,
+    )
+
+
+def _pairs(value: Any, kind: str) -> list[tuple[str, str]]:
+    """Return the fields of a map, the members of a sorted set with their scores, the elements of a list or set."""
+    if isinstance(value, Mapping):
+        return [(text.shown(name, 80), text.shown(each, 120)) for name, each in value.items()]
+    if not isinstance(value, list | tuple | set):
+        return []
+    items = list(value)
+    if items and all(isinstance(item, list | tuple) and len(item) == 2 for item in items):
+        return [(text.shown(name, 80), text.shown(each, 120)) for name, each in items]
+    if kind in ("map", "sorted-set"):
+        return [
+            (text.shown(name, 80), text.shown(each, 120)) for name, each in zip(items[::2], items[1::2], strict=False)
+        ]
+    return [(str(at), text.shown(item, 120)) for at, item in enumerate(items)]
+
+
+PAGE = Page("history", "History", read, is_live=False)

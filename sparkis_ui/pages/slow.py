@@ -1,0 +1,36 @@
+"""Slow & clients: the slowest requests, latency events, the costliest commands, users and connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkis_ui import charts, text
+from sparkis_ui.facts import CLIENTS_SHOWN_MAX, users_of, whole
+from sparkis_ui.polling import CLIENTS_LISTED_MAX, POINTS
+from sparkis_ui.view import Page, View
+
+COMMANDS_SHOWN_MAX = 20
+
+
+async def read(view: View) -> dict[str, Any]:
+    """Return what the page shows."""
+    facts, user = view.hub.facts, view.query.text("user")
+    listed = [client for client in facts.clients if not user or client.get("user") == user]
+    graph = charts.graph(view.hub.series.of("requests"), slots=POINTS)
+    return {
+        "slow": facts.slow,
+        "events": facts.events,
+        "commands": facts.commands[:COMMANDS_SHOWN_MAX],
+        "users": users_of(facts.clients),
+        "user": user,
+        "clients": listed[:CLIENTS_SHOWN_MAX],
+        "client_count": len(listed),
+        "connected": whole(facts.info.get("connected_clients")) or 0,
+        "listed_max": CLIENTS_LISTED_MAX,
+        "refusal": facts.errors.get("clients", ""),
+        "requests": graph,
+        "requests_now": text.short(graph.last),
+    }
+
+
+PAGE = Page("slow", "Slow & clients", read, ("clients",), key="5")

@@ -1,0 +1,77 @@
+"""Watch: keys, patterns and leaderboards that change before one's eyes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sparkis_ui import charts, text
+from sparkis_ui.pages.cluster import masters
+from sparkis_ui.view import Page, View
+from sparkis_ui.watching import POINTS, Watched
+
+
+class Row(NamedTuple):
+    """A line of a card. moved: by how many ranks up a member is now; share: of the highest score."""
+
+    name: bytes
+    value: str
+    graph: charts.Graph
+    moved: int
+    share: float
+
+
+class Card(NamedTuple):
+    """A watched key."""
+
+    watched: Watched
+    rows: Sequence[Row]
+    remove: str
+
+
+async def read(view: View) -> dict[str, Any]:
+    """Return what the page shows."""
+    watcher, keys, patterns = view.hub.watcher, view.query.all("key"), view.query.all("pattern")
+    watcher.want(keys, patterns, await masters(view.hub))
+    found = [key for pattern in patterns for key in watcher.matching(pattern) if key not in keys]
+    shown = [watcher.keys[key] for key in dict.fromkeys([*keys, *found]) if key in watcher.keys]
+    return {
+        "cards": [_card(each, keys, patterns) for each in shown],
+        "keys": keys,
+        "patterns": patterns,
+        "events": [event for event in watcher.events if patterns],
+        "error": watcher.error,
+        "without": {
+            pattern: text.link("/watch", key=keys, pattern=[each for each in patterns if each != pattern])
+            for pattern in patterns
+        },
+    }
+
+
+def _card(watched: Watched, keys: list[bytes], patterns: list[bytes]) -> Card:
+    highest = max((value for _, value in watched.rows if isinstance(value, float)), default=0.0)
+    rows = [
+        Row(
+            name,
+            text.number(value) if isinstance(value, float) else text.shown(value, 200),
+            charts.graph(list(watched.numbers.get(name, ())), slots=POINTS // 2, from_zero=False),
+            _moved(watched, name),
+            value / highest if isinstance(value, float) and highest > 0 else 0.0,
+        )
+        for name, value in watched.rows
+    ]
+    if watched.kind in ("set", "list"):
+        series = list(watched.numbers.get(b"", ()))
+        graph = charts.graph(series, slots=POINTS // 2, from_zero=False)
+        rows.insert(0, Row(b"elements", text.number(watched.length), graph, 0, 0.0))
+    rest = [key for key in keys if key != watched.key]
+    remove = text.link("/watch", key=rest, pattern=patterns) if watched.key in keys else ""
+    return Card(watched, rows, remove)
+
+
+def _moved(watched: Watched, name: bytes) -> int:
+    before = watched.ranks_before.get(name)
+    return 0 if before is None else before - watched.ranks[name]
+
+
+PAGE = Page("watch", "Watch", read, follows_changes=True, key="3")

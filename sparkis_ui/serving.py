@@ -1,0 +1,85 @@
+"""The process of the page: its socket, its addresses, its end."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from sparkis_ui.app import make_app
+from sparkis_ui.client import Endpoint
+from sparkis_ui.guards import LOOPBACK
+
+STOP_S_MAX = 3  # for tabs that are open
+BACKLOG = 128
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve the page until a signal arrives. ValueError: the options; OSError: the address cannot be used."""
+    endpoint = endpoint_of(options)
+    is_tls = options.tls_cert_file is not None
+    if is_tls != (options.tls_key_file is not None):
+        raise ValueError("--tls-cert-file and --tls-key-file belong together")
+    listener = _listener(options.bind, options.port)
+    port = listener.getsockname()[1]
+    app = make_app(endpoint, names(options.bind, options.host_name), is_tls=is_tls)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=options.tls_cert_file,
+        ssl_keyfile=options.tls_key_file,
+        timeout_graceful_shutdown=STOP_S_MAX,
+        ws="websockets-sansio",
+        ws_max_size=1024,  # a browser sends nothing
+        proxy_headers=False,
+        lifespan="on",
+    )
+    host = f"[{options.bind}]" if ":" in options.bind else options.bind
+    print(f"{'https' if is_tls else 'http'}://{host}:{port} shows {endpoint.url}; Ctrl-C ends it", flush=True)
+    try:
+        uvicorn.Server(config).run([listener])
+    except KeyboardInterrupt:
+        print("ended", file=sys.stderr)
+
+
+def endpoint_of(options: argparse.Namespace) -> Endpoint:
+    """Return the endpoint of the options; ValueError if its user could be used by other machines without signing in."""
+    files = {
+        "ssl_ca_certs": options.tls_ca_file,
+        "ssl_certfile": options.tls_client_cert_file,
+        "ssl_keyfile": options.tls_client_key_file,
+    }
+    endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
+    if endpoint.password and not is_loopback(options.bind):
+        raise ValueError(
+            "a password in --url would sign in everybody who reaches this page: leave it out, and sign in on the page, "
+            "or leave out --bind"
+        )
+    return endpoint
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address is one of this machine only."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def names(bind: str, given: Sequence[str]) -> list[str]:
+    """Return the names under which browsers may reach the page."""
+    return [*LOOPBACK, bind, *given]
+
+
+def _listener(bind: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        return socket.create_server((bind, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen at {bind}:{port}: {error.strerror or error}") from None

@@ -1,0 +1,176 @@
+"""Bytes, numbers and times as people read them, and keys in URLs and in copied lines of code. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, quote, urlencode
+
+UNKNOWN = "\N{EN DASH}"  # in place of a number
+SHOWN_CHARS_MAX = 2048  # of one value in a table
+# Control, format (they turn the direction of text, or hide it), surrogate, private and unassigned characters.
+INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+PARAMETERS_MAX = 100
+
+
+def shown(data: bytes | str | float | None, limit: int = SHOWN_CHARS_MAX) -> str:
+    r"""Return bytes as text in which every character is visible: others are \xNN or \uNNNN. Longer text is cut."""
+    if data is None:
+        return "(nil)"
+    if not isinstance(data, bytes | str):
+        return number(data)
+    cut = data[: 4 * limit]
+    text = cut.decode("utf-8", "backslashreplace") if isinstance(cut, bytes) else cut
+    visible = "".join(map(_visible, text[:limit]))
+    return visible + " …" if len(text) > limit or len(data) > len(cut) else visible
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) not in INVISIBLE:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators of thousands, and as many decimals as it needs."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:,.2f}".rstrip("0").rstrip(".") if abs(value) < 1e15 else repr(value)
+    return f"{value:,.0f}"
+
+
+def short(value: float | None) -> str:
+    """Return a number in at most five characters or so: 1.2 k, 34 M."""
+    if value is None:
+        return UNKNOWN
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes in its largest unit."""
+    if count is None:
+        return UNKNOWN
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(ms: float | None) -> str:
+    """Return a time in its largest unit: 340 ms, 1.2 s, 90 min, 50 h, 4 d."""
+    if ms is None:
+        return UNKNOWN
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    seconds = ms / 1000
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    for unit, length in (("min", 60), ("h", 3600)):
+        if seconds < 100 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def clock(seconds: float) -> str:
+    """Return the UTC time of day."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+
+
+def numeric(data: bytes | str) -> float | None:
+    """Return the finite number that a value is; None if it is no number."""
+    if len(data) > 32:
+        return None
+    try:
+        value = float(data)
+    except ValueError:
+        return None
+    return value if value - value == 0 else None
+
+
+class Query:
+    """The parameters of a URL, whose keys and patterns may be any bytes."""
+
+    def __init__(self, query_string: bytes) -> None:
+        self._pairs = parse_qsl(
+            query_string.decode("latin-1"), encoding="utf-8", errors="surrogateescape", max_num_fields=PARAMETERS_MAX
+        )
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a parameter; the first, if there are several."""
+        return next((value for each, value in self._pairs if each == name), default)
+
+    def raw(self, name: str) -> bytes:
+        """Return a parameter as bytes."""
+        return _bytes(self.text(name))
+
+    def all(self, name: str) -> list[bytes]:
+        """Return all parameters of a name as bytes, without empty ones."""
+        return [_bytes(value) for each, value in self._pairs if each == name and value]
+
+    def whole(self, name: str, default: int, most: int) -> int:
+        """Return a parameter as a whole number from 0 to `most`; the default if it is none."""
+        text = self.text(name)
+        return min(int(text), most) if re.fullmatch(r"\d{1,18}", text) else default
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def link(path: str, **parameters: bytes | str | int | Iterable[bytes] | None) -> str:
+    """Return the URL of a page; parameters that are None or empty are left out."""
+    pairs: list[tuple[str, bytes | str | int]] = []
+    for name, value in parameters.items():
+        if isinstance(value, bytes | str | int):
+            pairs += [(name, value)] if value != "" and value != b"" else []
+        elif value is not None:
+            pairs += [(name, each) for each in value]
+    return f"{path}?{urlencode(pairs, quote_via=quote)}" if pairs else path
+
+
+READS = {
+    "string": ("GET", ""),
+    "hash": ("HGETALL", ""),
+    "list": ("LRANGE", "0 -1"),
+    "set": ("SMEMBERS", ""),
+    "zset": ("ZREVRANGE", "0 9 WITHSCORES"),
+}
+PYTHON = {"LRANGE": ", 0, -1", "ZREVRANGE": ", 0, 9, withscores=True"}
+JAVASCRIPT = {
+    "GET": "get({})",
+    "HGETALL": "hGetAll({})",
+    "LRANGE": "lRange({}, 0, -1)",
+    "SMEMBERS": "sMembers({})",
+    "ZREVRANGE": "zRangeWithScores({}, 0, 9, {{ REV: true }})",
+}
+
+
+def code_of(kind: str, key: bytes, url: str) -> dict[str, str]:
+    """Return the lines that read a key, for redis-cli in a shell, redis-py and node-redis. Empty: an unknown kind."""
+    if kind not in READS:
+        return {}
+    command, rest = READS[kind]
+    plain = re.fullmatch(rb"[\x20-\x7e]*", key) is not None
+    python = repr(key.decode() if plain else key)
+    script = json.dumps(key.decode()) if plain else f"Buffer.from('{key.hex()}', 'hex')"
+    return {
+        "redis-cli": f"redis-cli -u {shlex.quote(url)} {command} {_shell(key, plain)} {rest}".rstrip(),
+        "redis-py": f"redis.Redis.from_url({url!r}).{command.lower()}({python}{PYTHON.get(command, '')})",
+        "JavaScript": f"await createClient({{ url: {json.dumps(url)} }}).connect()"
+        f".then(client => client.{JAVASCRIPT[command].format(script)})",
+    }
+
+
+def _shell(key: bytes, plain: bool) -> str:
+    if plain:
+        return shlex.quote(key.decode())
+    return "$'" + "".join(f"\\x{byte:02x}" for byte in key) + "'"

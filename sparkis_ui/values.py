@@ -1,0 +1,181 @@
+"""Keys and values, a page of each at a time: no request asks for more than a page, however large the key is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkis_ui.client import AskError, Client, RefusedError
+from sparkis_ui.facts import Node, text_of, whole
+
+PAGE_ELEMENTS = 50
+PAGE_BYTES = 4 << 20  # of the elements of a page together, by their mean size
+TEXT_BYTES = 4096  # a page of a string
+JSON_BYTES_MAX = 64 << 10  # a longer string is shown as text
+KEYS_OF_A_PAGE = 50
+# A step of SCAN begins with a page's COUNT, which doubles while too few keys match: some 13,000 keys a request at most.
+SCAN_COUNT_MAX = 1000
+SCAN_STEPS_MAX = 16
+
+
+@dataclass
+class Value:
+    """A page of a key's value. kind: the word of TYPE. rows: fields and values, or ranks, members and scores."""
+
+    key: bytes
+    kind: str = "none"
+    ttl_ms: int = -1
+    length: int = 0
+    size: int | None = None
+    text: bytes = b""
+    parsed: Any = None
+    is_json: bool = False
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    next: str = ""
+    job: str = ""
+    state: str = ""
+    slot: int | None = None
+    where: str = ""
+
+
+async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = b"") -> Value:
+    """Read a page of a value. at: the offset or cursor at which it begins; pattern: of fields or members."""
+    kind, ttl_ms, located, size = await client.ask_all(
+        ("TYPE", key), ("PTTL", key), ("STATE", "LOCATE", key), ("MEMORY", "USAGE", key)
+    )
+    if isinstance(kind, RefusedError):
+        raise kind
+    value = Value(key, text_of(kind), ttl_ms if isinstance(ttl_ms, int) else -1, size=whole(size))
+    if not isinstance(located, RefusedError):
+        value.job, value.state = (text_of(located.get(name) or b"") for name in (b"job", b"state"))
+        value.slot, value.where = whole(located.get(b"slot")), text_of(located.get(b"where") or b"")
+    offset = int(at) if at.isdigit() else 0
+    readers = {"string": _string, "list": _list, "hash": _hash, "set": _set, "zset": _sorted_set}
+    if value.kind in readers:
+        await readers[value.kind](client, value, offset, pattern)
+    return value
+
+
+async def _string(client: Client, value: Value, offset: int, pattern: bytes) -> None:
+    value.length = await client.ask("STRLEN", value.key)
+    is_short = value.length <= JSON_BYTES_MAX and not offset
+    last = (JSON_BYTES_MAX if is_short else offset + TEXT_BYTES) - 1
+    value.text = await client.ask("GETRANGE", value.key, offset, last)
+    if is_short and value.text[:1] in (b"{", b"["):
+        try:
+            value.parsed, value.is_json = json.loads(value.text), True
+        except (ValueError, RecursionError):
+            pass
+    if not value.is_json:
+        value.text = value.text[:TEXT_BYTES]
+        value.next = _after(offset, TEXT_BYTES, value.length)
+
+
+async def _list(client: Client, value: Value, offset: int, pattern: bytes) -> None:
+    value.length = await client.ask("LLEN", value.key)
+    count = _page(value)
+    found = await client.ask("LRANGE", value.key, offset, offset + count - 1)
+    value.rows = [(offset + at, each) for at, each in enumerate(found) if pattern in each]
+    value.next = _after(offset, count, value.length)
+
+
+async def _sorted_set(client: Client, value: Value, offset: int, pattern: bytes) -> None:
+    value.length = await client.ask("ZCARD", value.key)
+    count = _page(value)
+    if pattern:
+        cursor, flat = await client.ask("ZSCAN", value.key, offset, "MATCH", _contains(pattern), "COUNT", count)
+        pairs, value.next = scored(flat), _cursor(cursor)
+        value.rows = [("", member, score) for member, score in sorted(pairs, key=lambda pair: -pair[1])]
+        return
+    pairs = scored(await client.ask("ZREVRANGE", value.key, offset, offset + count - 1, "WITHSCORES"))
+    value.rows = [(offset + at + 1, member, score) for at, (member, score) in enumerate(pairs)]
+    value.next = _after(offset, count, value.length)
+
+
+async def _hash(client: Client, value: Value, offset: int, pattern: bytes) -> None:
+    value.length = await client.ask("HLEN", value.key)
+    cursor, flat = await client.ask("HSCAN", value.key, offset, *_match(pattern), "COUNT", _page(value))
+    value.rows = list(zip(flat[::2], flat[1::2], strict=True))
+    value.next = _cursor(cursor)
+
+
+async def _set(client: Client, value: Value, offset: int, pattern: bytes) -> None:
+    value.length = await client.ask("SCARD", value.key)
+    cursor, members = await client.ask("SSCAN", value.key, offset, *_match(pattern), "COUNT", _page(value))
+    value.rows = [(member,) for member in members]
+    value.next = _cursor(cursor)
+
+
+def scored(reply: Sequence[Any]) -> list[tuple[bytes, float]]:
+    """Return members and scores, of pairs or of a flat array."""
+    if reply and isinstance(reply[0], list | tuple):
+        return [(member, float(score)) for member, score in reply]
+    return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def _page(value: Value) -> int:
+    """Return how many elements a page has: fewer, if they are large."""
+    mean = (value.size or 0) / max(1, value.length)
+    return max(1, min(PAGE_ELEMENTS, int(PAGE_BYTES / max(1.0, mean))))
+
+
+def _after(offset: int, count: int, length: int) -> str:
+    return str(offset + count) if offset + count < length else ""
+
+
+def _cursor(cursor: bytes | int) -> str:
+    text = cursor.decode() if isinstance(cursor, bytes) else str(cursor)
+    return "" if text == "0" else text
+
+
+def _match(pattern: bytes) -> tuple[str | bytes, ...]:
+    return ("MATCH", _contains(pattern)) if pattern else ()
+
+
+def _contains(pattern: bytes) -> bytes:
+    """Return a pattern as it is; a plain word becomes a pattern of everything that contains it."""
+    return pattern if any(each in pattern for each in b"*?[") else b"*" + pattern + b"*"
+
+
+@dataclass
+class Keys:
+    """Some keys, with their types. cursor: from where to go on, empty at the end. scanned: steps that were made."""
+
+    keys: list[tuple[bytes, str]]
+    cursor: str
+    steps: int
+
+
+async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Sequence[Node] = ()) -> Keys:
+    """Return the next page of keys that match a pattern, by steps of SCAN only.
+
+    nodes: the masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
+    """
+    at_node, _, at = cursor.rpartition(":")
+    number, position = (int(text) if text.isdigit() else 0 for text in (at_node, at))
+    found: dict[bytes, None] = {}
+    count, steps = KEYS_OF_A_PAGE, 0
+    while steps < SCAN_STEPS_MAX:
+        steps += 1
+        server = client.at(nodes[number].host, nodes[number].port) if number < len(nodes) else client
+        reply, keys = await server.ask("SCAN", position, "MATCH", pattern or b"*", "COUNT", count)
+        position, count = int(reply), min(2 * count, SCAN_COUNT_MAX)
+        found |= dict.fromkeys(keys)
+        if position == 0:
+            number += 1
+        if len(found) >= KEYS_OF_A_PAGE or (position == 0 and number >= max(1, len(nodes))):
+            break
+    is_end = position == 0 and number >= max(1, len(nodes))
+    kinds = await asyncio.gather(*(kind_of(client, key) for key in found))
+    return Keys(list(zip(found, kinds, strict=True)), "" if is_end else f"{number}:{position}", steps)
+
+
+async def kind_of(client: Client, key: bytes) -> str:
+    """Return the type of a key; empty if it cannot be read."""
+    try:
+        return text_of(await client.ask("TYPE", key))
+    except AskError:
+        return ""

@@ -1,0 +1,311 @@
+"""Keys that change before one's eyes: one watcher for each user, however many tabs watch.
+
+A key is read once, on a connection whose reads the server tracks (client-side caching). It is read again when the
+server says that it has changed, and only then. Keys of a pattern are found by a page of SCAN at the beginning, and by
+keyspace notifications, if the server sends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sparkis_ui.client import (
+    AskError,
+    Client,
+    Endpoint,
+    Listener,
+    LostError,
+    RedirectError,
+    RefusedError,
+    TrackedReader,
+)
+from sparkis_ui.facts import Node, text_of, whole
+from sparkis_ui.text import numeric
+from sparkis_ui.values import read_keys, scored
+
+KEYS_MAX = 100  # of all tabs of a user together
+PATTERNS_MAX = 10
+NUMBERS_MAX = 12  # of a key with a graph
+POINTS = 120
+EVENTS_MAX = 100
+WANTED_S = 10.0
+RETRY_S = 1.0
+TEXT_BYTES = 512
+INVALIDATE = b"__redis__:invalidate"
+CHANNEL = b"__keyspace@0__:"
+
+
+class Event(NamedTuple):
+    """A keyspace notification."""
+
+    at_s: float
+    key: bytes
+    name: str
+
+
+@dataclass
+class Watched:
+    """A key and what it was lately. rows: names (of fields, members; empty for the value itself) and values."""
+
+    key: bytes
+    kind: str = ""
+    length: int = 0
+    rows: list[tuple[bytes, bytes | float]] = field(default_factory=list)
+    numbers: dict[bytes, deque[float | None]] = field(default_factory=dict)
+    changes: int = 0
+    changed_s: float = 0.0
+    ranks: dict[bytes, int] = field(default_factory=dict)
+    ranks_before: dict[bytes, int] = field(default_factory=dict)
+    error: str = ""
+
+    def take(self, kind: str, length: int, rows: Sequence[tuple[bytes, bytes | float]]) -> None:
+        """Take the value that was read."""
+        if self.kind:
+            self.changes += 1
+        self.kind, self.length, self.rows, self.error = kind, length, list(rows), ""
+        self.changed_s = time.time()
+        self.ranks_before = self.ranks
+        self.ranks = {name: at for at, (name, _) in enumerate(rows)} if kind == "zset" else {}
+        for name, value in rows[:NUMBERS_MAX] if kind in ("string", "hash", "zset") else ((b"", float(length)),):
+            found = value if isinstance(value, float) else numeric(value)
+            if found is not None:
+                self.numbers.setdefault(name, deque(maxlen=POINTS)).append(found)
+
+
+class Tracking:
+    """A server's connections for a watcher: one reads, the other one listens."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.reader = TrackedReader(endpoint)
+        self.listener = Listener(endpoint)
+        self.patterns: set[bytes] = set()
+
+    async def start(self) -> None:
+        """Connect both, and let the server send invalidations of one to the other."""
+        await self.listener.send("CLIENT", "ID")
+        listener = await self.listener.receive()
+        await self.listener.send("SUBSCRIBE", INVALIDATE)
+        await self.listener.receive()
+        await self.reader.ask("CLIENT", "TRACKING", "ON", "REDIRECT", listener)
+
+    async def subscribe(self, patterns: set[bytes]) -> None:
+        """Get the notifications of keys that match these patterns, and no others."""
+        for pattern in patterns - self.patterns:
+            await self.listener.send("PSUBSCRIBE", CHANNEL + pattern)
+        for pattern in self.patterns - patterns:
+            await self.listener.send("PUNSUBSCRIBE", CHANNEL + pattern)
+        self.patterns = set(patterns)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        await self.reader.close()
+        await self.listener.close()
+
+
+class Watcher:
+    """The watched keys of a user."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.keys: dict[bytes, Watched] = {}
+        self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.version = 0
+        self.error = ""
+        self._changed = asyncio.Condition()
+        self._wanted_keys: dict[bytes, float] = {}
+        self._wanted_patterns: dict[bytes, float] = {}
+        self._keys_of: dict[bytes, dict[bytes, None]] = {}
+        self._nodes: Sequence[Node] = ()
+        self._tracking: dict[str, Tracking] = {}
+        self._listening: dict[str, asyncio.Task[None]] = {}
+        self._homes: dict[bytes, Endpoint] = {}
+        self._due: dict[bytes, None] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self, keys: Iterable[bytes], patterns: Iterable[bytes], nodes: Sequence[Node] = ()) -> None:
+        """Watch these for the next seconds; nodes: the masters of a cluster."""
+        now_s = time.monotonic()
+        self._nodes = nodes
+        for pattern in list(patterns)[:PATTERNS_MAX]:
+            if pattern not in self._wanted_patterns:
+                self._wake.set()
+            self._wanted_patterns[pattern] = now_s
+            for key in self._keys_of.get(pattern, ()):
+                self._wanted_keys[key] = now_s
+        for key in keys:
+            self._want_key(key, now_s)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def matching(self, pattern: bytes) -> list[bytes]:
+        """Return the keys that were found for a pattern, those that changed last first."""
+        keys = [key for key in self._keys_of.get(pattern, ()) if key in self.keys]
+        return sorted(keys, key=lambda key: -self.keys[key].changed_s)
+
+    async def wait_for_change(self, version: int) -> None:
+        """Wait until something has changed since a version."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.version > version)
+
+    async def close(self) -> None:
+        """End watching and close the connections."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await self._disconnect()
+
+    def _want_key(self, key: bytes, now_s: float) -> None:
+        if key not in self._wanted_keys and len(self._wanted_keys) >= KEYS_MAX:
+            return
+        self._wanted_keys[key] = now_s
+        if key not in self.keys:
+            self.keys[key] = Watched(key)
+            self._due[key] = None
+            self._wake.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._wanted_keys or self._wanted_patterns:
+                try:
+                    await self._turn()
+                    if self.error:
+                        self.error = ""
+                        await self._tell()
+                except (AskError, TimeoutError) as error:
+                    self.error = str(error) or "no reply in time"
+                    await self._disconnect()
+                    self._due |= dict.fromkeys(self.keys)
+                    await self._tell()
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            await self._disconnect()
+
+    async def _turn(self) -> None:
+        self._forget()
+        patterns = set(self._wanted_patterns)
+        for endpoint in self._endpoints(patterns):
+            await (await self._tracking_of(endpoint)).subscribe(patterns)
+        for pattern in patterns - self._keys_of.keys():
+            found = await read_keys(self._client, pattern, nodes=self._nodes)
+            self._keys_of[pattern] = {}
+            for key, _ in found.keys[:KEYS_MAX]:
+                self._found(pattern, key)
+        due, self._due = self._due, {}
+        for key in due:
+            if key in self.keys:
+                await self._read(self.keys[key])
+        if due:
+            await self._tell()
+        for task in self._listening.values():
+            if task.done():
+                raise task.exception() or LostError("the connection for changes has ended")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _endpoints(self, patterns: set[bytes]) -> list[Endpoint]:
+        """Return the servers that tell of changes: all masters of a cluster, for patterns."""
+        nodes = [self._client.at(node.host, node.port).endpoint for node in self._nodes] if patterns else []
+        return nodes or [self._client.endpoint]
+
+    def _forget(self) -> None:
+        """Forget what no page has wanted lately."""
+        oldest_s = time.monotonic() - WANTED_S
+        for pattern in [each for each, wanted_s in self._wanted_patterns.items() if wanted_s < oldest_s]:
+            del self._wanted_patterns[pattern]
+            self._keys_of.pop(pattern, None)
+        for key in [each for each, wanted_s in self._wanted_keys.items() if wanted_s < oldest_s]:
+            del self._wanted_keys[key]
+            self.keys.pop(key, None)
+
+    def _found(self, pattern: bytes, key: bytes) -> None:
+        self._want_key(key, time.monotonic())
+        if key in self.keys:
+            self._keys_of.setdefault(pattern, {})[key] = None
+
+    async def _tracking_of(self, endpoint: Endpoint) -> Tracking:
+        if endpoint.address not in self._tracking:
+            tracking = self._tracking[endpoint.address] = Tracking(endpoint)
+            await tracking.start()
+            self._listening[endpoint.address] = asyncio.create_task(self._listen(tracking))
+        return self._tracking[endpoint.address]
+
+    async def _listen(self, tracking: Tracking) -> None:
+        try:
+            while True:
+                self._take(await tracking.listener.receive())
+        finally:
+            self._wake.set()
+
+    def _take(self, message: Any) -> None:
+        """Take a pushed message: an invalidation, or a notification."""
+        if message[0] == b"message" and message[1] == INVALIDATE:
+            keys = self.keys if message[2] is None else [key for key in message[2] if key in self.keys]
+            self._due |= dict.fromkeys(keys)
+        elif message[0] == b"pmessage":
+            pattern, key = message[1].removeprefix(CHANNEL), message[2].removeprefix(CHANNEL)
+            self.events.appendleft(Event(time.time(), key, text_of(message[3])))
+            if pattern in self._wanted_patterns:
+                self._found(pattern, key)
+        self._wake.set()
+
+    async def _read(self, watched: Watched) -> None:
+        for _ in range(3):  # one stale address is normal after a move
+            tracking = await self._tracking_of(self._homes.get(watched.key, self._client.endpoint))
+            try:
+                kind, length, rows = await read_small(tracking.reader, watched.key)
+            except RedirectError as moved:
+                self._homes[watched.key] = self._client.at(moved.host, moved.port).endpoint
+                continue
+            except RefusedError as error:
+                watched.error = str(error)
+                return
+            if (kind, length, rows) != (watched.kind, watched.length, watched.rows):
+                watched.take(kind, length, rows)
+            return
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    async def _disconnect(self) -> None:
+        tasks, self._listening = self._listening, {}
+        for task in tasks.values():
+            task.cancel()
+            with suppress(asyncio.CancelledError, AskError):
+                await task
+        trackings, self._tracking = self._tracking, {}
+        self._homes.clear()
+        for tracking in trackings.values():
+            await tracking.close()
+
+
+async def read_small(reader: TrackedReader, key: bytes) -> tuple[str, int, list[tuple[bytes, bytes | float]]]:
+    """Return a key's type, its length, and the beginning of its value; of a list the end."""
+    kind = text_of(await reader.ask("TYPE", key))
+    if kind == "string":
+        return kind, await reader.ask("STRLEN", key), [(b"", await reader.ask("GETRANGE", key, 0, TEXT_BYTES - 1))]
+    if kind == "hash":
+        _, flat = await reader.ask("HSCAN", key, 0, "COUNT", NUMBERS_MAX)
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))[:NUMBERS_MAX]
+        return kind, await reader.ask("HLEN", key), [(name, value[:TEXT_BYTES]) for name, value in pairs]
+    if kind == "zset":
+        reply = await reader.ask("ZREVRANGE", key, 0, NUMBERS_MAX - 1, "WITHSCORES")
+        return kind, await reader.ask("ZCARD", key), list(scored(reply))
+    if kind == "list":
+        last = await reader.ask("LRANGE", key, -3, -1)
+        return kind, await reader.ask("LLEN", key), [(b"", each[:TEXT_BYTES]) for each in reversed(last)]
+    if kind == "set":
+        return kind, whole(await reader.ask("SCARD", key)) or 0, []
+    return kind, 0, []
