@@ -69,9 +69,9 @@ class MappedKeys:
         return FieldRules([rule for rule in self.listed if has_fields(rule)], self._ownership.matcher.decider)
 
     def is_state(self, key: bytes) -> bool:
-        """Tell whether states own a key, by its own name, in database 0."""
+        """Tell whether states answer a key, by its own name, in database 0, or may answer it."""
         found = self._ownership.matcher.decide(key)
-        return found.owner is Owner.STATE and (found.rule is None or found.rule.mapping is None)
+        return found.owner is not Owner.UPSTREAM and (found.rule is None or found.rule.mapping is None)
 
     def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[NameInDatabase]:
         """Iterate over the names of a key of a state, by some rules; of its fields only those that no reply names."""
@@ -119,8 +119,7 @@ class MappedKeys:
             return {KEYEVENT + b"*": rules} if rules else {}
         found: dict[bytes, list[Rule]] = {}
         for rule in rules:
-            state_key = rule.keys if rule.mapping is None else rule.mapping.state_key
-            found.setdefault(KEYSPACE + glob_of(state_key), []).append(rule)
+            found.setdefault(KEYSPACE + glob_of(rule.state_keys), []).append(rule)
         return found
 
 

@@ -21,6 +21,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.key_patterns import may_share_keys
+from resp_server.upstream.mapped_names import exists_request
 from resp_server.upstream.rules import Owner, Rule, Rules
 from state_backend.model.descriptor import KeyFormat
 
@@ -51,12 +52,13 @@ class Copied:
 class CopierWatch:
     """Counts writes at the upstream of keys that the states have, by rule.
 
-    check_states, check_upstream: send EXISTS for a key; the upstream also needs the number of the database.
+    check_states: sends a request that tells whether the states have a key. check_upstream: sends EXISTS for a key, in
+    the database with a number.
     """
 
     def __init__(
         self,
-        check_states: Callable[[bytes, ReplySink, int], None],
+        check_states: Callable[[Request, ReplySink, int], None],
         check_upstream: Callable[[bytes, int, ReplySink, int], None],
         clock: Callable[[], float],
     ) -> None:
@@ -97,7 +99,7 @@ class CopierWatch:
         known = [KeyFormat.parse(each) for each in formats]
         now_s, left_s = self._clock(), 0.0
         for rule in rules:
-            if rule.owner is Owner.PREFER_STATE and any(may_share_keys(rule.keys, each) for each in known):
+            if rule.owner is Owner.PREFER_STATE and any(may_share_keys(rule.state_keys, each) for each in known):
                 since_s = self._copied[rule].since_s if rule in self._copied else now_s
                 left_s = max(left_s, since_s + WATCH_S - now_s)
         return left_s
@@ -127,7 +129,7 @@ class CopierWatch:
         self._checks.add(check)
         try:
             self.check_upstream(key, database, check, UPSTREAM)
-            self.check_states(key, check, STATES)
+            self.check_states(exists_request(rule.state_name_of(key)), check, STATES)
         except Exception as error:
             check.fail(STATES, error)
 
@@ -153,11 +155,6 @@ class _Check(ReplySink):
 
     def fail(self, index: int, error: Exception) -> None:
         self._watch.end(self, is_copied=False)
-
-
-def exists(key: bytes) -> Request:
-    """Return the request EXISTS for a key."""
-    return (b"EXISTS", key)
 
 
 def _text(copied: Copied) -> str:

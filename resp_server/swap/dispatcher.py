@@ -34,7 +34,7 @@ from resp_server.session.transaction import Mark, Transaction
 from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.client_login import LoginRequest, login_in
 from resp_server.swap.control import OwnershipControl
-from resp_server.swap.copier_watch import CopierWatch, exists
+from resp_server.swap.copier_watch import CopierWatch
 from resp_server.swap.exec_plan import OK, SwapExec, Watched
 from resp_server.swap.long_requests import LongRequests, is_long, portions_of
 from resp_server.swap.new_format_check import NewFormatChecks
@@ -133,7 +133,7 @@ class SwapDispatcher(SideSender):
             server.clients.defer,
         )
         self.copiers = CopierWatch(
-            lambda key, sink, index: self.shadow.send_to_states(key, exists(key), 2, sink, index),
+            lambda request, sink, index: self.shadow.send_to_states(request[1], request, 2, sink, index),
             self.check_upstream,
             time.monotonic,
         )
@@ -214,7 +214,7 @@ class SwapDispatcher(SideSender):
 
     def check_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
         """Send EXISTS for a key to the upstream, over the proxy's own connections."""
-        request = exists(key)
+        request: Request = (b"EXISTS", key)
         route = self.router.route(request, database)
         if route is not None:
             self._logins.own.of(database).send_request(0, 2, route.routed, request, sink, index)

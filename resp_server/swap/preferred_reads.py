@@ -17,10 +17,11 @@ from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.upstream.mapped_names import StateRead
 from resp_server.upstream.routing import Route
 
-# The parts of a read.
-EXISTS, STATES, UPSTREAM = 0, 1, 2
+# The parts of a read. Those from `READS` on are the reads of the states.
+UPSTREAM, EXISTS, READS = 0, 1, 2
 ABSENT = b":0\r\n"
 # A read is repeated if an epoch came between its two requests to the states. Twice in a row is rare (guess).
 TRIES_MAX = 10
@@ -37,21 +38,20 @@ class ClientSenders(NamedTuple):
 
 
 class PreferredRead(ReplyStage):
-    """A read of one key. unserved: the error if the states have the key, but do not serve the command."""
+    """A read of one key. read: the states' part. unserved: the error if they have the key, but do not serve it."""
 
     def __init__(
         self,
         senders: ClientSenders,
-        key: bytes,
         request: Request,
+        read: StateRead,
         unserved: ReplyError | None,
         sink: ReplySink,
         index: int,
     ) -> None:
         super().__init__(sink, index)
-        self._senders, self._key, self._request, self._unserved = senders, key, request, unserved
-        self._exists: tuple[RawReply, ReplyEpochs] | None = None
-        self._states: tuple[RawReply, ReplyEpochs] | None = None
+        self._senders, self._request, self._read, self._unserved = senders, request, read, unserved
+        self._states: dict[int, tuple[RawReply, ReplyEpochs]] = {}
         self._upstream: RawReply | Exception | None = None
         self._tries = 0
 
@@ -62,18 +62,15 @@ class PreferredRead(ReplyStage):
 
     def _ask_states(self) -> None:
         self._tries += 1
-        self._exists = self._states = None
-        self._senders.to_states(self._key, (b"EXISTS", self._key), self, EXISTS)
-        if self._unserved is None:
-            self._senders.to_states(self._key, self._request, self, STATES)
+        self._states = {}
+        for part, request in enumerate([self._read.exists, *self._read.reads], EXISTS):
+            self._senders.to_states(self._read.exists[1], request, self, part)
 
     def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         if index == UPSTREAM:
             self._upstream = reply
-        elif index == EXISTS:
-            self._exists = reply, epochs
         else:
-            self._states = reply, epochs
+            self._states[index] = reply, epochs
         self._decide()
 
     def fail(self, index: int, error: Exception) -> None:
@@ -84,9 +81,9 @@ class PreferredRead(ReplyStage):
             super().fail(index, error)
 
     def _decide(self) -> None:
-        if self._exists is None:
+        if EXISTS not in self._states:
             return
-        exists, epochs = self._exists
+        exists, epochs = self._states[EXISTS]
         if is_error(exists):
             self.finish(exists, epochs)
         elif exists == ABSENT:
@@ -95,15 +92,15 @@ class PreferredRead(ReplyStage):
             elif self._upstream is not None:
                 self.finish(self._upstream, epochs)
         elif self._unserved is not None:
-            super().fail(STATES, self._unserved)
-        elif self._states is not None:
-            reply, its_epochs = self._states
-            if _are_same(epochs, its_epochs):
-                self.finish(reply, its_epochs)
+            super().fail(EXISTS, self._unserved)
+        elif len(self._states) > len(self._read.reads):
+            parts = [self._states[part] for part in range(READS, READS + len(self._read.reads))]
+            if all(_are_same(epochs, its_epochs) for _, its_epochs in parts):
+                self.finish(self._read.reply([reply for reply, _ in parts]), parts[0][1])
             elif self._tries < TRIES_MAX:
                 self._ask_states()
             else:
-                super().fail(STATES, TryAgainError("the state changes too often to be read together"))
+                super().fail(EXISTS, TryAgainError("the state changes too often to be read together"))
 
 
 def _are_same(first: ReplyEpochs, second: ReplyEpochs) -> bool:
@@ -143,8 +140,8 @@ class SplitRead:
         if self._states:
             both.attempt(send_to_states, self._part(self._states), both, part)
             part += 1
-        for number, at in enumerate(self._preferred):
-            PreferredRead(self._senders, request[at], (request[0], request[at]), None, both, part + number).send()
+        for number, (at, read) in enumerate(self._preferred.items()):
+            PreferredRead(self._senders, (request[0], request[at]), read, None, both, part + number).send()
         part += len(self._preferred)
         for number, each in enumerate(self._fields.values()):
             both.attempt(self._senders.to_states, each[1], each, both, part + number)

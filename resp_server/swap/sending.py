@@ -143,11 +143,11 @@ class SideSender(ProxyDispatcher):
         """Send a read of one key to the states and to the upstream."""
         if route.routed.name == "sort_ro":
             check_request(session.user, request)
-        senders, key = self._senders(session, route.routed), request[route.key_at]
+        senders, (read,) = self._senders(session, route.routed), route.preferred.values()
         index = batch.expect(session.is_silent)
 
         def send() -> None:
-            PreferredRead(senders, key, request, route.unserved, batch, index).send()
+            PreferredRead(senders, request, read, route.unserved, batch, index).send()
 
         batch.set_retry(index, send)
         send()

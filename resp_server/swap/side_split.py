@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
@@ -10,6 +11,7 @@ from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.swap.preferred_reads import ABSENT
+from resp_server.upstream.mapped_names import StateRead
 from resp_server.upstream.routed_commands import Side
 from resp_server.upstream.routing import Route
 
@@ -41,19 +43,19 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
     ours = list(route.state_keys)
     upstream = [_part(request, theirs)] if theirs else []
     states = [_part(request, ours)] if ours else []
-    for at in route.preferred:
+    for at, read in route.preferred.items():
         upstream.append((request[0], request[at]))
-        states += [(b"EXISTS", request[at]), (request[0], request[at])]
+        states += [read.exists, *read.reads]
     states += route.fields.values()
     groups = [group for group in (theirs, ours, *([at] for at in (*route.preferred, *route.fields))) if group]
     places = [[at - 1 for at in group] for group in groups]
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
         replies = [*from_upstream[: len(theirs) and 1], *from_states[: len(ours) and 1]]
-        pairs = from_states[len(ours) and 1 :]
-        for number, reply in enumerate(from_upstream[len(theirs) and 1 :]):
-            replies.append(_chosen(reply, *pairs[2 * number : 2 * number + 2]))
-        replies += pairs[2 * len(route.preferred) :]
+        rest = iter(from_states[len(ours) and 1 :])
+        for reply, read in zip(from_upstream[len(theirs) and 1 :], route.preferred.values(), strict=True):
+            replies.append(_chosen(reply, next(rest), read, list(islice(rest, len(read.reads)))))
+        replies += rest
         error = next(filter(is_error, replies), None)
         if error is not None:
             return error
@@ -76,22 +78,22 @@ def mapped_split(route: Route) -> SideSplit:
 
 
 def _preferred(route: Route, request: Request) -> SideSplit:
-    exists: Request = (b"EXISTS", request[route.key_at])
+    (read,) = route.preferred.values()
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
         yield
         if route.unserved is not None and from_states[0] != ABSENT:
             return b"-%b\r\n" % route.unserved.line
-        return _chosen(from_upstream[0], from_states[0], from_states[-1])
+        return _chosen(from_upstream[0], from_states[0], read, from_states[1:])
 
-    return SideSplit([request], [exists] if route.unserved is not None else [exists, request], join)
+    return SideSplit([request], [read.exists, *read.reads], join)
 
 
-def _chosen(upstream: RawReply, exists: RawReply, states: RawReply) -> RawReply:
+def _chosen(upstream: RawReply, exists: RawReply, read: StateRead, states: Sequence[RawReply]) -> RawReply:
     """Return the states' reply if they have the key, else the upstream's."""
     if is_error(exists):
         return exists
-    return upstream if exists == ABSENT else states
+    return upstream if exists == ABSENT else read.reply(states)
 
 
 def _part(request: Request, positions: Sequence[int]) -> Request:

@@ -37,7 +37,8 @@ def watch_both(
     """
     owned = set(route.state_keys)
     theirs = [request[at] for at in range(1, len(request)) if at not in owned]
-    of_states = dict.fromkeys(request[at] for at in (*route.state_keys, *route.preferred))
+    of_states = dict.fromkeys(request[at] for at in route.state_keys)
+    of_states |= dict.fromkeys(each.exists[1] for each in route.preferred.values())
     ours = [key for key in of_states if (0, key) not in session.watched]
     check_watch_limits(session.watched, ours)
     sent = (request[0], *theirs)

@@ -130,6 +130,27 @@ class FieldRead(NamedTuple):
     of_key: Request | None = None
 
 
+class StateRead(NamedTuple):
+    """The states' part of a read of a key that they answer if they have it.
+
+    exists: tells whether they have the key. reads: the reads of its value; none if they do not serve the command.
+    convert: makes the reply of those to `reads`; without it, the only one is the reply.
+    """
+
+    exists: Request
+    reads: Sequence[Request]
+    convert: ConvertReplies | None = None
+
+    def reply(self, replies: Sequence[RawReply]) -> RawReply:
+        """Return the reply to the client's read, by those to `reads`."""
+        return replies[0] if self.convert is None else self.convert(replies)
+
+
+def exists_request(name: StateName) -> Request:
+    """Return the request that tells whether a state has a key, or a field of it."""
+    return (b"EXISTS", name.key) if name.field is None else (b"HEXISTS", name.key, name.field)
+
+
 def field_read(name: str, request: Request, key: bytes, field: bytes) -> FieldRead | None:
     """Return the read of a field for a client's read of one key; None: there is none for this command."""
     if name == "mget":

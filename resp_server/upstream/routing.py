@@ -17,7 +17,15 @@ from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.long_words import long_words, too_long, without_long_words
-from resp_server.upstream.mapped_names import ConvertReplies, FieldRead, StateName, field_read, with_names
+from resp_server.upstream.mapped_names import (
+    ConvertReplies,
+    FieldRead,
+    StateName,
+    StateRead,
+    exists_request,
+    field_read,
+    with_names,
+)
 from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
 from resp_server.upstream.other_databases import OtherKey, is_number, other_key
 from resp_server.upstream.ownership import Ownership
@@ -35,6 +43,7 @@ STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
 # Their replies contain times.
 NEVER_CACHED = frozenset(["xinfo|stream", "xinfo|groups", "xinfo|consumers", "xpending"])
 NO_FIELDS: Mapping[int, Request] = {}
+NO_STATE_READS: Mapping[int, StateRead] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 256
 # Words of a request in which an option has to be found (guess: takes some milliseconds).
@@ -53,11 +62,12 @@ NAMED_KEYS_MAX = 8
 class Route(NamedTuple):
     """The side that answers a request, and what it needs for that.
 
-    For `Side.BOTH`: state_keys: the positions of the states' keys. preferred: the positions of keys that the states
-    answer if they have them. fields: the requests for keys that are fields of states' keys, by position.
+    For `Side.BOTH`: state_keys: the positions of the states' keys. preferred: the states' reads for keys that the
+    states answer if they have them, by position. fields: the requests for keys that are fields of states' keys, by
+    position.
 
-    For `Side.PREFERRED`: key_at: the position of the key. unserved: the error if the states have the key, but do not
-    serve the command.
+    For `Side.PREFERRED`: preferred: the only key. unserved: the error if the states have it, but do not serve the
+    command.
 
     For `Side.MAPPED`: convert: makes the reply to the client's request of the states' replies to `request` and, if
     there is one, to `of_key`.
@@ -78,7 +88,7 @@ class Route(NamedTuple):
     fields: Mapping[int, Request] = NO_FIELDS
     convert: ConvertReplies | None = None
     of_key: Request | None = None
-    preferred: Sequence[int] = ()
+    preferred: Mapping[int, StateRead] = NO_STATE_READS
     key_at: int = 0
     unserved: PlainError | None = None
     shadowed: Sequence[Shadowed] = ()
@@ -341,13 +351,12 @@ class SwapRouter:
         if "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request):
             raise PlainError(f"command '{routed.name}' cannot block: {self._owners_text(request, positions, database)}")
         if len(positions) == 1:
-            is_served = routed.command is not None and routed.command.declaration is not None
-            unserved = (
-                None
-                if is_served
-                else PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
-            )
-            return Route(Side.PREFERRED, routed, key_at=positions[0], unserved=unserved)
+            ((at, found),) = others
+            read = _state_read(routed, request, at, found)
+            unserved = None
+            if not read.reads:
+                unserved = PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
+            return Route(Side.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if routed.name not in SPLIT:
             raise PlainError(
                 f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
@@ -377,8 +386,13 @@ class SwapRouter:
     def _both(self, routed: RoutedCommand, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split. others: as in `_by_keys`."""
         owned = [at for at, found in others if found.owner is Owner.STATE]
-        preferred = [at for at, found in others if found.owner is Owner.PREFER_STATE]
-        names, is_fenced = _state_names(request, others), self._ownership.has_exactly_cached
+        preferred = {
+            at: _state_read(routed, (request[0], request[at]), 1, found)
+            for at, found in others
+            if found.owner is Owner.PREFER_STATE
+        }
+        of_states = [(at, found) for at, found in others if at not in preferred]
+        names, is_fenced = _state_names(request, of_states), self._ownership.has_exactly_cached
         if not names:
             return Route(Side.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
@@ -496,7 +510,7 @@ def _shadowed(
         key, is_mget = request[at], routed.name == "mget"
         name = "get" if is_mget else routed.name
         alone: Request = (b"GET", key) if is_mget else request
-        state_name = StateName(key, None) if decided.mapping is None else decided.mapping.state_name_of(key)
+        state_name = decided.state_name_of(key)
         if state_name.field is None:
             read: FieldRead | None = FieldRead(with_names(alone, {1 if is_mget else at: state_name}))
         else:
@@ -504,6 +518,21 @@ def _shadowed(
         if read is not None:
             found.append(Shadowed(decided, number, key, name, alone, state_name.key, read.request, read.convert))
     return found
+
+
+def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Decision) -> StateRead:
+    """Return the states' part of a read of the key at a position, whose rule is `prefer-state`."""
+    assert decision.rule is not None
+    name = decision.rule.state_name_of(request[at])
+    exists = exists_request(name)
+    if routed.command is None or routed.command.declaration is None:
+        return StateRead(exists, ())
+    if name.field is None:
+        return StateRead(exists, [with_names(request, {at: name})])
+    read = field_read(routed.name, request, name.key, name.field)
+    if read is None:
+        return StateRead(exists, ())
+    return StateRead(exists, [read.request] if read.of_key is None else [read.request, read.of_key], read.convert)
 
 
 def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateName]:

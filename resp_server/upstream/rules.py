@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resp_server.upstream.key_patterns import covers
-from resp_server.upstream.mapped_names import NameMapping
+from resp_server.upstream.mapped_names import NameMapping, StateName
 from resp_server.upstream.rule_overlaps import overlaps
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
@@ -105,7 +105,16 @@ class Rule:
     @property
     def lists_names(self) -> bool:
         """Tell whether SCAN and KEYS show states' keys, or fields of them, by the names of this rule."""
-        return self.owner is Owner.STATE and self.mapping is not None
+        return self.has_state_keys and self.mapping is not None
+
+    @property
+    def state_keys(self) -> KeyFormat:
+        """The states' own names of the keys."""
+        return self.keys if self.mapping is None else self.mapping.state_key
+
+    def state_name_of(self, key: bytes) -> StateName:
+        """Return the state's own name of a key that the rule covers."""
+        return StateName(key, None) if self.mapping is None else self.mapping.state_name_of(key)
 
 
 Rules = Sequence[Rule]
@@ -208,8 +217,8 @@ class _RuleReader:
                 del self._row["field"]
                 self.mistakes.append("it has a 'field', but no 'state_key'")
             return None
-        if owner not in (Owner.STATE, Owner.SHADOW):
-            self.mistakes.append('\'state_key\' is for owner = "state" or "shadow"')
+        if owner is Owner.UPSTREAM:
+            self.mistakes.append("'state_key' is not for owner = \"upstream\", whose keys no state answers")
         state_key = self._format("state_key")
         field = self._format("field") if "field" in self._row else None
         if state_key is None:

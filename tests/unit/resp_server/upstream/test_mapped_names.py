@@ -106,5 +106,5 @@ def test_names_that_do_not_fit_are_mistakes(settings: str, mistake: str) -> None
 
 
 def test_only_states_keys_have_other_names() -> None:
-    with pytest.raises(RulesError, match="'state_key' is for owner = \"state\""):
+    with pytest.raises(RulesError, match="'state_key' is not for owner = \"upstream\""):
         parse_rules('[[rule]]\nkeys = "a"\nowner = "upstream"\nstate_key = "b"\n', "rules")
