@@ -48,8 +48,9 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        names: list[Callable[..., Any]] = [text.shown, text.number, text.short, text.size, text.duration, text.clock]
-        self._environment.filters |= {each.__name__: each for each in names}
+        filters: list[Callable[..., Any]] = [text.shown, text.number, text.short, text.size]
+        filters += [text.duration, text.countdown, text.clock]
+        self._environment.filters |= {each.__name__: each for each in filters}
         self._environment.globals |= {
             "link": text.link,
             "graph_width": charts.WIDTH,
@@ -136,13 +137,13 @@ class Site:
         with suppress(WebSocketDisconnect, RuntimeError):  # the browser has gone
             while True:
                 turn, version = view.hub.turn, view.hub.watcher.version
+                name = (url, version if page.follows_changes else 0)
                 try:
                     await view.hub.view(page.groups)
+                    html = await view.hub.once(name, lambda: self._live(page, view))
                 except SignInError:
                     await socket.close(SIGN_IN_CODE)
                     return
-                name = (url, version if page.follows_changes else 0)
-                html = await view.hub.once(name, lambda: self._live(page, view))
                 if html != sent:
                     await socket.send_text(html)
                     sent = html

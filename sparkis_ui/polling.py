@@ -24,6 +24,7 @@ TURN_S = 1.0
 REST_AFTER_S = 60.0  # without a viewer
 WANTED_S = 10.0  # facts that no page has asked for since are not polled
 POINTS = 300  # five minutes of graphs
+POINTS_MIN = 60  # the width of a graph that has fewer
 MOVES_MAX = 50
 FIRST_WAIT_S_MAX = 4.0
 SLOWLOG_MAX = 64

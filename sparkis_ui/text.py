@@ -80,6 +80,16 @@ def duration(ms: float | None) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
+def countdown(ms: float) -> str:
+    """Return the time that is left, to the second: 9 s, 4:09, 1:02:09, 2 d 1:02:09."""
+    seconds = max(0, round(ms / 1000))
+    (minutes, second), days = divmod(seconds % 86_400, 60), seconds // 86_400
+    hours, minute = divmod(minutes, 60)
+    if days or hours:
+        return f"{f'{days} d ' if days else ''}{hours}:{minute:02}:{second:02}"
+    return f"{minute}:{second:02}" if minute else f"{second} s"
+
+
 def clock(seconds: float) -> str:
     """Return the UTC time of day."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")

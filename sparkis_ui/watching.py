@@ -33,6 +33,7 @@ KEYS_MAX = 100  # of all tabs of a user together
 PATTERNS_MAX = 10
 NUMBERS_MAX = 12  # of a key with a graph
 POINTS = 120
+POINTS_MIN = 30  # the width of a graph that has fewer
 EVENTS_MAX = 100
 WANTED_S = 10.0
 RETRY_S = 1.0

@@ -1,6 +1,6 @@
 """A log with five jobs as a team would have them, written without Spark: airlines, weather, a game, payments, odd keys.
 
-`Writer.step` commits one more epoch of the three jobs that run. `payments` has ended, so that servers call it stale.
+`Writer.step` commits one more epoch of the three jobs that run. `payments` and `odd` have ended, so that servers call them stale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AIRPORTS = ("ATL", "BOS", "CLT", "DEN", "LAX", "MIA", "ORD", "SFO", "SEA", "TPA"
 PLAYERS = ("ada", "alan", "barbara", "donald", "edsger", "grace", "john", "katherine", "leslie", "linus", "margaret")
 PLANES = 400
 STEP_S = 0.5
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 5 << 20
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 MARKUP = f"odd:values:{SCRIPT}".encode()
 CONTROLS = b"odd:values:\x00\x1b[31m\r\n\xff\xfe"
@@ -67,7 +67,6 @@ class Writer:
             payments.publish(_put("total", f"payments:total:{n}", f"{n * 12.5}") for n in range(40))
         with LogWriter(root, "odd", ODD) as odd:
             odd.publish(odd_changes())
-            odd.mark_final()
         opened = {"flights": FLIGHTS, "weather": WEATHER, "game": GAME}
         self._logs = {
             name: self._stack.enter_context(LogWriter(root, name, states, sends_heartbeats=True))

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from sparkis_ui import charts, text
 from sparkis_ui.facts import whole
-from sparkis_ui.polling import POINTS
+from sparkis_ui.polling import POINTS_MIN, TURN_S
 from sparkis_ui.view import Page, View
 
 GRAPHS = (
     ("reads", "Reads per second", text.short),
-    ("age", "Freshness: age of the oldest live job", text.duration),
+    ("age", "Age of the oldest live job", text.duration),
     ("epochs", "Epochs per minute", text.short),
     ("changes", "Changes per minute", text.short),
 )
@@ -36,14 +36,15 @@ async def read(view: View) -> dict[str, Any]:
         jobs = sorted(jobs, key=lambda job: _sort_key(job, sort))
     graphs = []
     for name, title, unit in GRAPHS:
-        made = charts.graph(hub.series.of(name), slots=POINTS)
+        made = charts.graph(hub.series.of(name), slots=POINTS_MIN)
         graphs.append(Shown(title, unit(made.last), unit(made.highest), made))
     hits, misses = (whole(facts.info.get(name)) or 0 for name in ("keyspace_hits", "keyspace_misses"))
     return {
         "jobs": jobs,
         "graphs": graphs,
+        "window": f"{max(POINTS_MIN, len(hub.series.of('keys'))) * TURN_S / 60:.0f} min",
         "sort": sort,
-        "ages": {job.name: charts.graph(hub.series.of(f"age of {job.name}"), slots=POINTS) for job in jobs},
+        "ages": {job.name: charts.graph(hub.series.of(f"age of {job.name}"), slots=POINTS_MIN) for job in jobs},
         "states": facts.states,
         "to_look_at": sum(job.condition not in ("live", "past") for job in jobs),
         "keys": sum(job.keys for job in jobs),

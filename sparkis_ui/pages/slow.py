@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkis_ui import charts, text
 from sparkis_ui.facts import CLIENTS_SHOWN_MAX, users_of, whole
-from sparkis_ui.polling import CLIENTS_LISTED_MAX, POINTS
+from sparkis_ui.polling import CLIENTS_LISTED_MAX, POINTS_MIN
 from sparkis_ui.view import Page, View
 
 COMMANDS_SHOWN_MAX = 20
@@ -16,7 +16,7 @@ async def read(view: View) -> dict[str, Any]:
     """Return what the page shows."""
     facts, user = view.hub.facts, view.query.text("user")
     listed = [client for client in facts.clients if not user or client.get("user") == user]
-    graph = charts.graph(view.hub.series.of("requests"), slots=POINTS)
+    graph = charts.graph(view.hub.series.of("requests"), slots=POINTS_MIN)
     return {
         "slow": facts.slow,
         "events": facts.events,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sparkis_ui import charts, text
 from sparkis_ui.pages.cluster import masters
 from sparkis_ui.view import Page, View
-from sparkis_ui.watching import POINTS, Watched
+from sparkis_ui.watching import POINTS_MIN, Watched
 
 
 class Row(NamedTuple):
@@ -54,7 +54,7 @@ def _card(watched: Watched, keys: list[bytes], patterns: list[bytes]) -> Card:
         Row(
             name,
             text.number(value) if isinstance(value, float) else text.shown(value, 200),
-            charts.graph(list(watched.numbers.get(name, ())), slots=POINTS // 2, from_zero=False),
+            charts.graph(list(watched.numbers.get(name, ())), slots=POINTS_MIN, from_zero=False),
             _moved(watched, name),
             value / highest if isinstance(value, float) and highest > 0 else 0.0,
         )
@@ -62,7 +62,7 @@ def _card(watched: Watched, keys: list[bytes], patterns: list[bytes]) -> Card:
     ]
     if watched.kind in ("set", "list"):
         series = list(watched.numbers.get(b"", ()))
-        graph = charts.graph(series, slots=POINTS // 2, from_zero=False)
+        graph = charts.graph(series, slots=POINTS_MIN, from_zero=False)
         rows.insert(0, Row(b"elements", text.number(watched.length), graph, 0, 0.0))
     rest = [key for key in keys if key != watched.key]
     remove = text.link("/watch", key=rest, pattern=patterns) if watched.key in keys else ""
