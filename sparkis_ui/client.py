@@ -25,7 +25,6 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("SCARD", "SSCAN", "ZCARD", "ZREVRANGE", "ZSCAN"), frozenset()),
     **dict.fromkeys(("SUBSCRIBE", "PSUBSCRIBE", "PUNSUBSCRIBE"), frozenset()),
     "CLIENT": frozenset(("ID", "LIST", "SETNAME", "TRACKING")),
-    "CONFIG": frozenset(("GET",)),
     "LATENCY": frozenset(("LATEST",)),
     "MEMORY": frozenset(("USAGE",)),
     "SLOWLOG": frozenset(("GET",)),

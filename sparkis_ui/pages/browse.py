@@ -17,7 +17,7 @@ async def read(view: View) -> dict[str, Any]:
     """Return what the page shows."""
     query, jobs = view.query, view.hub.facts.jobs
     job, state = query.text("job"), query.text("state")
-    pattern = query.raw("pattern") or _pattern_of(jobs, job, state).encode("utf-8", "surrogateescape")
+    pattern = query.raw("pattern") or pattern_of(jobs, job, state).encode("utf-8", "surrogateescape")
     found, error = Keys([], "", 0), ""
     try:
         found = await read_keys(view.hub.client, pattern, query.text("cursor"), await masters(view.hub))
@@ -37,7 +37,7 @@ async def read(view: View) -> dict[str, Any]:
     }
 
 
-def _pattern_of(jobs: list[Job], job: str, state: str) -> str:
+def pattern_of(jobs: list[Job], job: str, state: str) -> str:
     """Return the pattern of a job's keys, or of a state's, from their key formats."""
     for each in jobs:
         if each.name == job:

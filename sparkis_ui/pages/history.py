@@ -37,19 +37,22 @@ async def read(view: View) -> dict[str, Any]:
             rows = [fields_of(row) for row in await view.hub.client.ask("STATE", "HISTORY", key, "COUNT", count)]
         except (AskError, TimeoutError) as refusal:
             error = str(refusal) or "the history took too long"
-    pairs = [_pairs(row.get("value"), text_of(row.get("kind") or "")) for row in rows]
     numbers = [text.numeric(row["value"]) if isinstance(row.get("value"), bytes) else None for row in reversed(rows)]
     return {
         "key": key,
         "count": count,
         "count_max": COUNT_MAX,
-        "moments": [
-            _moment(row, pairs[at], dict(pairs[at + 1 : at + 2][0] if pairs[at + 1 :] else pairs[at]))
-            for at, row in enumerate(rows)
-        ],
+        "moments": moments_of(rows),
         "graph": charts.graph(numbers, from_zero=False),
         "error": error,
     }
+
+
+def moments_of(rows: Sequence[Mapping[str, Any]]) -> list[Moment]:
+    """Return the rows of STATE HISTORY, which begin with the newest; the oldest differs in nothing."""
+    pairs = [_pairs(row.get("value"), text_of(row.get("kind") or "")) for row in rows]
+    before = [*pairs[1:], *pairs[-1:]]
+    return [_moment(row, now, dict(old)) for row, now, old in zip(rows, pairs, before, strict=True)]
 
 
 def _moment(row: Mapping[str, Any], pairs: list[tuple[str, str]], before: dict[str, str]) -> Moment:

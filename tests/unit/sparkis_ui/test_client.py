@@ -1,0 +1,116 @@
+"""What the page's client may send, and its endpoints and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis.exceptions
+
+from resp_server.commands import command_table
+from sparkis_ui import client
+from sparkis_ui.client import Endpoint, NotAllowedError
+
+ENDPOINT = Endpoint("h", 1, "user", "secret")
+
+
+def allowed() -> Iterator[str]:
+    """Yield the full name of each command that the page may send."""
+    for name, subcommands in client.ALLOWED.items():
+        yield from (f"{name}|{each}".lower() for each in subcommands)
+        if not subcommands:
+            yield name.lower()
+
+
+@pytest.mark.parametrize("name", sorted(allowed()))
+def test_a_command_of_the_page_changes_no_key_and_no_setting(name: str) -> None:
+    command = command_table().get(name.encode())
+    assert command is not None
+    assert "write" not in command.facts.flags
+    # Those of an administrator only list.
+    if "admin" in command.facts.flags:
+        assert name in ("client|list", "latency|latest", "slowlog|get", "state|shadow")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("SET", "k", "v"),
+        (b"del", b"k"),
+        ("CONFIG", "SET", "a", "b"),
+        ("CONFIG SET", "a", "b"),
+        ("CONFIG", "GET", "*"),
+        ("CLIENT", "KILL", "1"),
+        ("CLIENT KILL", "1"),
+        ("CLIENT",),
+        ("STATE", "RELEASE", "j"),
+        ("STATE", b"publish", b"CHANNEL"),
+        ("SLOWLOG", "RESET"),
+        ("KEYS", "*"),
+        ("EVAL", "return 1", "0"),
+        ("MULTI",),
+        ("ACL", "LIST"),
+    ],
+)
+def test_any_other_command_is_refused_before_it_is_sent(words: tuple[str | bytes, ...]) -> None:
+    with pytest.raises(NotAllowedError):
+        client.check(words)
+    for kind in (client.PlainConnection, client.TlsConnection):
+        connection = kind(**ENDPOINT.connection_options(protocol=3))
+        with pytest.raises(NotAllowedError):
+            connection.pack_command(*words)
+        with pytest.raises(NotAllowedError):
+            connection.pack_commands([("PING",), words])
+
+
+def test_commands_of_the_list_are_packed_as_they_are() -> None:
+    connection = client.PlainConnection(**ENDPOINT.connection_options(protocol=3))
+    assert b"".join(connection.pack_command("client", "list")) == b"*2\r\n$6\r\nclient\r\n$4\r\nlist\r\n"
+    assert b"".join(connection.pack_commands([("GETRANGE", b"\xff", 0, 9)])).startswith(b"*4\r\n$8\r\nGETRANGE\r\n")
+
+
+def test_a_url_has_a_user_a_password_and_tls() -> None:
+    made = Endpoint.of_url("rediss://a%40b:p%2Fw@[::1]:7", {"ssl_ca_certs": "ca.pem"})
+    assert (made.host, made.port, made.username, made.password) == ("::1", 7, "a@b", "p/w")
+    assert made.connection_options(3)["ssl_ca_certs"] == "ca.pem"
+    assert made.url == "rediss://[::1]:7"
+    assert Endpoint.of_url("redis://h").url == "redis://h:6379"
+
+
+@pytest.mark.parametrize("url", ["http://h", "h:6379", "redis://", "redis://h:x"])
+def test_any_other_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"redis://|[Pp]ort"):
+        Endpoint.of_url(url)
+
+
+def test_files_of_tls_have_no_use_without_tls() -> None:
+    with pytest.raises(ValueError, match="write rediss://"):
+        Endpoint.of_url("redis://h", {"ssl_ca_certs": "ca.pem"})
+
+
+def test_no_text_of_an_endpoint_has_its_password() -> None:
+    assert "secret" not in repr(ENDPOINT) + ENDPOINT.url + repr(ENDPOINT.as_user("u", "secret"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (redis.exceptions.AuthenticationError("WRONGPASS no"), client.SignInError),
+        (redis.exceptions.ResponseError("NOAUTH Authentication required."), client.SignInError),
+        (redis.exceptions.ConnectionError("refused"), client.LostError),
+        (redis.exceptions.TimeoutError(), client.LostError),
+        (OSError("no route"), client.LostError),
+        (redis.exceptions.ResponseError("NOPERM no"), client.RefusedError),
+        (redis.exceptions.ResponseError("LOADING job"), client.RefusedError),
+    ],
+)
+def test_errors_are_of_a_few_kinds(error: Exception, kind: type[Exception]) -> None:
+    found = client.error_of(error, ENDPOINT)
+    assert type(found) is kind
+    assert str(found)
+
+
+def test_a_redirect_names_the_node() -> None:
+    found = client.error_of(redis.exceptions.MovedError("5 other:99"), ENDPOINT)
+    assert isinstance(found, client.RedirectError)
+    assert (found.host, found.port) == ("other", 99)

@@ -1,0 +1,134 @@
+"""Bytes, numbers and times as text; keys in URLs and in lines of code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+
+import pytest
+
+from sparkis_ui import text
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"plain", "plain"),
+        ("größer".encode(), "größer"),
+        (b"\x00\x1b[31m\r\n", r"\x00\x1b[31m\x0d\x0a"),
+        (b"\xff\xfe", r"\xff\xfe"),
+        ("a\u202egnp.exe".encode(), r"a\u202egnp.exe"),
+        ("\u2066\u200b".encode(), r"\u2066\u200b"),
+        ("\U000e0041".encode(), r"\U000e0041"),
+        (b"<b>", "<b>"),
+        (None, "(nil)"),
+        (1234.5, "1,234.5"),
+    ],
+)
+def test_every_character_of_a_shown_value_is_visible(data: bytes | float | None, shown: str) -> None:
+    assert text.shown(data) == shown
+
+
+def test_a_long_value_is_cut_and_says_so() -> None:
+    assert text.shown(b"x" * 100, 10) == "x" * 10 + " …"
+    assert text.shown(b"x" * 10, 10) == "x" * 10
+    assert len(text.shown(b"\x00" * (5 << 20), 10)) < 50
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, text.UNKNOWN), (0, "0"), (1234567, "1,234,567"), (2.5, "2.5"), (3.0, "3"), (1e300 + 0.5, f"{1e300:,.0f}")],
+)
+def test_numbers_have_separators_and_the_decimals_that_they_need(value: float | None, shown: str) -> None:
+    assert text.number(value) == shown
+
+
+def test_short_numbers_sizes_and_times_are_in_their_largest_unit() -> None:
+    assert [text.short(each) for each in (None, 7, 1234, 5.67e6, 8e9)] == [text.UNKNOWN, "7", "1.23 k", "5.67 M", "8 G"]
+    assert [text.size(each) for each in (12, 12_345, 5e6, 7e9)] == ["12 B", "12.3 kB", "5 MB", "7 GB"]
+    assert [text.duration(each) for each in (340, 1200, 5.4e6, 1.8e8, 4e8)] == [
+        "340 ms",
+        "1.2 s",
+        "90 min",
+        "50 h",
+        "5 d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        (-5, "0 s"),
+        (9_400, "9 s"),
+        (249_000, "4:09"),
+        (3_729_000, "1:02:09"),
+        (2 * 86_400_000 + 3_729_000, "2 d 1:02:09"),
+        (86_400_000, "1 d 0:00:00"),
+    ],
+)
+def test_what_is_left_of_a_time_to_live_is_counted_in_seconds(ms: float, shown: str) -> None:
+    assert text.countdown(ms) == shown
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [(b"12.5", 12.5), (b"-3", -3.0), (b"nan", None), (b"inf", None), (b"12 km", None), (b"9" * 40, None), (b"", None)],
+)
+def test_only_finite_numbers_have_graphs(data: bytes, number: float | None) -> None:
+    assert text.numeric(data) == number
+
+
+@pytest.mark.parametrize("key", [b"job:state:k", b"a b&c=d#e?f/%", b"\x00\xff\xfe", "größer".encode(), b"<script>"])
+def test_a_link_leads_back_to_the_same_bytes(key: bytes) -> None:
+    path, _, query = text.link("/watch", key=[key, b"other"], pattern=b"", count=3).partition("?")
+    found = text.Query(query.encode())
+    assert path == "/watch"
+    assert found.all("key") == [key, b"other"]
+    assert found.raw("key") == key
+    assert found.text("pattern", "none") == "none"
+    assert found.whole("count", 1, 2) == 2
+
+
+def test_a_parameter_that_is_no_number_has_its_default() -> None:
+    assert [text.Query(f"count={each}".encode()).whole("count", 7, 10) for each in ("x", "-1", "", "9" * 30)] == [7] * 4
+
+
+def test_a_url_has_a_limited_number_of_parameters() -> None:
+    with pytest.raises(ValueError, match="fields"):
+        text.Query(b"&".join([b"key=a"] * (text.PARAMETERS_MAX + 1)))
+
+
+KEYS = [b"job:state:k", b'it\'s "so" $HOME `x` \\', b"\x00\xff", b"', process.exit(), '"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("kind", text.READS)
+def test_the_copied_line_of_a_shell_has_the_key_as_one_word(kind: str, key: bytes) -> None:
+    line = text.code_of(kind, key, "redis://h:1")["redis-cli"]
+    if line.count("$'\\x"):
+        written = re.search(r"\$'((?:\\x[0-9a-f]{2})+)'", line)
+        assert written is not None
+        assert bytes.fromhex(written[1].replace("\\x", "")) == key
+    else:
+        assert key.decode() in shlex.split(line)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_copied_line_of_python_is_one_call_with_the_key(key: bytes) -> None:
+    tree = ast.parse(text.code_of("zset", key, "redis://h:1")["redis-py"], mode="eval").body
+    assert isinstance(tree, ast.Call)
+    found = ast.literal_eval(tree.args[0])
+    assert (found.encode() if isinstance(found, str) else found) == key
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_copied_line_of_javascript_has_the_key_as_a_literal(key: bytes) -> None:
+    line = text.code_of("string", key, "redis://h:1")["JavaScript"]
+    literal = f"Buffer.from('{key.hex()}', 'hex')" if key == b"\x00\xff" else json.dumps(key.decode())
+    assert f"client.get({literal})" in line
+
+
+def test_a_key_that_does_not_exist_has_no_line_of_code() -> None:
+    assert text.code_of("none", b"k", "redis://h:1") == {}
