@@ -30,6 +30,7 @@ class ServerConfig:
     role            `master`; `slave`: HELLO, ROLE and INFO report a replica, so that clients do not try to write
     tls             the certificate; `port` speaks TLS, unless there is a `tls_port`
     tls_port        the port with TLS; `port` is then plain. 0: any free port
+    shares_port     another process of this user may listen at the same port: the one that takes over (SO_REUSEPORT)
     config_file     the file that CONFIG REWRITE changes, in its table `config_table`; None: there is none
     changed_fields  the fields that CONFIG SET has changed since the start
     """
@@ -44,6 +45,7 @@ class ServerConfig:
     role: str = "master"
     tls: TlsFiles | None = None
     tls_port: int | None = None
+    shares_port: bool = False
     config_file: str | None = None
     config_table: str = ""
     changed_fields: Sequence[str] = ()

@@ -35,6 +35,7 @@ from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.net.isolated import isolated
+from resp_server.net.unread import unread_bytes
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -130,6 +131,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         "_dispatcher",
         "_has_partial_request",
         "_is_ending",
+        "_is_finishing",
         "_is_polled",
         "_is_reading",
         "_is_writable",
@@ -184,7 +186,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._unauthenticated_since_ms: int | None = None
         self._is_writable = True
         self._is_reading = True
-        self._is_ending = False
+        self._is_ending = False  # the client has sent its end of stream
+        self._is_finishing = False  # this server ends
         self._next_turn: asyncio.Handle | ScheduledTurn | None = None
 
     # -- called by the event loop -------------------------------------------------------------------------------------
@@ -376,6 +379,26 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self.is_idle = False
         self._close_transport()
 
+    @isolated
+    def finish(self) -> None:
+        """Close the connection after the replies to all requests, also to those that arrive until then.
+
+        A client in MULTI first ends its transaction. A client that is idle now gets the reply to one more request, so
+        the server closes the connection after a time (see `is_quiet`).
+        """
+        if self.is_idle:
+            self.answer_alone()
+        self._is_finishing = True
+        self.is_idle = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether no request waits for its reply, not even in the socket; a blocking command does not count."""
+        if self.is_blocked:
+            return True
+        is_waiting = self._next_turn is not None or self._pending is not None or self._stream is not None
+        return not is_waiting and not self._has_more() and unread_bytes(self._transport) == 0
+
     def abort(self, reason: str) -> None:
         """Close the connection now, without sending more; `reason` is logged."""
         # A closing TLS connection waits for the client's close_notify. Nothing is lost if it is closed without one.
@@ -495,14 +518,14 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether no input and no push is buffered, and the client reads its output."""
-        is_open = self._is_reading and self._is_writable
+        """Tell whether no input and no push is buffered, the client reads its output, and the server is not ending."""
+        is_open = self._is_reading and self._is_writable and not self._is_finishing
         return is_open and not (self.input or self._delayed_pushes or self._is_ending)
 
     @property
     def takes_requests(self) -> bool:
-        """Tell whether further requests may be answered: the client reads its output, and has sent no end of stream."""
-        return self._is_writable and not self._is_ending
+        """Tell whether the hop may answer further requests: the client reads its output, and neither side is ending."""
+        return self._is_writable and not (self._is_ending or self._is_finishing)
 
     def send_delayed_pushes(self) -> None:
         """Send the pushes that were delayed until the end of a reply."""
@@ -565,6 +588,14 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._server.keep_sending_epochs(self)
         is_waiting = has_more or self._pending is not None
         self.is_idle = not (is_waiting or self.input or self._parser.buffered_bytes) and self._is_reading
+        if self._is_finishing and self.is_idle:
+            self._finish_after_reply()
+
+    def _finish_after_reply(self) -> None:
+        """Close the connection after its last reply, unless the client is in a transaction."""
+        self.is_idle = False
+        if self.session.transaction is None and not self._transport.is_closing():
+            self._close_transport()
 
     def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""

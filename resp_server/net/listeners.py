@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
 import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+
+from resp_server.net.passed_sockets import PassedSocket, take_passed
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,13 @@ OTHER_FILES = 256
 ACCEPTS_PER_ROUND = 64
 # The pause after a system error, for example when no file descriptor is left (guess).
 ACCEPT_PAUSE_S = 0.5
+
+# After `leave_port`, connections that are being made get this time: some round trips (guess).
+LEAVE_S = 0.5
+
+# From Linux' asm-generic/socket.h and linux/bpf_common.h (BPF_RET | BPF_K).
+SO_ATTACH_REUSEPORT_CBPF = 51
+BPF_RETURN = 0x06
 
 
 class ListenOptions(Protocol):
@@ -36,6 +47,8 @@ class ListenOptions(Protocol):
     def tls_port(self) -> int | None: ...
     @property
     def backlog_connections(self) -> int: ...
+    @property
+    def shares_port(self) -> bool: ...
 
 
 def raise_file_limit(clients: int) -> None:
@@ -52,17 +65,22 @@ def raise_file_limit(clients: int) -> None:
         log.warning("%d clients may be too many: files stay limited to %d (%s)", clients, soft, error)
 
 
-def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
+def listen(
+    hosts: Sequence[str], port: int, backlog_connections: int, *, shares_port: bool = False
+) -> list[socket.socket]:
     """Return listening sockets for some hosts, all on one port; port 0: any free port.
 
     Resolves names. A loopback address that the machine does not have is skipped. OSError if another address cannot be
-    bound.
+    bound. If systemd has passed sockets of the port, they are returned. shares_port: another process of this user may
+    listen at the port, too (SO_REUSEPORT).
     """
-    listeners: list[socket.socket] = []
+    listeners = take_passed(port)
+    if listeners:
+        return listeners
     for host in hosts:
         try:
             for address in _addresses(host, port):
-                listeners.append(_listener(address, port, backlog_connections))
+                listeners.append(_listener(address, port, backlog_connections, shares_port=shares_port))
                 port = listeners[-1].getsockname()[1]
         except OSError as error:
             if host in LOOPBACK and listeners:
@@ -84,14 +102,17 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
 
 def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[socket.socket]]:
     """Return a server's listening sockets: (those without TLS, those with TLS). OSError."""
-    hosts, backlog_connections = config.hosts, config.backlog_connections
-    first = listen(hosts, config.port, backlog_connections)
+
+    def listen_at(port: int) -> list[socket.socket]:
+        return listen(config.hosts, port, config.backlog_connections, shares_port=config.shares_port)
+
+    first = listen_at(config.port)
     if config.tls is None:
         return first, []
     if config.tls_port is None:
         return [], first
     try:
-        return first, listen(hosts, config.tls_port, backlog_connections)
+        return first, listen_at(config.tls_port)
     except OSError:
         for each in first:
             each.close()
@@ -115,6 +136,31 @@ def accept_clients(listener: socket.socket, pause: Callable[[], object]) -> Iter
         yield client
 
 
+def accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    """Accept all clients that wait at a listening socket before it is closed, because closing cuts them off.
+
+    Those that wait at a socket of systemd are left to the next process.
+    """
+    while not isinstance(listener, PassedSocket):
+        accepted = list(accept_clients(listener, lambda: None))
+        yield from accepted
+        if not accepted:
+            return
+
+
+def leave_port(listener: socket.socket) -> None:
+    """Have the kernel give all new clients to the process that listens at the same port since later.
+
+    A socket that is closed loses the clients whose connection is being made. So before it is closed, new connections
+    must go to the other one, for longer than making a connection takes. The kernel numbers the sockets of a port in the
+    order in which they began to listen, and runs this classic BPF program (`ret #1`) to choose the number. Where there
+    is no such socket, it chooses as before. OSError on systems that have no such programs.
+    """
+    program = ctypes.create_string_buffer(struct.pack("=HBBI", BPF_RETURN, 0, 0, 1))
+    option = struct.pack("HL", 1, ctypes.addressof(program))
+    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, option)
+
+
 def is_wildcard(host: str) -> bool:
     """Tell whether a host means all addresses of a machine; such a host is no address to connect to."""
     return host in ("", "*", "0.0.0.0", "::")
@@ -134,9 +180,9 @@ def _addresses(host: str, port: int) -> list[tuple[int, str]]:
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 
-def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> socket.socket:
+def _listener(address: tuple[int, str], port: int, backlog_connections: int, *, shares_port: bool) -> socket.socket:
     family, host = address
-    listener = socket.create_server((host, port), family=family, backlog=backlog_connections)
+    listener = socket.create_server((host, port), family=family, backlog=backlog_connections, reuse_port=shares_port)
     listener.setblocking(False)
     return listener
 
@@ -150,6 +196,12 @@ class PolledListener:
         self._connect = connect
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listener.fileno(), self._accept)
+
+    def finish(self) -> None:
+        """Accept the clients that have connected, and stop listening."""
+        for client in accept_all(self._listener):
+            add_client(self._poller, client, self._connect())
+        self.close()
 
     def close(self) -> None:
         """Stop listening."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_clients
+from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_all, accept_clients
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.tls")
@@ -390,13 +390,28 @@ class TlsListener:
         self._is_closed = False
         self._listen()
 
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether handshakes are in progress."""
+        return bool(self._handshakes)
+
+    def finish(self) -> None:
+        """Accept the clients that have connected, and stop listening; handshakes go on."""
+        for client in accept_all(self._listener):
+            self._begin(client)
+        self._stop_listening()
+
     def close(self) -> None:
         """Stop accepting, and cancel the handshakes in progress; open connections stay."""
-        self._is_closed = True
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._stop_listening()
         for task in self._handshakes:
             task.cancel()
+
+    def _stop_listening(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
 
     def _listen(self) -> None:
         if not self._is_closed:
@@ -408,10 +423,13 @@ class TlsListener:
 
     def _accept(self) -> None:
         for client in accept_clients(self._listener, self._pause):
-            if not self._has_room(len(self._handshakes)):
-                client.close()
-                continue
-            client.setblocking(False)
-            task = self._loop.create_task(self._take(client))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._begin(client)
+
+    def _begin(self, client: socket.socket) -> None:
+        if not self._has_room(len(self._handshakes)):
+            client.close()
+            return
+        client.setblocking(False)
+        task = self._loop.create_task(self._take(client))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)

@@ -75,7 +75,7 @@ class Program:
 
     def run(self, options: argparse.Namespace) -> int:
         """Set up logging and run the program; return the exit code."""
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `until_shutdown` sets a handler
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `listening.Shutdown` sets a handler
         logging.basicConfig(
             level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )

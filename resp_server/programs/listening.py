@@ -21,9 +21,11 @@ from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
+from resp_server.net.passed_sockets import passed_ports
 from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
 from resp_server.programs.command_line import Mistakes, add_level_option, tcp_port, whole_number
 from resp_server.programs.configuration import Configuration
+from resp_server.programs.draining import Drain, add_drain_options
 from resp_server.programs.metrics_options import add_metrics_options
 from resp_server.programs.redis_settings import add_redis_settings, redis_settings_of
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
@@ -56,6 +58,13 @@ def add_listening_options(
         help="the classes of keyspace notifications, as in Redis (default: none)",
     )
     _add_client_limits(parser)
+    parser.add_argument(
+        "--reuse-port",
+        choices=("yes", "no"),
+        default="no",
+        help="yes: the next process may listen at the same port before this one ends (SO_REUSEPORT; default no)",
+    )
+    add_drain_options(parser)
     add_redis_settings(parser)
     add_level_option(parser)
     add_tls_options(parser)
@@ -137,6 +146,8 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         password = _password(options)
     with mistakes.noted():
         tls = _tls(options, takes_ca_alone=takes_ca_alone)
+    with mistakes.noted():
+        _check_passed_sockets(options)
     mistakes.raise_if_any()
     configuration: Configuration | None = getattr(options, "configuration", None)
     file = None if configuration is None else configuration.file
@@ -145,6 +156,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         config_table="" if configuration is None else configuration.program,
         tls=tls,
         tls_port=getattr(options, "tls_port", None),
+        shares_port=options.reuse_port == "yes",
         hosts=tuple(options.bind),
         port=options.port,
         password=password,
@@ -176,6 +188,18 @@ def _password(options: argparse.Namespace) -> str | None:
             "user 'default' in that file"
         )
     return password
+
+
+def _check_passed_sockets(options: argparse.Namespace) -> None:
+    """Raise ValueError for a socket of systemd that nothing here listens at."""
+    metrics = getattr(options, "metrics", None)
+    ports = {options.port, getattr(options, "tls_port", None), None if metrics is None else metrics.port}
+    for port in passed_ports():
+        if port not in ports:
+            raise ValueError(
+                f"systemd passed a socket of port {port}, but no option names that port; give --port {port}, or change "
+                "ListenStream of the socket unit"
+            )
 
 
 def _tls(options: argparse.Namespace, *, takes_ca_alone: bool) -> TlsFiles | None:
@@ -229,30 +253,49 @@ class UserSource(Protocol):
         """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
 
 
-async def until_shutdown(
-    *,
-    watches_input: bool,
-    users: UserSource | None = None,
-    lifeline: int | None = None,
-    reload: Callable[[], None] | None = None,
-) -> bool:
-    """Wait for SIGTERM, SIGINT, or the end of the parent process; True if a signal came.
+class Shutdown:
+    """SIGTERM, SIGINT, or the end of the parent process, from the construction on: before the start is announced.
 
     watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
-    which a closing terminal also sends, reloads the ACL file, and calls `reload`.
+    which a closing terminal also sends, reloads the ACL file, and calls `reload`. drain: is told of each signal, even
+    after the first.
     """
-    # Exclude all present objects from garbage collection, which would take a seventh of a proxy's time (measured).
-    gc.freeze()
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[bool] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _finish, ended, True)
-    loop.add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
-    if watches_input:
-        lifeline = sys.stdin.fileno()
-    if lifeline is not None:
-        loop.add_reader(lifeline, _on_input, ended, lifeline)
-    return await ended
+
+    def __init__(
+        self,
+        *,
+        watches_input: bool,
+        users: UserSource | None = None,
+        lifeline: int | None = None,
+        reload: Callable[[], None] | None = None,
+        drain: Drain | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._drain = drain
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take_signal)
+        loop.add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
+        if watches_input:
+            lifeline = sys.stdin.fileno()
+        if lifeline is not None:
+            loop.add_reader(lifeline, self._on_input, lifeline)
+
+    async def wait(self) -> None:
+        """Wait for the end."""
+        # Exclude all present objects from garbage collection, which would take a seventh of a proxy's time (measured).
+        gc.freeze()
+        await self._ended.wait()
+
+    def _take_signal(self) -> None:
+        if self._drain is not None:
+            self._drain.signalled()
+        self._ended.set()
+
+    def _on_input(self, descriptor: int) -> None:
+        if not os.read(descriptor, 4096):
+            asyncio.get_running_loop().remove_reader(descriptor)
+            self._ended.set()
 
 
 def _hang_up(server: UserSource | None, reload: Callable[[], None] | None) -> None:
@@ -271,14 +314,3 @@ def _reload_users(server: UserSource | None) -> None:
         logger.error("SIGHUP: %s", error)
     else:
         logger.info("SIGHUP: read %d users from %s", len(server.users), server.users.path)
-
-
-def _finish(ended: asyncio.Future[bool], is_signal: bool) -> None:
-    if not ended.done():
-        ended.set_result(is_signal)
-
-
-def _on_input(ended: asyncio.Future[bool], descriptor: int) -> None:
-    if not os.read(descriptor, 4096):
-        asyncio.get_running_loop().remove_reader(descriptor)
-        _finish(ended, False)

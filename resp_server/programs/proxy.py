@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,14 +20,15 @@ from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.programs.command_line import Mistakes, Program, whole_number
 from resp_server.programs.config_reload import ConfigReload
+from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
+    Shutdown,
     add_listening_options,
     add_tls_port_option,
     config_of,
     load_users,
     log_started,
     report_ports,
-    until_shutdown,
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
@@ -200,6 +201,7 @@ async def answer_clients(
     upstream_fields = server.context.state_servers if swap is not None else None
     metrics = listener_of(options, ProxySource(server, applications, upstream_fields))
     source_tasks: list[asyncio.Task[None]] = []
+    drain = Drain(options)
     try:
         await metrics.start()
         for source in sources:
@@ -207,25 +209,32 @@ async def answer_clients(
             source_tasks.append(asyncio.create_task(source.follow()))
         if swap is not None:
             await _until_known(swap[1], loading_grace_s)
+        if config.shares_port:  # it takes over at once, so it must be able to answer
+            while not all(source.cluster.slots.is_complete for source in sources):
+                await asyncio.sleep(KNOWN_POLL_S)
         if isinstance(server.dispatcher, SwapDispatcher):
             await server.dispatcher.check_tracking()
+        shutdown = Shutdown(
+            watches_input=options.child and unused is None,
+            users=server,
+            lifeline=supervised.get("lifeline"),
+            reload=lambda: _run_all(reloads),
+            drain=drain,
+        )
         await server.start()
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
         log_started(config, server.port, server.tls_port)
-        lifeline = supervised.get("lifeline")
-        watches_input = options.child and unused is None
-        ends = [
-            until_shutdown(
-                watches_input=watches_input, users=server, lifeline=lifeline, reload=lambda: _run_all(reloads)
-            )
-        ]
+        ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":
             ends.append(server.dispatcher.control.end_at_copier())
         if unused is not None:
             ends.append(unused.wait())
         await next(asyncio.as_completed(ends))
         metrics.drain()
+        await drain.run(server.drain)
     finally:
+        if drain.is_urgent:
+            server.cut_clients()
         for task in source_tasks:
             task.cancel()
         await server.stop()

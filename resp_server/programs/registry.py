@@ -18,7 +18,7 @@ from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
-from resp_server.programs.listening import until_shutdown
+from resp_server.programs.listening import Shutdown
 from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
@@ -95,11 +95,10 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
-    shutdown = asyncio.create_task(until_shutdown(watches_input=options.child))
+    shutdown = asyncio.create_task(Shutdown(watches_input=options.child).wait())
     source = RegistrySource()
     metrics = listener_of(options, source)
     shutdown.add_done_callback(lambda _: metrics.drain())
-    await asyncio.sleep(0)  # installs the signal handlers before the start is announced
     try:
         await metrics.start()
         while not shutdown.done():
@@ -129,7 +128,7 @@ async def _assign(
     filesystem: Filesystem,
     token: str,
     certificates: Certificates | None,
-    shutdown: asyncio.Task[bool],
+    shutdown: asyncio.Task[None],
     source: RegistrySource,
 ) -> None:
     """Lead as the log's registry until shutdown; FencedError when another registry has taken over."""

@@ -31,14 +31,15 @@ from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Mistakes, Program, tcp_port, whole_number
 from resp_server.programs.config_reload import ConfigReload
+from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
+    Shutdown,
     add_listening_options,
     add_tls_port_option,
     config_of,
     load_users,
     log_started,
     report_ports,
-    until_shutdown,
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.supervisor import SUPERVISED, supervise
@@ -338,6 +339,7 @@ async def _serve(
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
     server.set_loading(True)
+    drain = Drain(options)
     metrics = listener_of(options, WorkersSource(server) if isinstance(server, Workers) else ServerSource(server))
     try:
         await metrics.start()
@@ -347,7 +349,16 @@ async def _serve(
             topology_task = asyncio.create_task(file.follow())
         await appliers.start()
         loading = asyncio.create_task(appliers.catch_up())
-        await _wait_for_jobs(server, loading)
+        # A process that shares its port takes over at once, so it must be able to answer.
+        await _wait_for_jobs(server, loading, None if config.shares_port else LOADING_GRACE_S)
+        shutdown = Shutdown(
+            # A state server behind a proxy ends with the proxy, which has the record of both.
+            watches_input=options.child and (driver_leases is None or options.behind_proxy),
+            users=server,
+            lifeline=supervised.get("lifeline"),
+            reload=ConfigReload(options, server).reload,
+            drain=drain,
+        )
         await server.start()
         control_port = await control.start(options.control_port) if control else None
         if options.behind_proxy:
@@ -359,22 +370,16 @@ async def _serve(
         report_ports(ports, options.child, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
-        # A state server behind a proxy ends with the proxy, which has the record of both.
-        watches_input = options.child and (driver_leases is None or options.behind_proxy)
-        ends: list[Coroutine[None, None, object]] = [
-            until_shutdown(
-                watches_input=watches_input,
-                users=server,
-                lifeline=supervised.get("lifeline"),
-                reload=ConfigReload(options, server).reload,
-            )
-        ]
+        ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
         metrics.drain()
         remove_record(options.record)
+        await drain.run(server.drain)
     finally:
+        if drain.is_urgent:
+            server.cut_clients()
         for task in (loading, topology_task):
             if task is not None:
                 task.cancel()
@@ -389,9 +394,9 @@ async def _serve(
     return UNUSED_CODE if is_unused and options.behind_proxy else 0
 
 
-async def _wait_for_jobs(server: Server | Workers, loading: asyncio.Task[None]) -> None:
+async def _wait_for_jobs(server: Server | Workers, loading: asyncio.Task[None], seconds_max: float | None) -> None:
     """Wait for all jobs for a moment; then the server replies LOADING until they are loaded: a nil could be wrong."""
-    await asyncio.wait([loading], timeout=LOADING_GRACE_S)
+    await asyncio.wait([loading], timeout=seconds_max)
     server.set_loading(not loading.done())
     loading.add_done_callback(lambda _: server.set_loading(False))
 

@@ -30,11 +30,11 @@ from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
 from resp_server.programs.config_reload import ConfigReload
-from resp_server.programs.listening import add_listening_options, config_of, load_users, until_shutdown
+from resp_server.programs.draining import Drain
+from resp_server.programs.listening import Shutdown, add_listening_options, config_of, load_users
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
-from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
@@ -50,6 +50,8 @@ logger = logging.getLogger("sparkis.server")
 DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
 MS_PER_MINUTE = 60_000
+# The part of a drain in which slots may be handed over; the rest is for the replies after that.
+HAND_OVER_SHARE = 0.8
 
 DESCRIPTION = """\
 Serve the slots that a registry assigns, as a node of a Redis Cluster. Several state servers share the slots of a change
@@ -239,8 +241,9 @@ async def _serve(
     appliers.on_change = registry_client.report_soon
     metrics = listener_of(options, ServerSource(server, lambda: len(appliers.missing_slots)))
     tasks: list[asyncio.Task[None]] = []
-    shutdown = asyncio.create_task(
-        until_shutdown(watches_input=options.child, users=server, reload=ConfigReload(options, server).reload)
+    drain = Drain(options)
+    shutdown = Shutdown(
+        watches_input=options.child, users=server, reload=ConfigReload(options, server).reload, drain=drain
     )
     try:
         await metrics.start()
@@ -251,12 +254,13 @@ async def _serve(
         logger.info("started state server @ %s:%d", display_host, port or server.port)
         if options.child:
             print(json.dumps({"host": display_host, "port": port or server.port}), flush=True)
-        await asyncio.wait([shutdown, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await next(asyncio.as_completed([shutdown.wait(), ended.wait()]))
         metrics.drain()
-        if shutdown.done() and shutdown.result():
-            await registry_client.drain(DRAIN_S_MAX)
+        await drain.run(lambda left_s: registry_client.drain(left_s * HAND_OVER_SHARE), server.drain)
     finally:
-        for task in (shutdown, *tasks):
+        if drain.is_urgent:
+            server.cut_clients()
+        for task in tasks:
             task.cancel()
         await server.stop()
         await appliers.stop()

@@ -6,7 +6,8 @@ A server maps the files of its stores. If a mapped file is truncated, SIGBUS end
 store damaged and rebuilds it. The variable `SUPERVISED` in COMMAND's environment is JSON: `lifeline` is the descriptor
 that closes when this process ends, `ports` the one to which the child writes its ports (JSON, one line), and `port` and
 `tls_port` are the ports to reuse after a restart. Signals are forwarded. When the child exits by itself, this process
-exits with the same code.
+exits with the same code. Listening sockets that systemd has passed to this process (LISTEN_FDS) are passed on to the
+child.
 
 It imports none of our modules, so it stays small.
 """
@@ -63,7 +64,11 @@ class Supervisor:
         ports_output, ports_input = os.pipe()
         environment = os.environ | {SUPERVISED: json.dumps({"lifeline": lifeline, "ports": ports_input, **self._ports})}
         try:
-            self._process = subprocess.Popen(self._command, env=environment, pass_fds=(lifeline, ports_input))
+            passed = (lifeline, ports_input, *listening_sockets())
+            # The child inherits this: SIGHUP must not end it before it has a handler.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self._process = subprocess.Popen(self._command, env=environment, pass_fds=passed)
+            signal.signal(signal.SIGHUP, self._forward)
             if self._is_stopping:
                 self._process.terminate()
             os.close(ports_input)
@@ -85,6 +90,12 @@ class Supervisor:
         self._is_stopping |= number != signal.SIGHUP
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def listening_sockets() -> range:
+    """Return the descriptors of the sockets that systemd has passed (see `net.passed_sockets`)."""
+    is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())
+    return range(3, 3 + int(os.environ.get("LISTEN_FDS", "0"))) if is_ours else range(0)
 
 
 def supervise() -> None:

@@ -25,7 +25,7 @@ from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
 from resp_server.net.keepalive import keep_alive
-from resp_server.net.listeners import PolledListener, add_client, listen_at_ports
+from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port, listen_at_ports
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS = 1.0
 # The interval of reporting new epochs to idle clients that follow this server or track keys (guess).
 NOTIFY_SECONDS = 0.02
+
+# While the server drains: a client without requests is closed after this time; how often the server looks (guesses).
+QUIET_S_MAX = 1.0
+DRAIN_POLL_S = 0.02
 
 
 class Server:
@@ -73,6 +77,7 @@ class Server:
         self._unauthenticated: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
+        self._sockets: list[socket.socket] = []  # of the listeners
         self._sweep: asyncio.TimerHandle | None = None
         self._poller: Any = None
         self._following: set[Connection] = set()
@@ -112,6 +117,7 @@ class Server:
         config = self.context.config
         certificates = None if config.tls is None else Certificates(config.tls)
         plain, encrypted = listen_at_ports(config)
+        self._sockets = [*plain, *encrypted]
         self.context.process.port = (plain or encrypted)[0].getsockname()[1]
         self.begin_polling()
         if self._poller is not None:
@@ -174,6 +180,47 @@ class Server:
                 self.cut(session_id, "it has not authenticated, and the connection limit is reached")
                 return True
         return False
+
+    async def drain(self, seconds_max: float) -> None:
+        """Stop listening, and close each client after the replies to its requests; return when all are closed.
+
+        It takes at most `seconds_max`. Clients that have connected before are served. A client that is active gets the
+        reply to one more request: it sees the end right after that reply, before it sends the next request. A client
+        that sends none for `QUIET_S_MAX` is closed.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + seconds_max
+        await self._stop_listening()
+        quiet_s = loop.time() + QUIET_S_MAX
+        while (self._connections or self._has_handshakes) and loop.time() < ends_s:
+            for connection in list(self._connections.values()):
+                connection.finish()
+                idle_ms = self.context.clock() - connection.session.active_ms
+                if (loop.time() > quiet_s or idle_ms > QUIET_S_MAX * 1000) and connection.is_quiet:
+                    connection.close()
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening sockets after accepting all clients that have connected."""
+        if self.context.config.shares_port and self._listeners:
+            for each in self._sockets:
+                leave_port(each)
+            await asyncio.sleep(LEAVE_S)
+        for listener in self._listeners:
+            if isinstance(listener, asyncio.Server):
+                listener.close()
+            else:
+                listener.finish()
+        self._sockets.clear()
+
+    def cut_clients(self) -> None:
+        """Close all clients at once."""
+        for connection in list(self._connections.values()):
+            connection.abort("the server ends at once")
+
+    @property
+    def _has_handshakes(self) -> bool:
+        return any(isinstance(each, TlsListener) and each.is_busy for each in self._listeners)
 
     async def stop(self) -> None:
         """Stop listening, send pending replies, close all connections; takes at most `stop_ms_max`."""

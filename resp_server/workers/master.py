@@ -14,6 +14,7 @@ reconnects to another worker never sees an older epoch.
                         {"event": "open", "job", "of"}, then "pause", then "serve"; or "drop" if a worker cannot open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}            the cluster's topology
+                        {"event": "drain", "seconds_max"}                 answered once its clients are closed
                         {"event": "settled"}           answered once all earlier lines are handled
                         {"event": "client", "id", "is_tls"}               with a client's socket
                         {"event": "query", "name", "argument"}, "responses"
@@ -47,7 +48,7 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES, RestartPause
-from resp_server.net.listeners import ACCEPT_PAUSE_S, accept_clients, listen_at_ports
+from resp_server.net.listeners import ACCEPT_PAUSE_S, LEAVE_S, accept_all, accept_clients, leave_port, listen_at_ports
 from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
@@ -229,12 +230,36 @@ class Workers(JobCatalog):
         self._send_all(self._ports())
         self._set_accepting(bool(self._serving))
 
-    async def stop(self) -> None:
-        """Stop listening and stop the workers, which send their pending replies."""
+    async def drain(self, seconds_max: float) -> None:
+        """Stop listening, and have each worker drain its clients; it takes at most this time."""
+        ends_s = asyncio.get_running_loop().time() + seconds_max
+        if self._config.shares_port and self._listeners:
+            for listener in self._listeners:
+                leave_port(listener)
+            await asyncio.sleep(LEAVE_S)
+        for listener in self._listeners:
+            for client in accept_all(listener):
+                self._hand_over(client, listener in self._tls_listeners)
+        self._close_listeners()
+        left_s = max(0.0, ends_s - asyncio.get_running_loop().time())
+        line = {"event": "drain", "seconds_max": left_s}
+        requests = [worker.request(line, left_s + RESPONSE_S_MAX) for worker in self._serving]
+        await asyncio.gather(*requests, return_exceptions=True)  # a worker that does not answer is stopped later
+
+    def cut_clients(self) -> None:
+        """Close all clients at once."""
+        for worker in list(self._serving):
+            worker.terminate("the server ends at once")
+
+    def _close_listeners(self) -> None:
         self._set_accepting(False)
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+    async def stop(self) -> None:
+        """Stop listening and stop the workers, which send their pending replies."""
+        self._close_listeners()
         for task in (*self._tasks, *self._background_tasks):
             task.cancel()
         for task in self._tasks:

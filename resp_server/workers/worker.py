@@ -52,13 +52,13 @@ class Worker:
         self._pending_requests: dict[int, Callable[[Any], None]] = {}
         self._next_id = 1
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._draining: asyncio.Task[None] | None = None
         self._is_over = asyncio.Event()
         self._channel = Channel(end, self._take, self._is_over.set)
 
     async def run(self) -> None:
-        """Serve until the channel to the master closes, or SIGTERM comes."""
-        self._loop.add_signal_handler(signal.SIGTERM, self._is_over.set)
-        gc.freeze()  # as in `programs.listening.until_shutdown`
+        """Serve until the channel to the master closes."""
+        gc.freeze()  # as in `programs.listening.Shutdown`
         await self._is_over.wait()
         if self._server is not None:
             await self._server.stop()
@@ -91,12 +91,21 @@ class Worker:
                 self.server.set_loading(line["is_loading"])
             case "topology":
                 self.server.set_topology(Topology.of_json(line["of"]), line["node_id"])
+            case "drain":
+                self._draining = self._loop.create_task(self._drain(line))
             case "settled":
                 self._respond(line, None)
             case "port":
                 self.server.context.process.port, self.server.context.process.tls_port = line["port"], line["tls_port"]
             case _:
                 self._handle_job_line(line)
+
+    async def _drain(self, line: dict[str, Any]) -> None:
+        ends_s = self._loop.time() + line["seconds_max"]
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=line["seconds_max"])
+        await self.server.drain(max(0.0, ends_s - self._loop.time()))
+        self._respond(line, None)
 
     def _handle_job_line(self, line: dict[str, Any]) -> None:
         match line["event"]:
@@ -242,7 +251,8 @@ async def _run(descriptor: int) -> None:
 
 def main() -> None:
     """Run a worker until its channel closes."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # a shell sends them to all processes; the master handles them
+    # Signals to all processes of a group are for the master, which drains the workers.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     event_loop.run(_run(int(sys.argv[1])), is_worker=True)
 

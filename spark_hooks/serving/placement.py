@@ -32,7 +32,7 @@ from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.net.listeners import address_towards, is_wildcard
 from resp_server.net.tls import TlsFiles
-from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, start_of
+from resp_server.programs.executor_supervisor import ENDED, FAILED, STOP_S_MAX, STORE, start_of
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.executors")
@@ -260,7 +260,7 @@ def _server(plan: ServerPlan, folder: str) -> list[str]:
     command += ["--registry", address_of(*plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", bind, "--advertise", host]
     command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # all end with their application
-    command += ["--compact", "--loglevel", "warning"]
+    command += ["--compact", "--loglevel", "warning", "--drain-timeout", str(STOP_S_MAX - 1)]
     return [*command, *tls_arguments(plan.tls), *plan.client_options.arguments()]
 
 

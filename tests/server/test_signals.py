@@ -58,6 +58,11 @@ class Command:
         self.logged = self.logged[found.end() :]
         return found
 
+    def read_for(self, seconds_max: float) -> None:
+        """Add the next line to `logged`, if one is logged in time."""
+        with suppress(queue.Empty):
+            self.logged += self._lines.get(timeout=seconds_max)
+
     def hang_up(self) -> None:
         """Do what a terminal does that is closed: signal all processes of the group."""
         os.killpg(self.process.pid, signal.SIGHUP)
@@ -180,14 +185,14 @@ def test_a_hangup_is_said_to_change_nothing_by_what_has_no_users(start: Start, l
     proxy = start("proxy", "--registry", f"127.0.0.1:{registry_port}", "--port", 0)
     proxy.wait_for("started @")
     for each in (registry, state_server, proxy):
-        hang_up_until_heard(each)
+        each.hang_up()
+        each.wait_for(NOTHING_TO_READ)
 
 
-def hang_up_until_heard(command: Command) -> None:
-    """Signal until the log says so: what comes while a program starts is left out without a word."""
-    for _ in range(int(WAIT_S_MAX)):
-        command.hang_up()
-        with suppress(AssertionError):
-            command.wait_for(NOTHING_TO_READ, 1.0)
-            return
-    raise AssertionError(command.logged)
+def test_a_hangup_while_a_server_starts_does_not_end_it(start: Start, log: Path, tmp_path: Path) -> None:
+    server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0)
+    eventually(server.children, awaited="the supervisor has started the server")
+    while "started @" not in server.logged:
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.read_for(0.01)
+        assert "SIGHUP; starting it again" not in server.logged
