@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
+from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplyAggregator, ReplySink
@@ -21,7 +22,6 @@ from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
-from resp_server.swap.redirected_tracking import redirect_of, track_redirected
 from resp_server.swap.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
 from resp_server.upstream.connection import UpstreamRequest, unreachable
 from resp_server.upstream.pinned import PinnedConnection
@@ -34,6 +34,7 @@ from resp_server.upstream.pushed_frames import (
     invalidated_keys,
     notified_key,
 )
+from resp_server.upstream.tracking import Tracking, TrackingRequest
 from resp_server.upstream.upstream import Upstream
 from resp_server.upstream.url import UpstreamUrl
 
@@ -72,7 +73,7 @@ class SwapSubscriptions:
         own = self._pinned(session)
         if name == TRACKING:
             switch = request[2].upper()
-            return switch == b"ON" or (switch == b"OFF" and self._is_tracking(session))
+            return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
         if name == MONITOR:
             return session.user.reads_all_keys and not any(each.is_monitor for each in own)
         return name in SUBSCRIBE or (
@@ -151,43 +152,37 @@ class SwapSubscriptions:
         return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send CLIENT TRACKING to all nodes that have keys; the reply is the first error, or OK."""
-        is_on, redirect = request[2].upper() == b"ON", redirect_of(request, self._sessions)
-        upstream, packed = self._upstream_of(session), pack(request if is_on else request[:3])
+        """Send CLIENT TRACKING to all nodes that have keys, or where it is on; the reply is the first error, or OK."""
+        is_on, target = request[2].upper() == b"ON", TrackingOptions.of(request[3:]).redirect
+        if target and target not in self._sessions:
+            raise no_such_client()
+        tracking = Tracking(request, bool(target)) if is_on else Tracking(request[:3])
+        upstream = self._upstream_of(session)
         upstream.on_moved, upstream.on_push = self._forget_cached, self._push
-        pools = upstream.masters
+        tracking_pools = self._tracking_pools(session)  # of a node, too, that only a MOVED has named so far
+        pools = list(dict.fromkeys([*upstream.masters, *tracking_pools])) if is_on else tracking_pools
         if not pools:
             raise unreachable(self._url, "no node is known")
-        if is_on and redirect:
-            self._redirect(pools[0], request, session, batch)
-            return
-        pinned = [each.pinned.pin(session.id, session.protocol) for each in pools]
+        for each in pools:  # before a request is sent: an error means that no node tracks keys
+            each.pinned.pin(session.id, session.protocol)
+            if tracking.is_redirected:
+                each.pinned.pin_listener(session.id)
 
         def confirm(is_confirmed: bool) -> None:
             if is_on and is_confirmed and session.id in self._sessions:
-                upstream.begin_tracking(session.id, packed)
+                upstream.begin_tracking(session.id, tracking)
 
         if not is_on:
             upstream.end_tracking(session.id)
         confirmation = _ConfirmationSink(self._answered, session.id, request, batch, confirm)
         index = batch.expect(session.is_silent)
         joined = ReplyAggregator(len(pools), lambda replies: replies[0], confirmation, index, upstream.defer)
-        for part, own in enumerate(pinned):
-            own.is_tracking = is_on
-            listener = pools[part].pinned.listener_of(session.id)
-            if listener is not None:
-                listener.is_tracking = False
-            own.send_request(UpstreamRequest(packed, joined, part, is_read=False), session.protocol)
+        for part, each in enumerate(pools):
+            TrackingRequest(tracking, session.protocol, joined, part).send(each.pinned, session.id)
 
-    def _redirect(self, pool: UpstreamPool, request: Request, session: Session, batch: ReplyBatch) -> None:
-        if self._url.is_cluster:
-            raise PlainError("CLIENT TRACKING cannot REDIRECT with a Redis Cluster as the upstream")
-        confirmation = _ConfirmationSink(self._answered, session.id, request, batch)
-        track_redirected(pool, request, session, confirmation, batch.expect(session.is_silent))
-
-    def _is_tracking(self, session: Session) -> bool:
-        own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
-        return any(each is not None and each.is_tracking for each in own)
+    def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
+        own = [(pool, pool.pinned.get(session.id)) for pool in self._upstream_of(session).pools]
+        return [pool for pool, each in own if each is not None and each.is_tracking]
 
     def _forget_cached(self, clients: Collection[int]) -> None:
         """Invalidate all keys of clients: the nodes that had some of these keys no longer report their changes."""

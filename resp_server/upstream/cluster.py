@@ -26,6 +26,7 @@ from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.role import AnyRole
 from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
+from resp_server.upstream.tracking import Tracking
 from resp_server.upstream.url import Address, UpstreamUrl
 from state_backend.model.slots import SLOTS
 
@@ -59,7 +60,7 @@ class UpstreamCluster:
         self.poller: Any = None
         self._pool_at = pool_at
         self._nodes: dict[Address, UpstreamPool] = {}
-        self._tracked: dict[int, list[bytes]] = {}
+        self._tracked: dict[int, list[Tracking]] = {}
         self._table = SlotTable([None] * SLOTS)
         self._error = "its topology is not known yet"
         self._losses = self._outages = 0  # of nodes that left
@@ -233,9 +234,9 @@ class UpstreamCluster:
         """The pools of all nodes that have keys."""
         return [self._node(each) for each in self._table.masters]
 
-    def begin_tracking(self, client: int, packed: bytes) -> None:
+    def begin_tracking(self, client: int, tracking: Tracking) -> None:
         """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
-        self._tracked.setdefault(client, []).append(packed)
+        self._tracked.setdefault(client, []).append(tracking)
 
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""
@@ -324,6 +325,7 @@ class UpstreamCluster:
             node = self._nodes[address] = self._pool_at(self.url.at(address))
             node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
             node.on_push = lambda client, frame: self.on_push(client, frame)
+            node.on_moved = lambda clients: self.on_moved(clients)
             node.poller, node.defer, node.role, node.tracked = self.poller, self.defer, AnyRole(), self._tracked
             node.follow = self._follow_of(address)
             node.start()

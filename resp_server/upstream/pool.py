@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from resp_server.command_table.facts import Facts
@@ -29,6 +30,7 @@ from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
+from resp_server.upstream.tracking import Tracking, TrackingRequest
 from resp_server.upstream.url import Address, UpstreamUrl
 
 Found = TypeVar("Found")
@@ -71,7 +73,7 @@ class UpstreamPool:
         self.timeout_s = timeout_s
         self.breaker = Breaker()
         self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
-        self.tracked: Mapping[int, Sequence[bytes]] = {}
+        self.tracked: Mapping[int, Sequence[Tracking]] = {}
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}
         self.losses = 0
@@ -80,7 +82,7 @@ class UpstreamPool:
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
-        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # only a Redis Cluster calls it
+        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # called in a Redis Cluster only
         self.defer: Defer
         self.pinned = PinnedConnections(self, pinned_max)
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
@@ -198,10 +200,15 @@ class UpstreamPool:
         """Return the pinned connection of a client in `tracked`, which tracks keys from now on; ReplyError."""
         pinned = self.pinned.pin(client, protocol)
         if not pinned.is_tracking:
-            pinned.is_tracking = True
-            for packed in self.tracked[client]:
-                pinned.add(UpstreamRequest(packed, _TrackingSink(self, client), 0, is_read=False))
+            for each in self.tracked[client]:
+                sink = _TrackingSink(self, client, each)
+                TrackingRequest(each, protocol, sink, 0, partial(self._is_tracked, client, each)).send(
+                    self.pinned, client
+                )
         return pinned
+
+    def _is_tracked(self, client: int, tracking: Tracking) -> bool:
+        return any(each is tracking for each in self.tracked.get(client, ()))
 
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
         """Return the shared connection for a client's requests; None: the client has a pinned connection."""
@@ -261,7 +268,7 @@ class UpstreamPool:
         """The pools of all nodes that have keys."""
         return (self,)
 
-    def begin_tracking(self, client: int, packed: bytes) -> None:
+    def begin_tracking(self, client: int, tracking: Tracking) -> None:
         """Do nothing: there are no other nodes."""
 
     def end_tracking(self, client: int) -> None:
@@ -417,10 +424,13 @@ class _RoleSink:
 
 
 class _TrackingSink:
-    """Takes the reply to a CLIENT TRACKING that the proxy repeats at a node. An error ends the client's connection."""
+    """Takes the reply to a CLIENT TRACKING that the proxy repeats at a node. An error ends the client's connection.
 
-    def __init__(self, pool: UpstreamPool, client: int) -> None:
-        self._pool, self._client = pool, client
+    With REDIRECT the node may have replied to reads before, so the client has to forget what it has cached since.
+    """
+
+    def __init__(self, pool: UpstreamPool, client: int, tracking: Tracking) -> None:
+        self._pool, self._client, self._tracking = pool, client, tracking
 
     def put(self, index: int, reply: RawReply) -> None:
         if is_error(reply):
@@ -428,6 +438,8 @@ class _TrackingSink:
                 self._client,
                 f"a node of the upstream refused to track keys: {as_bytes(reply)[1:-2].decode('utf-8', 'replace')}",
             )
+        elif self._tracking.is_redirected:
+            self._pool.on_moved([self._client])
 
     def fail(self, index: int, error: Exception) -> None:
         self._pool.on_state_lost(self._client, f"a node of the upstream does not track keys: {error}")

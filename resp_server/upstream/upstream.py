@@ -17,6 +17,7 @@ from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
+from resp_server.upstream.tracking import Tracking
 from resp_server.upstream.url import UpstreamUrl
 
 
@@ -90,7 +91,7 @@ class Upstream(Protocol):
     def masters(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes that have keys: a client that tracks keys has a connection to each."""
 
-    def begin_tracking(self, client: int, packed: bytes) -> None:
+    def begin_tracking(self, client: int, tracking: Tracking) -> None:
         """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
 
     def end_tracking(self, client: int) -> None:

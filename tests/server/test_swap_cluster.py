@@ -164,6 +164,42 @@ def test_keys_that_move_are_invalidated_and_tracked_at_a_node_that_was_not_there
         read_until(listener, [name.encode()])
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_invalidations_of_all_nodes_are_redirected_also_after_keys_have_moved(
+    cluster: RedisCluster, proxy: Running, client: Connection, protocol: int
+) -> None:
+    names, moving, new = NAMES[:6], f"moves{protocol}", cluster.add_node()
+    home = cluster.master_of(moving)
+    assert len({cluster.master_of(name).port for name in names}) == 3
+    with proxy.connect() as listener, proxy.connect() as tracking:
+        target = listener.call("CLIENT", "ID").plain
+        listener.call("SUBSCRIBE", "__redis__:invalidate")
+        tracking.call("HELLO", protocol)
+        assert tracking.call("CLIENT", "TRACKING", "ON", "REDIRECT", target).plain == b"OK"
+        for name in names:
+            tracking.call("GET", name)
+        client.call("MSET", *(word for name in names for word in (name, "1")))
+        assert {listener.read().plain[2][0] for _ in names} == {name.encode() for name in names}
+        move(cluster, moving, new)
+        tracking.call("GET", moving)
+        eventually(lambda: tracking_clients(cluster, new) == 1)
+        # The new node tracks keys only after it has told the listener's id, and then all keys are forgotten.
+        cluster.call(new, "SET", moving, "1")
+        read_message_until(listener, None)
+        eventually(lambda: tracking.call("GET", moving).plain == b"1")
+        cluster.call(new, "SET", moving, "2")
+        read_message_until(listener, [moving.encode()])
+        assert tracking.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
+        assert tracking_clients(cluster, new) == 0  # also if the proxy has not read the new table yet
+        move(cluster, moving, home)
+
+
+def read_message_until(listener: Connection, keys: list[bytes] | None) -> None:
+    """Read up to the message of an invalidation of keys; None: of all keys."""
+    while listener.read().plain != [b"message", b"__redis__:invalidate", keys]:
+        pass
+
+
 def read_until(client: Connection, keys: list[bytes] | None) -> None:
     """Read up to the invalidation of keys; None: of all keys."""
     while client.read().plain != [b"invalidate", keys]:
