@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ WORDS = ("ant", "bee", "cat", "", "a longer word with ümlauts", "dog", "eel")
 STORE = "spark.sql.streaming.stateStore."
 ROCKSDB = {f"{STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 CHANGELOG = {**ROCKSDB, f"{STORE}rocksdb.changelogCheckpointing.enabled": "true"}
+SWITCHED = (CHANGELOG, CHANGELOG, ROCKSDB, ROCKSDB, CHANGELOG)
 FORMAT_2 = {**CHANGELOG, f"{STORE}checkpointFormatVersion": "2"}
 SNAPSHOTS = {f"{STORE}minDeltasForSnapshot": "2"}
 CHECKSUMS = {f"{STORE}rowChecksum.enabled": "true"}
@@ -211,6 +212,8 @@ class Job:
     since: tuple[int, int] = (3, 5)
     # The settings change the batch's files after the batch; the query waits for it.
     has_snapshots: bool = False
+    # Further settings of each batch: the query is started again for it. Empty: one start for all batches.
+    of_batches: tuple[dict[str, str], ...] = ()
 
 
 LONG_MS = 10_000_000_000_000  # rows that expire in 300 years
@@ -238,6 +241,7 @@ JOBS = (
     Job("rocksdb-zstd", aggregation, {**CHANGELOG, CODEC: "zstd"}),
     Job("rocksdb-snapshots", aggregation, {**CHANGELOG, **SNAPSHOTS}, has_snapshots=True),
     Job("rocksdb-no-changelog", aggregation, ROCKSDB),
+    Job("rocksdb-switched", aggregation, ROCKSDB, since=(4, 3), of_batches=SWITCHED),
     Job("rocksdb-checksums", aggregation, {**CHANGELOG, **CHECKSUMS}, since=(4, 3)),
     Job("format2-aggregation", aggregation, FORMAT_2, since=(4, 0)),
     Job("format2-snapshots", aggregation, {**FORMAT_2, **SNAPSHOTS}, since=(4, 0), has_snapshots=True),
@@ -328,7 +332,7 @@ def session(scratch: str) -> SparkSession:
 def write_inputs(scratch: Path, batches: range = range(BATCHES)) -> Path:
     """Write the input of some batches, a file for each, and return the folder."""
     inputs = scratch / "inputs"
-    inputs.mkdir(exist_ok=True)
+    inputs.mkdir(parents=True, exist_ok=True)
     for batch in batches:
         path = inputs / f"{batch}.json"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(batch)))
@@ -338,6 +342,14 @@ def write_inputs(scratch: Path, batches: range = range(BATCHES)) -> Path:
 
 def run_job(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> None:
     """Run a job until it has read its input."""
+    if not job.of_batches:
+        _run_once(spark, job, inputs, checkpoint)
+    for batch, settings in enumerate(job.of_batches):
+        some = write_inputs(checkpoint.parent / f"inputs-of-{job.name}", range(batch + 1))
+        _run_once(spark, replace(job, settings=settings), some, checkpoint)
+
+
+def _run_once(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> None:
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)).coalesce(1)
     for name, value in job.settings.items():
         spark.conf.set(name, value)

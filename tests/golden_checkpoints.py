@@ -31,6 +31,7 @@ REFUSED = ("transform-avro",)
 # Jobs whose rows this or another version of Spark cannot read: the same query with other settings of its store.
 SAME_ROWS = {
     "rocksdb-no-changelog": "rocksdb-aggregation",
+    "rocksdb-switched": "rocksdb-aggregation",
     "join3": "rocksdb-join",
     "join4": "rocksdb-join",
     "transform-no-changelog": "transform-snapshots",

@@ -8,10 +8,8 @@ from pyspark.sql import SparkSession
 
 from spark_hooks.attach.operators import OperatorState, operator_states
 from spark_hooks.attach.rows import BoundState, buffers_of
-from spark_hooks.attach.spark_reader import ChangesMissingError
 from spark_hooks.checkpoint import SparkCheckpoint
 from state_backend.attach.aggregates import PlannedFunction, planned_of
-from state_backend.attach.files_reader import CHANGELOG_SETTING
 from state_backend.attach.states import AttachedState, matching
 from state_backend.model.descriptor import check_states
 
@@ -57,17 +55,3 @@ def bind(
 def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
     places = [(source.operator_id, source.variable) for source in found]
     return found[matching(list(map(str, found)), places, requested)]
-
-
-def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[BoundState]) -> None:
-    """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would mean to read all state."""
-    if not checkpoint.uses_rocksdb(batch):
-        return
-    for source in (state.source for state in states):
-        store = dict(source.options).get("storeName", "")
-        if not checkpoint.has_changelog(source.operator_id, store, batch):
-            raise ChangesMissingError(
-                f"{source} keeps its state in RocksDB without a changelog, so Spark cannot read a batch's changes: "
-                f"start the query with {CHANGELOG_SETTING}=true, and attach after it has committed a batch; or use "
-                f"reader='files'"
-            )

@@ -17,6 +17,7 @@ from spark_hooks.publish import task
 from spark_hooks.serving import placement
 from spark_hooks.sessions import describe_jobs, is_stopped, parallelism_of
 from state_backend.attach.attachment import ChangeFiles, StateReader
+from state_backend.attach.files_reader import CHANGELOG_SETTING
 from state_backend.log.epochs import EpochContent
 from state_backend.model.errors import DescriptorError
 
@@ -63,7 +64,12 @@ class SparkReader(StateReader):
             (state, state.changes(self._session, self._checkpoint, first, last, self._partitions))
             for state in self._states
         ]
-        results = self._run(writer, reads, f"the changes of batches {first} to {last}")
+        try:
+            results = self._run(writer, reads, f"the changes of batches {first} to {last}")
+        except (PySparkException, Py4JError):
+            for batch in range(first, last + 1):
+                check_changes(self._checkpoint, batch, self._states)
+            raise
         for batch in range(first, last + 1):
             yield batch, task.changes_of([each for each in results if each.batch == batch])
 
@@ -96,3 +102,17 @@ class SparkReader(StateReader):
             raise
         task.check(results, self._job)
         return results
+
+
+def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[BoundState]) -> None:
+    """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would mean to read all state."""
+    if not checkpoint.uses_rocksdb(batch):
+        return
+    for source in (state.source for state in states):
+        store = dict(source.options).get("storeName", "")
+        if not checkpoint.has_changelog(source.operator_id, store, batch):
+            raise ChangesMissingError(
+                f"{source} keeps its state in RocksDB without a changelog, so Spark cannot read a batch's changes: "
+                f"start the query with {CHANGELOG_SETTING}=true, and attach after it has committed a batch; or use "
+                f"reader='files'"
+            )

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.binding import bind, check_changes, reading_session
+from spark_hooks.attach.binding import bind, reading_session
 from spark_hooks.attach.plans import functions_of
-from spark_hooks.attach.spark_reader import SparkReader
+from spark_hooks.attach.spark_reader import SparkReader, check_changes
 from spark_hooks.checkpoint import checkpoint_at, qualified
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish.offsets import OffsetLog, is_idle

@@ -3,7 +3,8 @@
 A whole state is read partition by partition, and written in files of bounded size. The changes of a batch are few, and
 become one file, or bytes in the epoch. If either takes longer than a bound, several processes read the remaining
 partitions (see `shard`), and each writes files of its own. A key is in one partition only, so the order of its changes
-stays. A batch that only repartitioned the state is read as a whole state.
+stays. Two kinds of batches are read as a whole state: one that only repartitioned the state, and the first one after
+the query has stopped writing change logs.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ class FilesReader(StateReader):
             else:
                 before = self._newest.partition_count
             layout = self._layout(batch)
-            if layout.partition_count != before:
+            is_known = not self._compares_snapshots or all(
+                store.has_change_log(batch) or store.can_be_compared(batch) for store in layout.stores
+            )
+            if layout.partition_count != before or not is_known:
                 yield batch, self.snapshot(writer, batch)
                 continue
             yield batch, self._changes(writer, layout)
@@ -86,7 +90,9 @@ class FilesReader(StateReader):
         partitions, written = partitions_of(layout), []
         if (ahead := self._ahead_of(writer, layout.batch)) is not None:
             self._ahead = None
-            if (content := ahead.content(layout, parallel_at_s)) is not None:
+            if self._compares_snapshots:
+                ahead.stop()  # it may have read a change log of an earlier run
+            elif (content := ahead.content(layout, parallel_at_s)) is not None:
                 written.append(content)
                 partitions = [each for each in partitions if each not in ahead.partitions]
         if partitions:

@@ -191,8 +191,9 @@ class Checkpoint:
             )
         if settings.get(ENCODING, DEFAULT_ENCODING).lower() != DEFAULT_ENCODING:
             return (
-                f"{self.location}: the state is encoded as {settings[ENCODING]}, which sparkis does not read; it reads "
-                f"{DEFAULT_ENCODING}, the default of {ENCODING}"
+                f"{self.location}: the state is encoded as {settings[ENCODING]}, which sparkis does not read without "
+                f"Spark; it reads {DEFAULT_ENCODING}, the default of {ENCODING}. Attach to it with reader='spark' "
+                f"(--reader spark)"
             )
         return None
 

@@ -58,6 +58,11 @@ class CheckpointFiles:
         with self._translated():
             return self._filesystem.size(path)
 
+    def modified_ns(self, path: str) -> int | None:
+        """Return when a file was last written, in nanoseconds since 1970; None if there is no such file."""
+        with self._translated():
+            return self._filesystem.modified_ns(path)
+
     def identity(self, path: str) -> FileIdentity | None:
         """Return the identity of a local file; None if there is no such file.
 

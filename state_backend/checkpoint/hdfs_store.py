@@ -33,13 +33,21 @@ class HdfsStore:
         """Return the name of a version's delta."""
         return f"{version}.delta"
 
-    def has_changes(self, version: int, unique_id: str | None) -> bool:
+    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool:
         """Return True: this provider writes the changes of each version."""
         return True
 
-    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
+    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""
         return self._opened(self.name_of_changes(version, unique_id))()
+
+    def has_snapshot(self, version: int, unique_id: str | None) -> bool:
+        """Tell whether a version has a snapshot."""
+        return self._files.size(f"{self._folder}/{version}.snapshot") is not None
+
+    def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:
+        """Never called, because `has_changes` is true."""
+        raise NotImplementedError
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""

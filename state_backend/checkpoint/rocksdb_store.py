@@ -40,22 +40,42 @@ class RocksDbStore:
         """Return the name of a version's change log."""
         return f"{_stem(version, unique_id)}.changelog"
 
-    def has_changes(self, version: int, unique_id: str | None) -> bool:
-        """Tell whether a version has a change log."""
-        return self._files.size(f"{self._folder}/{self.name_of_changes(version, unique_id)}") is not None
+    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool:
+        """Tell whether a version has a change log that counts.
 
-    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
-        """Yield the changes that made a version, in their order.
-
-        Without a change log, they are the difference of two snapshots.
+        In format 1, an earlier run of the batch may have left one, if the query has stopped writing them, or begun. As
+        in Spark, a zip counts more than the change log of its version. A query with change logs writes zips later, and
+        from them: so a zip that is newer than the batch's commit says the same as the change log.
         """
+        path = f"{self._folder}/{_stem(version, unique_id)}"
+        log_ns = self._files.modified_ns(f"{path}.changelog")
+        if log_ns is None:
+            # The error of a missing file names the change log, which is the usual one.
+            return self._files.size(f"{path}.zip") is None
+        if unique_id is not None or committed_ns is None:
+            return True
+        zip_ns = self._files.modified_ns(f"{path}.zip")
+        return zip_ns is None or zip_ns > committed_ns
+
+    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, in their order."""
         name = _stem(version, unique_id)
         content = self._files.buffer(f"{self._folder}/{name}.changelog")
-        if content is not None:
-            return self._records(name, content)
-        if self._files.size(f"{self._folder}/{name}.zip") is None:
+        if content is None:
             raise self._gone(f"{name}.changelog")
-        return self._difference(name, _stem(version - 1, id_before()) if version > 1 else None)
+        return self._records(name, content)
+
+    def has_snapshot(self, version: int, unique_id: str | None) -> bool:
+        """Tell whether a version has a zip."""
+        return self._files.size(f"{self._folder}/{_stem(version, unique_id)}.zip") is not None
+
+    def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, found by comparing its zip with the one before."""
+        older = () if version == 1 else self._pairs(version - 1, id_before)
+        return difference(older, self._pairs(version, unique_id))
+
+    def _pairs(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        return snapshot_records(self._files, self._snapshot(f"{_stem(version, unique_id)}.zip"))
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""
@@ -103,13 +123,6 @@ class RocksDbStore:
     def _records(self, name: str, content: pa.Buffer) -> Iterator[Records]:
         full_name = self._files.name(f"{self._folder}/{name}.changelog")
         return without_delete_checksums(change_log_records(decompressed(content, full_name), full_name), self._format)
-
-    def _difference(self, name: str, before: str | None) -> Iterator[Records]:
-        """Yield the changes from a snapshot to the next one, by comparison. before: the older one, if any."""
-        if before is not None and self._files.size(f"{self._folder}/{before}.zip") is None:
-            raise self._gone(f"{before}.zip")
-        older = () if before is None else snapshot_records(self._files, self._snapshot(f"{before}.zip"))
-        return difference(older, snapshot_records(self._files, self._snapshot(f"{name}.zip")))
 
     def _zips(self) -> list[str]:
         return [name for name in self._files.names(self._folder) if ZIP.fullmatch(name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -35,11 +35,17 @@ class StoreFiles(Protocol):
     def name_of_changes(self, version: int, unique_id: str | None) -> str:
         """Return the name of the file with the changes that made a version."""
 
-    def has_changes(self, version: int, unique_id: str | None) -> bool:
-        """Tell whether a file has the changes that made a version."""
+    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool:
+        """Tell whether a file has the changes that made a version. committed_ns: when its batch was committed."""
 
-    def changes(self, version: int, unique_id: str | None, id_before: Callable[[], str | None]) -> Iterator[Records]:
-        """Yield the changes that made a version, in their order. id_before: returns the id of the version before."""
+    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, in their order."""
+
+    def has_snapshot(self, version: int, unique_id: str | None) -> bool:
+        """Tell whether a file has the whole state as of a version."""
+
+    def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:
+        """Yield the changes that made a version, found by comparing its snapshot with the one before."""
 
     def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the whole state as of a version: puts of distinct keys."""
@@ -92,11 +98,26 @@ class StateStore:
     commit_of: Callable[[int], BatchCommit]
 
     def has_change_log(self, batch: int) -> bool:
-        """Tell whether the changes of a batch are in files of their own, and need not be found by comparison."""
+        """Tell whether the changes of a batch are in files of their own. All partitions of a batch are alike."""
         if not self.partitions:
             return True
         partition = self.partitions[0]
-        return self._open(partition).has_changes(batch + FIRST_VERSION, self._unique_id(partition, batch))
+        committed_ns = self.files.modified_ns(f"commits/{batch}")
+        store, unique_id = self._open(partition), self._unique_id(partition, batch)
+        return store.has_changes(batch + FIRST_VERSION, unique_id, committed_ns)
+
+    def can_be_compared(self, batch: int) -> bool:
+        """Tell whether the changes of a batch without a change log can be found by comparing two snapshots.
+
+        The batch after the query has stopped writing change logs has no snapshot of the version before.
+        """
+        version = batch + FIRST_VERSION
+        if version == FIRST_VERSION:
+            return True
+        return not self.has_change_log(batch - 1) and all(
+            self._open(partition).has_snapshot(version - 1, self._unique_id(partition, batch - 1))
+            for partition in self.partitions
+        )
 
     def identity_of_changes(self, partition: int, batch: int) -> FileIdentity | None:
         """Return the identity of the file with a partition's changes in a batch, in format 1; None if it is missing."""
@@ -110,10 +131,16 @@ class StateStore:
     def changes(self, partitions: Iterable[int], batch: int) -> Decoded:
         """Yield the changes that a batch made to some partitions; those of a partition in the order of its task."""
 
+        has_change_log = cache(lambda: self.has_change_log(batch))
+
         def read(partition: int) -> Opened:
             store = self._open(partition)
-            id_before = partial(self._unique_id, partition, batch - 1)
-            blocks = store.changes(batch + FIRST_VERSION, self._unique_id(partition, batch), id_before)
+            version, unique_id = batch + FIRST_VERSION, self._unique_id(partition, batch)
+            if has_change_log():
+                blocks = store.changes(version, unique_id)
+            else:
+                before = None if version == FIRST_VERSION else self._unique_id(partition, batch - 1)
+                blocks = store.difference(version, unique_id, before)
             return Opened(partition, self._families(store), blocks)
 
         yield from self._decoded(self._each(read, partitions))

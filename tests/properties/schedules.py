@@ -181,6 +181,9 @@ class ScheduledFilesystem(Filesystem):
         content = self.files.get(path)
         return None if content is None else len(content)
 
+    def modified_ns(self, path: str) -> int | None:
+        raise NotImplementedError("logs do not use it")
+
     def copy(self, source: str, target: str) -> bool:
         self._step()
         content = self.files.get(source)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+import sparkis
 from compat.waiting import WAIT_S_MAX
-from state_backend.model.errors import DescriptorError, SparkisError
-from tests.spark.attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, attached, rocksdb, shown
+from state_backend.model.errors import DescriptorError, SparkisError, UnsupportedStateError
+from tests.spark.attaching import CHANGELOG, ROCKSDB, SCHEMA, STORE, Attach, attached, rocksdb, shown
 from tests.spark.micro_batches import Batches, Settings, start
 
 __all__ = ["attached"]
@@ -66,6 +70,87 @@ def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "without") == {"without:aggregation:a": "2", "without:aggregation:b": "1"}
+
+
+@pytest.mark.parametrize("format_version", ["1", "2"])
+def test_a_query_that_stops_writing_change_logs_and_begins_again_is_followed(
+    spark: SparkSession,
+    batches: Make,
+    attached: Attach,
+    tmp_path: Path,
+    settings: Settings,
+    format_version: str,
+):
+    settings(rocksdb(format_version))
+    rows, checkpoint = batches(SCHEMA), tmp_path / "checkpoint"
+    counted = rows.df.groupBy("k").agg(F.count("*").alias("n")).writeStream.outputMode("update").format("noop")
+
+    def run(*keys: str, changelog: bool) -> int:
+        """Run one batch of the query, and return its number."""
+        rows.add(*({"k": key} for key in keys))
+        settings({CHANGELOG: str(changelog).lower()})
+        start(counted, "q", checkpoint).stop()
+        return max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
+
+    run("a", "b", changelog=True)
+    by_files, by_spark = (
+        attached(checkpoint=checkpoint, job="q", log=tmp_path / reader, reader=reader) for reader in ("files", "spark")
+    )
+    assert by_spark.wait(timeout_s=WAIT_S_MAX)
+    expected = Counter("ab")
+    for keys, changelog in (("bc", True), ("cd", False), ("ad", False), ("be", True)):
+        batch = run(*keys, changelog=changelog)
+        expected.update(keys)
+        assert by_files.wait(batch, WAIT_S_MAX)
+        table = sparkis.read_table(by_files.log, "aggregation").to_pylist()
+        assert {row["k"]: row["count"] for row in table} == expected
+    with pytest.raises(DescriptorError, match=f"start the query with {CHANGELOG}=true.*or use reader='files'"):
+        by_spark.wait(timeout_s=WAIT_S_MAX)
+
+
+class Greatest(StatefulProcessor):
+    """Keeps the greatest number of each key, all numbers, and how often each was there."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.greatest = handle.getValueState("greatest", "n int")
+        self.all = handle.getListState("all", "n int")
+        self.counts = handle.getMapState("counts", "n int", "count int")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            (before,) = self.greatest.get() or (row.n,)
+            self.greatest.update((max(before, row.n),))
+            self.all.appendValue((row.n,))
+            (count,) = self.counts.getValue((row.n,)) or (0,)
+            self.counts.updateValue((row.n,), (count + 1,))
+            yield Row(k=key[0])
+
+    def close(self) -> None:
+        pass
+
+
+def test_state_in_avro_is_read_by_sparks_reader_only(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings
+):
+    settings(rocksdb() | {f"{STORE}encodingFormat": "avro"})
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
+    kept = rows.df.groupBy("k").transformWithState(Greatest(), "k string", "update", "none")
+    query = start(kept.writeStream.outputMode("update").format("noop"), "avro", tmp_path / "checkpoint")
+    with pytest.raises(UnsupportedStateError, match=f"encoded as avro.*the default of {STORE}encodingFormat"):
+        attached(query)
+    attachment = attached(query, reader="spark")
+    rows.add({"k": "a", "n": 3}, {"k": "a", "n": 1})
+    query.processAllAvailable()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
+    assert shown(client, "avro") == {
+        "avro:greatest:a": "3",
+        "avro:greatest:b": "2",
+        "avro:all:a": ["1", "3", "1"],
+        "avro:all:b": ["2"],
+        "avro:counts:a": {"1": "2", "3": "1"},
+        "avro:counts:b": {"2": "1"},
+    }
 
 
 @pytest.mark.parametrize("version", ["3", "4"])

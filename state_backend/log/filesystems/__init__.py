@@ -44,7 +44,11 @@ REPLACEMENTS = {
     "wasb": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
     "wasbs": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
     "gcs": "write gs://BUCKET/PATH",
+    **dict.fromkeys(
+        ("webhdfs", "swebhdfs"), "write hdfs://HOST/PATH, which needs libhdfs, or give a folder that mounts it"
+    ),
 }
+LIBHDFS = "hdfs:// needs libhdfs, a JVM and the CLASSPATH of Hadoop, see docs/object-stores.md"
 
 
 def open_filesystem(root: str | Path) -> Filesystem:
@@ -104,5 +108,7 @@ def _hdfs(text: str) -> Filesystem:
     try:
         filesystem, base = FileSystem.from_uri(text)
     except (ArrowInvalid, OSError) as error:
-        raise LogUnavailableError(f"cannot open the log {text}: {error}") from error
+        # The error of a missing library has a line for each place in which it was looked for.
+        reason = str(error).partition("\n")[0]
+        raise LogUnavailableError(f"cannot open the log {text}: {reason}; {LIBHDFS}") from error
     return ArrowFilesystem(filesystem, base, text)

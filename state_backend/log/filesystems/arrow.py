@@ -123,6 +123,11 @@ class ArrowFilesystem(Filesystem):
             file = self._file(path)
             return None if file is None else int(file.size)
 
+    def modified_ns(self, path: str) -> int | None:
+        with self._translated_errors("look at", path):
+            file = self._file(path)
+            return None if file is None else int(file.mtime_ns)
+
     def copy(self, source: str, target: str) -> bool:
         content = self.open_input(source)
         if content is None:

@@ -58,6 +58,13 @@ class Filesystem(ABC):
         """Return the size of a file in bytes, without reading it; None if there is no such file."""
 
     @abstractmethod
+    def modified_ns(self, path: str) -> int | None:
+        """Return when a file was last written, in nanoseconds since 1970; None if there is no such file.
+
+        Some storage knows whole seconds only.
+        """
+
+    @abstractmethod
     def copy(self, source: str, target: str) -> bool:
         """Copy a file that is never written again; False if there is no such file. A hard link, where possible.
 

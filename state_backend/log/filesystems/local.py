@@ -91,9 +91,17 @@ class LocalFilesystem(Filesystem):
                 return []
 
     def size(self, path: str) -> int | None:
+        found = self._stat(path)
+        return None if found is None else found.st_size
+
+    def modified_ns(self, path: str) -> int | None:
+        found = self._stat(path)
+        return None if found is None else found.st_mtime_ns
+
+    def _stat(self, path: str) -> os.stat_result | None:
         with self._translated_errors("look at", path):
             try:
-                return os.stat(self._root / path).st_size
+                return os.stat(self._root / path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 

@@ -173,9 +173,18 @@ class ObjectStoreFilesystem(Filesystem):
         return [each.rpartition("/")[2] for each in paths]
 
     def size(self, path: str) -> int | None:
+        found = self._head(path)
+        return None if found is None else int(found["size"])
+
+    def modified_ns(self, path: str) -> int | None:
+        found = self._head(path)
+        return None if found is None else int(found["last_modified"].timestamp()) * 10**9
+
+    def _head(self, path: str) -> Any:
+        """Return what the store knows of a file; None if there is no such file."""
         with self._translated_errors("look at", path):
             try:
-                return int(self._obstore.head(self._store, path)["size"])
+                return self._obstore.head(self._store, path)
             except FileNotFoundError:
                 return None
 

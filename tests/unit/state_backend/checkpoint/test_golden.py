@@ -18,6 +18,10 @@ from tests.golden_checkpoints import NEWEST, expected, jobs, last_batch, of_spar
 # By Spark's change types: the operations that make them.
 CHANGE_TYPES = {"update": RecordType.PUT, "append": RecordType.MERGE, "delete": RecordType.DELETE}
 Row = tuple[Any, Any]
+# Jobs with batches whose changes Spark's reader cannot show.
+WITHOUT_CHANGE_LOGS = ("rocksdb-no-changelog", "transform-no-changelog", "rocksdb-switched")
+# Of a query that has stopped writing change logs: the first batch without one, which has no snapshot to compare with.
+NOT_COMPARED = [("rocksdb-switched", 2)]
 
 
 @pytest.mark.parametrize(("version", "job"), list(jobs()))
@@ -37,7 +41,7 @@ def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, tmp_
         for batch, given in as_of(rows["states"][name], last):
             shown = [row_of(dict(row), state) for row in given]
             assert ordered(whole(checkpoint, state.name, batch)) == ordered(shown), (name, batch)
-        if "no-changelog" not in job:
+        if job not in WITHOUT_CHANGE_LOGS:
             given = [row for row in rows["changes"][name] if dict(row)["batch_id"] <= last]
             assert changes(checkpoint, state.name, last) == changes_of(given, state), name
 
@@ -49,7 +53,9 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
     for batch in checkpoint.batches():
         layout = checkpoint.layout(batch)
         for store in layout.stores:
-            for partition in store.partitions:
+            is_compared = store.has_change_log(batch) or store.can_be_compared(batch)
+            assert is_compared == ((job, batch) not in NOT_COMPARED)
+            for partition in store.partitions if is_compared else ():
                 for state, rows in store.changes([partition], batch):
                     for op, key, value in zip(*map(plain, rows.columns), strict=True):
                         place = (partition, state.name, repr(key))
@@ -64,6 +70,8 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
             for state, rows in store.whole([partition], batch)
             for _, key, value in zip(*map(plain, rows.columns), strict=True)
         }
+        if (job, batch) in NOT_COMPARED:
+            values = found
         assert found == values
 
 

@@ -188,6 +188,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
         ("hdfs:/x", "write hdfs://x"),
         ("wasbs://c@a.blob.core.windows.net/x", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
         ("wasb:/x", "write abfss://"),
+        ("webhdfs://namenode:9870/x", "write hdfs://HOST/PATH, which needs libhdfs"),
         ("s3://b/x?endpoint_override=localhost:9000", "AWS_ENDPOINT_URL"),
     ],
 )
@@ -341,6 +342,12 @@ def test_what_others_remove_at_the_same_time_is_removed(filesystem: Filesystem, 
             done.result()
     assert everything_in(tmp_path) == []
     filesystem.remove("folder")
+
+
+def test_the_time_of_a_file_is_when_it_was_written(filesystem: Filesystem, tmp_path: Path) -> None:
+    filesystem.replace("a", b"one")
+    os.utime(tmp_path / "a", ns=(2_000_000_000, 1_500_000_000))
+    assert (filesystem.modified_ns("a"), filesystem.modified_ns("nothing")) == (1_500_000_000, None)
 
 
 def test_the_size_of_a_file_is_told(filesystem: Filesystem) -> None:
