@@ -42,6 +42,21 @@ keys = "nofield/<number>"
 owner = "state"
 state_key = "job:temp:<number>"
 field = "f"
+
+[[rule]]
+keys = "aside/<number>"
+owner = "prefer-state"
+state_key = "job:temp:<number>"
+
+[[rule]]
+keys = "compared/<number>"
+owner = "shadow"
+state_key = "job:temp:<number>"
+
+[[rule]]
+keys = "cached/<number>"
+owner = "upstream"
+cache = "tracking"
 """
 ATTACKS: dict[str, Callable[[], bytes]] = {
     "MGET": lambda: request("MGET", *THEIRS),
@@ -55,6 +70,17 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "SUNION of both sides": lambda: request("SUNION", *MIXED),
     "RPUSH": lambda: request("RPUSH", "list", *THEIRS) + request("DEL", "list"),
     "WATCH": lambda: request("WATCH", *THEIRS),
+    "MGET of other names": lambda: request("MGET", *(b"temp/%d" % (at % KEYS) for at in range(MANY))),
+    "MGET of other names of fields": lambda: request("MGET", *(b"nofield/%d" % (at % KEYS) for at in range(MANY))),
+    "MGET of prefer-state": lambda: request("MGET", *(b"aside/%d" % (at % KEYS) for at in range(1000))),
+    "MGET of too many of prefer-state": lambda: request("MGET", *(b"aside/%d" % (at % KEYS) for at in range(MANY))),
+    "MGET of compared keys": lambda: request("MGET", *(b"compared/%d" % (at % KEYS) for at in range(MANY))),
+    "MGET of cached keys": lambda: request("MGET", *(b"cached/%d" % (at % KEYS) for at in range(MANY))),
+    "EVAL": lambda: request("EVAL", "return 1", MANY, *THEIRS),
+    "EVAL with a state's key": lambda: request("EVAL", "return 1", MANY, *MIXED),
+    "ZUNION": lambda: request("ZUNION", MANY, *THEIRS),
+    "BLPOP": lambda: request("RPUSH", "key:0", "x") + request("BLPOP", *THEIRS, "0"),
+    "BLPOP with a state's key": lambda: request("BLPOP", *MIXED, "0"),
     "XREAD": lambda: request("XREAD", *THEIRS),
     "KEYS of names of fields": lambda: request("KEYS", "visits/*"),
     "KEYS of names of fields of many keys": lambda: request("KEYS", "n*"),
