@@ -152,6 +152,39 @@ def test_keys_of_states_in_another_database_are_not_written_from_this_one(swap: 
     assert client.call("MOVE", "job:speed:1", "x").plain == b"ERR value is not an integer or out of range"
 
 
+@pytest.mark.parametrize("options", [[], ["BCAST"]])
+def test_keys_of_both_sides_are_tracked_in_their_database(
+    swap: MovedSwap, client: Connection, options: list[str]
+) -> None:
+    client.call("SELECT", "2")
+    client.call("HELLO", 3)
+    assert client.call("CLIENT", "TRACKING", "ON", *options).plain == b"OK"
+    assert client.call("SELECT", "0").plain == (
+        b"ERR another database cannot be selected by a subscriber, or a client that tracks keys"
+    )
+    with swap.upstream.connect() as upstream, LogWriter(swap.log, "job", STATES, "first") as writer:
+        upstream.call("SELECT", "2")
+        client.call("GET", "tracked")
+        upstream.call("SET", "dash/7/apdex", "a copy in database 2")  # no client reads it
+        upstream.call("SET", "tracked", "1")
+        assert client.read().plain == [b"invalidate", [b"tracked"]]
+        _read_until_reply(client, b"0.9")
+        for value in (b"0.7", b"0.9"):
+            writer.publish([Change("apdex", Op.PUT, b"dash/7/apdex", value=value)])
+            assert [b"invalidate", [b"dash/7/apdex"]] in _read_until_reply(client, value)
+
+
+def _read_until_reply(client: Connection, value: bytes) -> list[object]:
+    """Read the state's key until it has a value; return the pushes before."""
+    pushes = []
+    while True:
+        client.send(request("GET", "dash/7/apdex"))
+        while (found := client.read()).type == ">":
+            pushes.append(found.plain)
+        if found.plain == value:
+            return pushes
+
+
 @pytest.mark.parametrize("setting", ["KEA", "KA", "EA"])
 def test_notifications_have_the_database_of_the_key(swap: MovedSwap, setting: str) -> None:
     names = {"__keyspace@2__:dash/7/apdex", "__keyspace@0__:dash/7/apdex", "__keyevent@2__:set"}
