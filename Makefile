@@ -48,8 +48,9 @@ help: ## list the targets
 
 setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
-setup-test: setup $(CLASSES) ## setup, and redis-server and the JavaScript clients for the tests
+setup-test: setup $(CLASSES) ## setup, and redis-server, Chromium and the JavaScript clients for the tests
 	@sh scripts/program.sh redis-server redis
+	@sh scripts/program.sh chromedriver chromedriver chromium-driver
 	@sh scripts/node.sh $(VENV)
 
 fmt: $(READY) ## format the code, and fix what ruff can fix

@@ -1,25 +1,26 @@
 #!/bin/sh
 # Install a program with apt-get, as root or with sudo, if it is missing: redis-server, which many tests start and compare sparkis with,
-# nutcracker (twemproxy), the peer of the benchmarks of the proxy, or prometheus, for a slow test (300 MB). The system's service is
-# neither started nor enabled.
+# nutcracker (twemproxy), the peer of the benchmarks of the proxy, prometheus, for a slow test (300 MB), or chromedriver with its
+# Chromium, for the tests of the page. The system's service is neither started nor enabled.
 set -eu
 
-program=$1  # Debian's package has the same name
+program=$1
 brew=$2
+package=${3:-$program}  # of Debian
 
 if command -v "$program" >/dev/null; then exit 0; fi
 
 give_up() {
-    echo "setup: $program is missing; install it (Debian and Ubuntu: apt-get install $program, macOS: brew install $brew)" >&2
+    echo "setup: $program is missing; install it (Debian and Ubuntu: apt-get install $package, macOS: brew install $brew)" >&2
     exit 1
 }
 
 if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
 if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then give_up; fi
 
-echo "setup: installing $program with apt-get"
-$as_root sh -eu -s "$program" <<'EOF' || give_up
-program=$1
+echo "setup: installing $package with apt-get"
+$as_root sh -eu -s "$package" <<'EOF' || give_up
+package=$1
 export DEBIAN_FRONTEND=noninteractive
 # With this file Debian does not start the services that it installs.
 policy=/usr/sbin/policy-rc.d
@@ -28,7 +29,7 @@ if [ ! -e $policy ]; then
     printf '#!/bin/sh\nexit 101\n' >$policy
     chmod +x $policy
 fi
-install() { apt-get install -y --no-install-recommends "$program" </dev/null >/dev/null; }
+install() { apt-get install -y --no-install-recommends "$package" </dev/null >/dev/null; }
 install 2>/dev/null || { apt-get update >/dev/null && install; }
-if command -v systemctl >/dev/null; then systemctl --quiet disable "$program" 2>/dev/null || true; fi
+if command -v systemctl >/dev/null; then systemctl --quiet disable "$package" 2>/dev/null || true; fi
 EOF

@@ -14,7 +14,7 @@ UNKNOWN = "\N{EN DASH}"  # in place of a number
 SHOWN_CHARS_MAX = 2048  # of one value in a table
 # Control, format (they turn the direction of text, or hide it), surrogate, private and unassigned characters.
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-PARAMETERS_MAX = 100
+PARAMETERS_MAX = 100  # of a URL; later ones are left out
 
 
 def shown(data: bytes | str | float | None, limit: int = SHOWN_CHARS_MAX) -> str:
@@ -110,9 +110,8 @@ class Query:
     """The parameters of a URL, whose keys and patterns may be any bytes."""
 
     def __init__(self, query_string: bytes) -> None:
-        self._pairs = parse_qsl(
-            query_string.decode("latin-1"), encoding="utf-8", errors="surrogateescape", max_num_fields=PARAMETERS_MAX
-        )
+        first = "&".join(query_string.decode("latin-1").split("&", PARAMETERS_MAX)[:PARAMETERS_MAX])
+        self._pairs = parse_qsl(first, encoding="utf-8", errors="surrogateescape")
 
     def text(self, name: str, default: str = "") -> str:
         """Return a parameter; the first, if there are several."""

@@ -86,8 +86,8 @@ async def _sorted_set(client: Client, value: Value, offset: int, pattern: bytes)
     value.length = await client.ask("ZCARD", value.key)
     count = _page(value)
     if pattern:
-        cursor, flat = await client.ask("ZSCAN", value.key, offset, "MATCH", _contains(pattern), "COUNT", count)
-        pairs, value.next = scored(flat), _cursor(cursor)
+        flat, value.next = await _scan(client, "ZSCAN", value, offset, pattern, items=2)
+        pairs = scored(flat)
         value.rows = [("", member, score) for member, score in sorted(pairs, key=lambda pair: -pair[1])]
         return
     pairs = scored(await client.ask("ZREVRANGE", value.key, offset, offset + count - 1, "WITHSCORES"))
@@ -97,16 +97,33 @@ async def _sorted_set(client: Client, value: Value, offset: int, pattern: bytes)
 
 async def _hash(client: Client, value: Value, offset: int, pattern: bytes) -> None:
     value.length = await client.ask("HLEN", value.key)
-    cursor, flat = await client.ask("HSCAN", value.key, offset, *_match(pattern), "COUNT", _page(value))
+    flat, value.next = await _scan(client, "HSCAN", value, offset, pattern, items=2)
     value.rows = list(zip(flat[::2], flat[1::2], strict=True))
-    value.next = _cursor(cursor)
 
 
 async def _set(client: Client, value: Value, offset: int, pattern: bytes) -> None:
     value.length = await client.ask("SCARD", value.key)
-    cursor, members = await client.ask("SSCAN", value.key, offset, *_match(pattern), "COUNT", _page(value))
+    members, value.next = await _scan(client, "SSCAN", value, offset, pattern)
     value.rows = [(member,) for member in members]
-    value.next = _cursor(cursor)
+
+
+async def _scan(
+    client: Client, command: str, value: Value, cursor: int, pattern: bytes, items: int = 1
+) -> tuple[list[Any], str]:
+    """Return a page of elements that match, by some steps at most, and the cursor after it; empty at the end.
+
+    items: of the reply for each element.
+    """
+    found: list[Any] = []
+    count = _page(value)
+    wanted, count_max = items * count, _page(value, SCAN_COUNT_MAX) if pattern else count
+    for _ in range(SCAN_STEPS_MAX):
+        reply, elements = await client.ask(command, value.key, cursor, *_match(pattern), "COUNT", count)
+        cursor, count = int(reply), min(2 * count, count_max)
+        found += elements
+        if cursor == 0 or len(found) >= wanted:
+            break
+    return found, str(cursor or "")
 
 
 def scored(reply: Sequence[Any]) -> list[tuple[bytes, float]]:
@@ -116,19 +133,14 @@ def scored(reply: Sequence[Any]) -> list[tuple[bytes, float]]:
     return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
 
-def _page(value: Value) -> int:
+def _page(value: Value, most: int = PAGE_ELEMENTS) -> int:
     """Return how many elements a page has: fewer, if they are large."""
     mean = (value.size or 0) / max(1, value.length)
-    return max(1, min(PAGE_ELEMENTS, int(PAGE_BYTES / max(1.0, mean))))
+    return max(1, min(most, int(PAGE_BYTES / max(1.0, mean))))
 
 
 def _after(offset: int, count: int, length: int) -> str:
     return str(offset + count) if offset + count < length else ""
-
-
-def _cursor(cursor: bytes | int) -> str:
-    text = cursor.decode() if isinstance(cursor, bytes) else str(cursor)
-    return "" if text == "0" else text
 
 
 def _match(pattern: bytes) -> tuple[str | bytes, ...]:

@@ -86,6 +86,7 @@ LONGEST_FILES = (
 LONGEST_FOLDERS = (
     "spark",
     "examples",
+    "page",
     "adversity",
     "server",
     "clients",

@@ -1,6 +1,6 @@
 """A log with five jobs as a team would have them, written without Spark: airlines, weather, a game, payments, odd keys.
 
-`Writer.step` commits one more epoch of the three jobs that run. `payments` and `odd` have ended, so that servers call them stale.
+`Writer.step` commits one more epoch of the three jobs that run. `payments` and `odd` have ended, so they are stale.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 
 MARKUP = f"odd:values:{SCRIPT}".encode()
 CONTROLS = b"odd:values:\x00\x1b[31m\r\n\xff\xfe"
 LARGE = b"odd:values:large"
+JSON = b"odd:values:json"
+TTL_MS = 7_200_000
 MANY_FIELDS = b"odd:fields:many"
 FIELDS = 5000
 
@@ -66,7 +68,7 @@ class Writer:
         with LogWriter(root, "payments", PAYMENTS) as payments:
             payments.publish(_put("total", f"payments:total:{n}", f"{n * 12.5}") for n in range(40))
         with LogWriter(root, "odd", ODD) as odd:
-            odd.publish(odd_changes())
+            odd.publish(odd_changes(odd.clock_ms()))
         opened = {"flights": FLIGHTS, "weather": WEATHER, "game": GAME}
         self._logs = {
             name: self._stack.enter_context(LogWriter(root, name, states, sends_heartbeats=True))
@@ -145,12 +147,13 @@ class Writer:
         self._stack.close()
 
 
-def odd_changes() -> Iterable[Change]:
+def odd_changes(now_ms: int) -> Iterable[Change]:
     """Return keys and values that would do harm to a page that takes them for anything but text."""
     yield Change("values", Op.PUT, MARKUP, value=SCRIPT.encode())
     yield Change("values", Op.PUT, CONTROLS, value=b"\x00\x01\x1b]0;title\x07\xff \xe2\x80\xae gnp.exe \r\n end")
     yield Change("values", Op.PUT, LARGE, value=b"0123456789abcdef" * (LARGE_BYTES // 16))
-    yield _put("values", "odd:values:json", json.dumps({"name": SCRIPT, "list": [1, 2.5, None, {"deep": [True]}]}))
+    parts = json.dumps({"name": SCRIPT, "list": [1, 2.5, None, {"deep": [True]}]}).encode()
+    yield Change("values", Op.PUT, JSON, value=parts, expire_at_ms=now_ms + TTL_MS)
     for number in range(FIELDS):
         yield Change("fields", Op.PUT, MANY_FIELDS, b"field-%04d" % number, b"%d" % number)
     yield Change("fields", Op.PUT, b"odd:fields:markup", SCRIPT.encode(), SCRIPT.encode())

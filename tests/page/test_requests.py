@@ -1,0 +1,217 @@
+"""The page over HTTP, without a browser: users, foreign pages, and what it asks the endpoint for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from compat.conformance.servers import Running, has_redis, redis_server, sparkis_server
+from compat.page.browser import page_of
+from compat.waiting import WAIT_S_MAX, eventually
+from sparkis_ui.app import SIGN_IN_CODE
+from sparkis_ui.values import SCAN_STEPS_MAX
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.swap import Swap
+
+USERS = """\
+user default off
+user admin on >admin-secret ~* &* +@all
+user reader on >reader-secret ~cars:speed:* +@read +@connection +info -@admin
+"""
+STATES = (StateDescriptor("speed", key="car", value="kmh"), StateDescriptor("price", key="car", value="eur"))
+# So many keys that a page of keys cannot have looked at all of them.
+KEYS = 50_000
+
+
+@dataclass
+class Site:
+    """A page, and the server that it shows."""
+
+    url: str
+    server: Running
+
+    def client(self) -> httpx.Client:
+        """Return a browser without a session."""
+        return httpx.Client(base_url=self.url, headers={"Origin": self.url.rstrip("/")}, timeout=WAIT_S_MAX)
+
+    def signed_in(self, user: str, password: str) -> httpx.Client:
+        """Return a browser that has signed in."""
+        client = self.client()
+        assert client.post("/sign-in", data={"username": user, "password": password}).status_code == 303
+        return client
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The page of a server with users."""
+    folder = tmp_path_factory.mktemp("users")
+    (folder / "log").mkdir()
+    (folder / "users.acl").write_text(USERS)
+    with LogWriter(folder / "log", "cars", STATES) as writer:
+        writer.publish(Change("speed", Op.PUT, b"cars:speed:%d" % n, value=b"%d" % n) for n in range(KEYS))
+        writer.publish([Change("price", Op.PUT, b"cars:price:7", value=b"9999")])
+    options = ("--aclfile", str(folder / "users.acl"))
+    with sparkis_server(folder / "store", folder / "log", *options, is_loaded=False) as server:
+        with server.connect() as admin:
+            admin.call("AUTH", "admin", "admin-secret")
+            eventually(lambda: admin.call("DBSIZE").plain, lambda found: found == KEYS + 1, processes=[server.process])
+        with page_of(f"redis://127.0.0.1:{server.port}") as url:
+            yield Site(url, server)
+
+
+def test_who_has_not_signed_in_is_led_to_the_form_and_back(site: Site) -> None:
+    client = site.client()
+    asked = client.get("/key?key=cars%3Aspeed%3A7")
+    assert asked.status_code == 303
+    form = client.get(asked.headers["location"])
+    assert 'name="to" value="/key?key=cars%3Aspeed%3A7"' in form.text
+    to = "/key?key=cars%3Aspeed%3A7"
+    done = client.post("/sign-in", data={"username": "admin", "password": "admin-secret", "to": to})
+    assert (done.status_code, done.headers["location"]) == (303, to)
+    assert "<strong" in client.get("/overview").text
+
+
+@pytest.mark.parametrize("to", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_signing_in_leads_to_no_other_site(site: Site, to: str) -> None:
+    done = site.client().post("/sign-in", data={"username": "admin", "password": "admin-secret", "to": to})
+    assert done.headers["location"] == "/"
+
+
+def test_a_wrong_password_is_refused_and_not_repeated(site: Site) -> None:
+    client = site.client()
+    refused = client.post("/sign-in", data={"username": "admin", "password": "wrong-one"})
+    assert refused.status_code == 403
+    assert "invalid username-password pair" in refused.text and "wrong-one" not in refused.text
+    assert not client.cookies
+
+
+def test_a_session_is_a_cookie_that_no_script_and_no_other_site_gets(site: Site) -> None:
+    client = site.client()
+    cookie = client.post("/sign-in", data={"username": "admin", "password": "admin-secret"}).headers["set-cookie"]
+    assert "secret" not in cookie
+    assert {"HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
+    assert client.get("/overview").status_code == 200
+    assert client.post("/sign-out").status_code == 303
+    assert client.get("/overview").status_code == 303
+    name, value = cookie.split(";")[0].split("=", 1)
+    assert httpx.get(f"{site.url}/overview", cookies={name: value}).status_code == 303
+
+
+def test_each_user_sees_what_the_server_lets_it_see(site: Site) -> None:
+    admin, reader = site.signed_in("admin", "admin-secret"), site.signed_in("reader", "reader-secret")
+    assert "9999" in admin.get("/key?key=cars%3Aprice%3A7").text
+    assert "9999" not in (refused := reader.get("/key?key=cars%3Aprice%3A7").text)
+    assert "No permissions to access a key" in refused
+    assert ">7</pre>" in reader.get("/key?key=cars%3Aspeed%3A7").text
+    assert "cars:price" not in reader.get("/browse?pattern=cars:price:*").text.partition('class="keys"')[2]
+    assert "Some of this is refused: " in reader.get("/slow").text
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
+@pytest.mark.parametrize("path", ["/overview", "/static/ui.js", "/sign-in", "/nothing"])
+def test_other_names_and_foreign_pages_are_refused_everywhere(site: Site, path: str, headers: dict[str, str]) -> None:
+    answer = site.client().get(path, headers=headers)
+    assert answer.status_code == 403
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_foreign_page_cannot_sign_in_or_out(site: Site) -> None:
+    client = site.signed_in("admin", "admin-secret")
+    for path in ("/sign-in", "/sign-out"):
+        assert client.post(path, headers={"Origin": "https://evil.example"}).status_code == 403
+        assert httpx.post(site.url + path).status_code == 403
+    assert client.get("/overview").status_code == 200
+
+
+def test_sockets_are_for_this_page_and_those_who_have_signed_in(site: Site) -> None:
+    live = site.url.replace("http", "ws").rstrip("/") + "/live/overview"
+    with pytest.raises(InvalidStatus):
+        connect(live, origin="https://evil.example")
+    with pytest.raises(InvalidStatus):
+        connect(live)
+    with connect(live, origin=site.url.rstrip("/")) as socket, pytest.raises(ConnectionClosed) as closed:
+        socket.recv(WAIT_S_MAX)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == SIGN_IN_CODE
+    cookies = site.signed_in("admin", "admin-secret").cookies
+    headers = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+    with connect(live, origin=site.url.rstrip("/"), additional_headers=headers) as socket:
+        assert "job-cars" in socket.recv(WAIT_S_MAX)
+
+
+def test_long_forms_and_urls_are_no_burden(site: Site) -> None:
+    client = site.client()
+    assert client.post("/sign-in", data={"username": "admin", "password": "x" * 100_000}).status_code == 403
+    assert client.get("/watch?" + "&".join(["key=a"] * 200)).status_code == 303
+
+
+def calls(site: Site) -> dict[str, int]:
+    """Return how often each command was called."""
+    with site.server.connect() as admin:
+        admin.call("AUTH", "admin", "admin-secret")
+        found = re.findall(r"cmdstat_(\S+):calls=(\d+)", admin.call("INFO", "commandstats").plain.decode())
+    return {name: int(count) for name, count in found}
+
+
+def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) -> None:
+    client = site.signed_in("admin", "admin-secret")
+    client.get("/browse?pattern=none")
+    before = calls(site)
+    page = client.get("/browse?pattern=cars:price:*").text
+    spent = {name: count - before.get(name, 0) for name, count in calls(site).items() if count > before.get(name, 0)}
+    # The others are the polls of the page, and those of this test.
+    polls = {"info", "auth", "hello", "client|setname", "state|jobs", "state|owners", "state|list", "state|topology"}
+    assert set(spent) - polls <= {"scan", "type", "state|locate"}
+    assert 1 <= spent["scan"] <= SCAN_STEPS_MAX
+    pages = 1
+    while "cars:price:7" not in page and (found := re.search(r'rel="next" href="([^"]+)"', page)):
+        page = client.get(found[1].replace("&amp;", "&")).text
+        pages += 1
+    assert "cars:price:7" in page
+    assert pages <= 2 + KEYS / 10_000
+
+
+@pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
+def test_a_plain_redis_can_be_looked_at_too(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server, server.connect() as admin:
+        admin.call("HSET", "user:1", "name", "<b>Ada</b>")
+        with (
+            page_of(f"redis://127.0.0.1:{server.port}") as url,
+            httpx.Client(base_url=url, timeout=WAIT_S_MAX) as client,
+        ):
+            assert "The server refuses what this page needs" in client.get("/overview").text
+            assert "user:1" in client.get("/browse").text
+            assert "&lt;b&gt;Ada&lt;/b&gt;" in client.get(f"/key?key={quote('user:1')}").text
+
+
+@pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
+def test_a_proxy_shows_its_servers_and_what_it_compares(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "speeds"\nkeys = "job:speed:<car>"\nowner = "shadow"\n')
+    with ExitStack() as stack:
+        swap = Swap(tmp_path, stack)
+        proxy = swap.start_swap("--routes", str(rules), is_ready=False)
+        with proxy.connect() as reader:
+            eventually(lambda: reader.call("GET", "dash/7/apdex").plain, lambda found: found == b"0.9")
+            reader.call("GET", "job:speed:3")
+        url = stack.enter_context(page_of(f"redis://127.0.0.1:{proxy.port}"))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
+        shadow = eventually(lambda: client.get("/shadow").text, lambda found: "an old copy" in found, "the difference")
+        assert "speeds" in shadow and "job:speed:3" in shadow
+        cluster = eventually(lambda: client.get("/cluster").text, lambda found: found.count('class="badge live"') == 2)
+        for port in swap.ports:
+            assert f"127.0.0.1:{port}" in cluster
+        assert "16,384 of 16,384 slots have an owner" in cluster
+        swap.show({"slots": "0-99"}, {"slots": "100-16383"})
+        eventually(lambda: client.get("/cluster").text, lambda found: "slots 100 to 8,191" in found, "the move")
