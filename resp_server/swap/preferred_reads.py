@@ -13,7 +13,7 @@ from resp_server.command_table.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage
-from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError
+from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.session.epoch_feed import ReplyEpochs
@@ -25,8 +25,6 @@ UPSTREAM, EXISTS, READS = 0, 1, 2
 ABSENT = b":0\r\n"
 # A read is repeated if an epoch came between its two requests to the states. Twice in a row is rare (guess).
 TRIES_MAX = 10
-# Each of these keys costs three requests.
-PREFERRED_KEYS_MAX = 1000
 
 
 class ClientSenders(NamedTuple):
@@ -114,8 +112,6 @@ class SplitRead:
     def __init__(self, route: Route, request: Request, senders: ClientSenders) -> None:
         command: Command | None = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        if len(route.preferred) > PREFERRED_KEYS_MAX:
-            raise PlainError(f"a request may have {PREFERRED_KEYS_MAX} keys whose rule is prefer-state")
         self._senders, self._request = senders, request if route.request is None else route.request
         others = {*route.state_keys, *route.preferred, *route.fields}
         self._upstream = [at for at in range(1, len(request)) if at not in others]

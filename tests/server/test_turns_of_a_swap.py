@@ -72,7 +72,7 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
     "WATCH": lambda: request("WATCH", *THEIRS),
     "MGET of other names": lambda: request("MGET", *(b"temp/%d" % (at % KEYS) for at in range(MANY))),
     "MGET of other names of fields": lambda: request("MGET", *(b"nofield/%d" % (at % KEYS) for at in range(MANY))),
-    "MGET of prefer-state": lambda: request("MGET", *(b"aside/%d" % (at % KEYS) for at in range(1000))),
+    "MGET of prefer-state": lambda: request("MGET", *(b"aside/%d" % (at % KEYS) for at in range(1023))),
     "MGET of too many of prefer-state": lambda: request("MGET", *(b"aside/%d" % (at % KEYS) for at in range(MANY))),
     "MGET of compared keys": lambda: request("MGET", *(b"compared/%d" % (at % KEYS) for at in range(MANY))),
     "MGET of cached keys": lambda: request("MGET", *(b"cached/%d" % (at % KEYS) for at in range(MANY))),
