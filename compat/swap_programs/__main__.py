@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reads = targets.reads
     print(f"{reads.count} reads of the job's state beside the programs, {len(reads.wrong)} of them wrong")
     print("".join(f"  {each[:PRINTED_CHARS_MAX]}\n" for each in reads.wrong[:3]), end="")
-    if options.page is not None and not options.program:
-        put_into(options.page, table.tables(rows, intended), table.MARKS)
+    if options.page is not None:
+        former = options.page.read_text(encoding="utf-8") if options.program else ""
+        put_into(options.page, table.tables(rows, intended, former), table.MARKS)
     return 0 if is_good and not reads.wrong else 1
 
 
@@ -49,7 +50,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m compat.swap_programs", description=__doc__)
     names = [each.name for each in PROGRAMS]
     parser.add_argument("--program", action="append", choices=names, help="this program alone; may be repeated")
-    parser.add_argument("--page", metavar="FILE", type=Path, help="write the tables between the marks of this file")
+    parser.add_argument(
+        "--page",
+        metavar="FILE",
+        type=Path,
+        help="write the tables, or the rows of --program, between the marks of this file",
+    )
     return parser.parse_args(arguments)
 
 

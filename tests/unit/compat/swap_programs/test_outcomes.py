@@ -51,12 +51,21 @@ def test_a_limit_with_a_wrong_field_is_an_error_that_names_the_file(tmp_path: Pa
 
 
 def test_the_tables_show_how_many_checks_are_the_same() -> None:
-    (cli, *_) = (each for each in PROGRAMS if each.name == "redis-cli --pipe")
-    alike = Result(cli.name, {"a": 1}, {"a": 1})
-    text = tables([(cli, RESULT), (cli, alike)], [RDB])
+    cli, pipe = PROGRAMS[:2]
+    alike = Result(pipe.name, {"a": 1}, {"a": 1})
+    text = tables([(pipe, alike), (cli, RESULT)], [RDB])
     rows = [line.split(" | ")[-2:] for line in text.splitlines()[2:4]]
     assert rows == [["3", "1 |"], ["1", "✓ |"]]
     assert "| redis-cli | `--r*` | not through the proxy |" in text
+
+
+def test_rows_of_programs_that_were_not_run_stay() -> None:
+    cli, pipe, *_, last = PROGRAMS
+    former = tables([(cli, RESULT), (pipe, RESULT), (last, RESULT)], [RDB])
+    text = tables([(pipe, Result(pipe.name, {"a": 1}, {"a": 1}))], [], former)
+    rows = text.splitlines()[2:5]
+    assert [rows[0], rows[2]] == former.splitlines()[2:5:2] and rows[1].endswith("| 1 | ✓ |")
+    assert "`--r*`" not in text
 
 
 def test_a_test_that_fails_at_its_end_has_failed_and_one_that_is_skipped_counts_nothing() -> None:
