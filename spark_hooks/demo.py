@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -299,6 +300,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     ended.install()
     endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
     print(f"serving at {endpoint.url}; starting the queries ...", flush=True)
+    page = None if options.once else _start_page(endpoint.url, options.ui_port)
     tables = reading.result()
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
@@ -306,7 +308,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     try:
         queries = start_queries(spark, folder, folder / "checkpoints")
         queries.append(start_airports(spark, folder, folder / "checkpoints"))
-        _print_examples(endpoint)
+        _print_examples(endpoint, _url_of(page))
         feeder.start()
         # In a thread, because an attachment waits for the query's first micro-batch.
         attachments.append(beside.submit(attach, queries[-1], state="arrivals", columns=AIRPORTS_COLUMNS))
@@ -329,11 +331,26 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
             with suppress(SparkisError):  # `result` above raised it, or the demo ends before the first micro-batch
                 attaching.result().stop()
         endpoint.stop()
+        if page is not None:
+            page.communicate()
         spark.stop()
 
 
-def _print_examples(endpoint: ServedEndpoint) -> None:
+def _start_page(url: str, port: int) -> subprocess.Popen[str]:
+    """Start `sparkis ui`, which ends with this process, and says itself why it does not start."""
+    command = [sys.executable, "-m", "sparkis", "ui", "--url", url, "--port", str(port), "--child"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _url_of(page: subprocess.Popen[str] | None) -> str:
+    """Return the page's address when it listens; empty if there is no page."""
+    return page.stdout.readline().partition(" ")[0] if page is not None and page.stdout is not None else ""
+
+
+def _print_examples(endpoint: ServedEndpoint, page_url: str) -> None:
     cli = f"redis-cli -p {endpoint.port}"
+    if page_url:
+        print(f"watch it in the browser: {page_url}")
     print(
         "try, while the data comes in:\n"
         f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"

@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name under which browsers may ask for the page, beside localhost and the address; may be repeated",
     )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # it ends with its standard input
     endpoint = parser.add_argument_group("TLS with the endpoint (rediss://)")
     endpoint.add_argument(
         "--tls-ca-file", metavar="FILE", help="the CA of the endpoint (default: those of this machine)"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 
 import uvicorn
@@ -42,10 +44,21 @@ def serve(options: argparse.Namespace) -> None:
     )
     host = f"[{options.bind}]" if ":" in options.bind else options.bind
     print(f"{'https' if is_tls else 'http'}://{host}:{port} shows {endpoint.url}; Ctrl-C ends it", flush=True)
+    server = uvicorn.Server(config)
+    if options.child:
+        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     try:
-        uvicorn.Server(config).run([listener])
+        server.run([listener])
     except KeyboardInterrupt:
-        print("ended", file=sys.stderr)
+        if not options.child:
+            print("ended", file=sys.stderr)
+
+
+def _end_with_input(server: uvicorn.Server) -> None:
+    """End a server when the process that started it has ended, or closes this process's standard input."""
+    while os.read(0, 4096):  # not `sys.stdin`, whose lock would be in the way at the end
+        pass
+    server.should_exit = True
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:

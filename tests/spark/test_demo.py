@@ -9,14 +9,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 import redis
 
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from tests.spark.processes import served, sparkis, status
 
 State = dict[str, Any]
+# Pages of `sparkis ui`, and words that they show of the demo's jobs.
+PAGES = {
+    "/overview": "job-weather",
+    "/browse?job=weather": "weather:maxTemperature:JFK",
+    "/key?key=weather:maxTemperature:JFK": "Time to live",
+    "/watch?key=weather:maxTemperature:JFK": "changes seen",
+    "/history?key=weather:maxTemperature:JFK": "epoch 0",
+    "/cluster": "This server is alone",
+    "/slow": "sparkis-ui",
+    "/shadow": "it compares nothing",
+}
 
 
 def read(file: str) -> pd.DataFrame:
@@ -134,7 +146,7 @@ def expected() -> State:
 def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path: Path):
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
-    with sparkis("demo", "--speed", 0, "--port", 0, "--log", tmp_path / "log") as demo:
+    with sparkis("demo", "--speed", 0, "--port", 0, "--ui-port", 0, "--log", tmp_path / "log") as demo:
         url = demo.wait_for(r"serving at (redis://\S+);")[1]
         demo.wait_for("all rows are published")
         check(state_at(url), expected)
@@ -164,13 +176,20 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
 )
 def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_children: bool):
     """In the middle of micro-batches. Service managers and `timeout` send the signal to the whole process group."""
-    with sparkis("demo", "--speed", 50, "--port", 0) as demo:
+    with sparkis("demo", "--speed", 50, "--port", 0, "--ui-port", 0) as demo:
         url = demo.wait_for(r"serving at (redis://\S+);")[1]
+        page = demo.wait_for(r"watch it in the browser: (http://\S+)\n")[1]
         demo.wait_for(r"sparkis status --url .*\n")
         with redis.Redis.from_url(url) as client:
             eventually(client.dbsize, lambda keys: keys > 0)
+        for path, words in PAGES.items():
+            eventually(
+                lambda path=path: httpx.get(page + path, timeout=WAIT_S_MAX).text, lambda found, is_=words: is_ in found
+            )
         assert demo.end(number, has_children=has_children) == 0
         assert demo.rest() == "ended\n"
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(page)
 
 
 def test_a_wrong_speed_is_refused():

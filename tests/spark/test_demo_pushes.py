@@ -29,7 +29,9 @@ MODES = ["", "NOLOOP", "OPTIN", "OPTOUT", "BCAST PREFIX flights:golden:"]
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The demo, slow enough to run through all of this, which notifies of everything."""
-    with sparkis("demo", "--speed", 1, "--port", 0, "--log", tmp_path_factory.mktemp("demo") / "log") as demo:
+    with sparkis(
+        "demo", "--speed", 1, "--port", 0, "--ui-port", 0, "--log", tmp_path_factory.mktemp("demo") / "log"
+    ) as demo:
         found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);")[1])
         with redis.Redis(port=found) as client:
             assert client.config_set("notify-keyspace-events", "KEA")
