@@ -42,6 +42,7 @@ from resp_server.serving.token import add_token_option, token_of
 from state_backend.apply.compact import add_retention_option
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import KeyGroupsError
+from state_backend.model.formats import WRITER, check_format
 from state_backend.model.key_groups import NONE, KeyGroups
 from state_backend.store.keyspace import Keyspace
 
@@ -49,6 +50,7 @@ logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
+MEMBER_FORMAT = 1
 MS_PER_MINUTE = 60_000
 # The part of a drain in which slots may be handed over; the rest is for the replies after that.
 HAND_OVER_SHARE = 0.8
@@ -157,12 +159,13 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
-        """Read the file, or return a new identity."""
+        """Read the file, or return a new identity; NewerFormatError."""
         try:
             stored = json.loads((folder / MEMBER_FILE).read_text())
+            check_format(stored, MEMBER_FORMAT, folder / MEMBER_FILE)
             if NODE_ID.fullmatch(stored["id"]):
                 return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["desired_slots"]))
-        except (OSError, ValueError, KeyError, TypeError, KeyGroupsError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, KeyGroupsError):
             pass  # missing, or incomplete after a crash of the machine: a new member, whose stores are rebuilt
         return cls(secrets.token_hex(20))
 
@@ -172,7 +175,10 @@ class Identity:
         # If the disk is full, the server loads more after its next start.
         with suppress(OSError):
             path.with_suffix(".new").write_text(
-                json.dumps({"id": self.id, "port": self.port, "desired_slots": str(self.desired_slots)})
+                json.dumps(
+                    {"format": MEMBER_FORMAT, **WRITER}
+                    | {"id": self.id, "port": self.port, "desired_slots": str(self.desired_slots)}
+                )
             )
             os.replace(path.with_suffix(".new"), path)
 

@@ -1,6 +1,7 @@
 """The record of a registry under the log's root: servers find the registry by it, and the next registry starts from it.
 
-    registry.json   {"term": 3, "address": "10.0.0.1:7377", "replicas": 1, "topology": {...} or null}
+    registry.json   {"format": 1, "sparkis": "0.1.0", "term": 3, "address": "10.0.0.1:7377", "replicas": 1,
+                     "topology": {...} or null}
 
 Of two registries the one of the lower term ends when it reads the other's record. Two of the same term, which started
 together, differ in their addresses. Reading and writing may take long: never on the event loop's thread.
@@ -15,11 +16,13 @@ from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
 from state_backend.log.filesystems import Filesystem
-from state_backend.model.errors import LogCorruptError, SparkisError
+from state_backend.model.errors import LogCorruptError, NewerFormatError, SparkisError
+from state_backend.model.formats import WRITER, check_format
 
 logger = logging.getLogger("sparkis.registry")
 
 RECORD_FILE = "registry.json"
+FORMAT = 1
 
 
 class FencedError(SparkisError):
@@ -37,12 +40,13 @@ class Record:
 
     @classmethod
     def parse(cls, stored: bytes, where: str) -> Record:
-        """Read a record; LogCorruptError."""
+        """Read a record; LogCorruptError, NewerFormatError."""
         try:
             fields: Any = json.loads(stored)
+            check_format(fields, FORMAT, where)
             topology = None if fields["topology"] is None else Topology.of_json(fields["topology"])
             return cls(int(fields["term"]), str(fields["address"]), int(fields["replicas"]), topology)
-        except (ValueError, KeyError, TypeError, TopologyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, TopologyError) as error:
             raise LogCorruptError(
                 f"{where} is not a registry's record ({error}); remove it: a registry writes a new one"
             ) from None
@@ -51,11 +55,11 @@ class Record:
         """Return the JSON that `parse` reads."""
         topology = None if self.topology is None else self.topology.to_json()
         fields = {"term": self.term, "address": self.address, "replicas": self.replicas, "topology": topology}
-        return json.dumps(fields, indent=1).encode() + b"\n"
+        return json.dumps({"format": FORMAT, **WRITER, **fields}, indent=1).encode() + b"\n"
 
 
 def read_record(filesystem: Filesystem) -> Record | None:
-    """Return the record, None if there is none; LogUnavailableError, LogCorruptError."""
+    """Return the record, None if there is none; LogUnavailableError, LogCorruptError, NewerFormatError."""
     stored = filesystem.read(RECORD_FILE)
     return None if stored is None else Record.parse(stored, f"{filesystem.root}/{RECORD_FILE}")
 
@@ -69,7 +73,7 @@ class RegistryLease:
 
     @classmethod
     def acquire(cls, filesystem: Filesystem, address: str, replicas: int) -> RegistryLease:
-        """Take the next term and store it; LogUnavailableError. A corrupt record is replaced."""
+        """Take the next term and store it; LogUnavailableError, NewerFormatError. A corrupt record is replaced."""
         try:
             before = read_record(filesystem)
         except LogCorruptError as error:
@@ -89,6 +93,8 @@ class RegistryLease:
         """Store a topology if it is new; FencedError if the record is another registry's, LogUnavailableError."""
         try:
             found = read_record(self._filesystem)
+        except NewerFormatError as error:
+            raise FencedError(f"a newer registry has taken over: {error}") from None
         except LogCorruptError as error:
             logger.error("%s", error)
             found = None

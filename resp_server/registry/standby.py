@@ -12,7 +12,7 @@ from resp_server.net.awake import AwakeClock
 from resp_server.net.client import Client, ClientError
 from resp_server.registry.record import read_record
 from state_backend.log.filesystems import Filesystem
-from state_backend.model.errors import SparkisError
+from state_backend.model.errors import NewerFormatError, SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 
@@ -36,9 +36,14 @@ async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
 
 
 def _answers(filesystem: Filesystem, connect: Connect) -> bool:
-    """Tell whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible."""
+    """Tell whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible.
+
+    NewerFormatError if a newer version's registry wrote the record.
+    """
     try:
         record = read_record(filesystem)
+    except NewerFormatError:
+        raise
     except SparkisError as error:
         logger.debug("%s", error)
         return True

@@ -31,11 +31,12 @@ from resp_server.upstream.key_matcher import UPSTREAMS, Decision, KeyMatcher, Ow
 from resp_server.upstream.key_patterns import covers, key_pattern
 from resp_server.upstream.rules import Owner, Rule, Rules, RulesFile
 from state_backend.model.descriptor import KeyFormat
-from state_backend.model.errors import SparkisError
+from state_backend.model.errors import NewerFormatError, SparkisError
+from state_backend.model.formats import WRITER, check_format
 
 logger = logging.getLogger("sparkis.proxy")
 
-VERSION = 2
+FORMAT = 1
 # The number of keys that a log line, or INFO, gives as examples.
 EXAMPLES_MAX = 3
 
@@ -303,7 +304,7 @@ class Ownership:
         if self._path is None or not self.is_known:
             return
         new = self._path.with_name(f"{self._path.name}.new")
-        content = {"version": VERSION, "jobs": self._formats, "released": sorted(self._released)}
+        content = {"format": FORMAT, **WRITER, "jobs": self._formats, "released": sorted(self._released)}
         try:
             with open(new, "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1, sort_keys=True)
@@ -335,13 +336,14 @@ def _listed(keys: Sequence[bytes]) -> str:
 def _read(path: Path) -> tuple[Formats, set[str]]:
     try:
         found = json.loads(path.read_text("utf-8"))
-        if found["version"] != VERSION:
-            raise OwnershipError(f"{path} is of version {found['version']!r}; this program reads version {VERSION}")
+        check_format(found, FORMAT, path)
         formats: Formats = found["jobs"]
         for states in formats.values():
             for texts in states.values():
                 for text in texts:
                     KeyFormat.parse(text)
         return formats, {str(job) for job in found["released"]}
+    except NewerFormatError as error:
+        raise OwnershipError(str(error)) from None
     except (OSError, ValueError, TypeError, LookupError, AttributeError, SparkisError) as error:
         raise OwnershipError(f"{path} is no file of key owners: {error}") from None

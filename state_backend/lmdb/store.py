@@ -11,6 +11,7 @@ option `writemap` stays off: with it, a full disk ends the process with a signal
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import struct
@@ -25,6 +26,7 @@ from secrets import token_hex
 
 import lmdb
 
+from state_backend import VERSION
 from state_backend.lmdb.damage import as_damage, check_length, verify
 from state_backend.lmdb.events import EVENTS, delete_portions
 from state_backend.lmdb.expiry import ExpiryTransaction, has_expired, next_expiry_ms
@@ -40,6 +42,8 @@ from state_backend.process_memory import available_bytes
 from state_backend.store.key_events import EVENTS_BYTES_MAX, PORTION_BYTES
 from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import AppliedEpoch, EpochChanges, Store
+
+logger = logging.getLogger("sparkis.applier")
 
 # The size of LMDB's map: address space, not disk, because the file grows as it is written (guess).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
@@ -66,7 +70,19 @@ THIS_PROCESS = f"process {token_hex(16)}"
 
 
 def _boot_mark() -> str:
-    return f"{FORMAT} {_boot_id() or THIS_PROCESS}"
+    """Return the content of the file `boot`: the store's format, the version that wrote it, and the boot's id."""
+    return f"{FORMAT} {VERSION} {_boot_id() or THIS_PROCESS}"
+
+
+def _reason_to_replace(mark: str) -> str | None:
+    """Return why a store with a mark must be filled again; None if it can be used."""
+    number, _, rest = mark.partition(" ")
+    writer, _, boot = rest.partition(" ")
+    if number != str(FORMAT):
+        return f"sparkis {writer} wrote it in format {number}, and this one, sparkis {VERSION}, reads format {FORMAT}"
+    if boot != (_boot_id() or THIS_PROCESS):
+        return "it is from before the machine's last boot, which may have lost writes"
+    return None
 
 
 class LmdbStore(Store):
@@ -128,12 +144,14 @@ class LmdbStore(Store):
                 start_new_thread(self._pages.populate, (available_bytes() // 2,))
 
     def _open_to_write(self) -> lmdb.Environment:
-        """Open the folder; a store from before the last boot is replaced by an empty one."""
+        """Open the folder; a store of another format, or from before the last boot, is replaced by an empty one."""
         boot = self.path / "boot"
-        is_trusted = boot.is_file() and boot.read_text() == _boot_mark()
-        if is_trusted:
+        reason = _reason_to_replace(boot.read_text()) if boot.is_file() else "it is incomplete"
+        if reason is None:
             self._allocate_lock_file()
             return self._open(readonly=False)
+        if (self.path / DATA).exists():
+            logger.info("the store %s is filled from the log again: %s", self.path, reason)
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         self._allocate_lock_file()

@@ -29,7 +29,7 @@ from zlib import crc32
 from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.terms import Description, Term, Terms
-from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError
+from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError, NewerFormatError
 from state_backend.model.key_groups import KeyGroups
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class ChangeLog:
     def _is_job(self, name: str) -> bool:
         try:
             return self.job(name).current() is not None
-        except LogCorruptError:  # opening the job raises the error
+        except (LogCorruptError, NewerFormatError):  # opening the job raises the error
             return True
 
     def no_such_job(self, name: str) -> LogError:

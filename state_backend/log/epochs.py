@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from state_backend.model.errors import LogCorruptError
+from state_backend.model.formats import WRITER, check_format
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import positions_in
 from state_backend.model.slots import HASH_BITS, slot_at
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
 FORMAT_WITH_SETS = 3
-FORMAT_WITH_ORDERS = 4
+FORMAT_WITH_ORDERS = NEWEST_FORMAT = 4
 
 
 class EpochRef(NamedTuple):
@@ -135,6 +136,7 @@ class Epoch:
         """Return the file's content."""
         content: dict[str, Any] = {
             "format": self.format,
+            **WRITER,
             "epoch": self.epoch,
             "term": self.term,
             "previous": self.previous,
@@ -155,7 +157,7 @@ class Epoch:
 
     @classmethod
     def from_bytes(cls, stored: bytes, path: str) -> Epoch:
-        """Read a file's content; LogCorruptError, with `path`, if the content is damaged."""
+        """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError."""
         try:
             content = json.loads(stored)
             checksum = content.pop("checksum")
@@ -163,7 +165,7 @@ class Epoch:
             raise LogCorruptError(f"{path} is not a complete epoch file; restore it from a copy of the log") from None
         if checksum != _checksum(content):
             raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
-        check_format(content["format"], path)
+        check_format(content, NEWEST_FORMAT, path)
         previous = content["previous"]
         return cls(
             epoch=content["epoch"],
@@ -181,14 +183,6 @@ class Epoch:
             log_bytes=content.get("log_bytes", 0),
             offsets=tuple(content["offsets"]),
             slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
-        )
-
-
-def check_format(number: int, path: str) -> None:
-    """Raise LogCorruptError for a file of a format that only newer versions read."""
-    if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS, FORMAT_WITH_ORDERS):
-        raise LogCorruptError(
-            f"{path} has format {number}; this version reads up to {FORMAT_WITH_ORDERS}: upgrade sparkis"
         )
 
 

@@ -33,6 +33,7 @@ from state_backend.model.errors import (
     FencedWriterError,
     LogCorruptError,
     LogUnavailableError,
+    NewerFormatError,
     RewoundCheckpointError,
 )
 from state_backend.model.generations import folder_name
@@ -499,7 +500,7 @@ class LogWriter:
             other = log.job(name)
             try:
                 current = other.current()
-            except LogCorruptError:
+            except (LogCorruptError, NewerFormatError):
                 continue  # another job's damage is no error of this job
             description = current.description if current is not None else None
             if name == self.job or description is None or description.query_id != self.query_id:

@@ -18,6 +18,7 @@ from state_backend.log.epochs import FORMAT, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError, SparkisError
+from state_backend.model.formats import WRITER
 from state_backend.model.generations import first_term
 
 DESCRIPTION = """\
@@ -50,7 +51,7 @@ def since_ms(log: JobLog, generation: str) -> int:
 
 def make_visible(log: JobLog, current: CurrentGeneration, reason: str) -> bool:
     """Make a generation visible to readers; False if it was visible before."""
-    content = {"format": FORMAT, "reason": reason, "clock_ms": now_ms()}
+    content = {"format": FORMAT, **WRITER, "reason": reason, "clock_ms": now_ms()}
     return log.filesystem.create(log.promotion_path(current.generation), json.dumps(content).encode() + b"\n")
 
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_ORDERS, FORMAT_WITH_SETS, check_format
+from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_ORDERS, FORMAT_WITH_SETS, NEWEST_FORMAT
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.errors import LogCorruptError
+from state_backend.model.formats import WRITER, check_format
 from state_backend.model.generations import first_term
 
 
@@ -112,7 +113,7 @@ class Claim:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        return json.dumps({"format": FORMAT} | asdict(self)).encode() + b"\n"
+        return json.dumps({"format": FORMAT, **WRITER} | asdict(self)).encode() + b"\n"
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,11 @@ class Term:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        content: dict[str, Any] = {"format": FORMAT, "term": self.term, "reason": self.reason, "writer": self.writer}
+        number = FORMAT if self.description is None else self.description.format
+        content: dict[str, Any] = {"format": number, **WRITER, "term": self.term, "reason": self.reason}
+        content["writer"] = self.writer
         if self.description is not None:
-            content |= {"format": self.description.format, "generation": self.generation}
+            content["generation"] = self.generation
             content |= self.description.to_json()
         if self.is_held_back:
             content["is_held_back"] = True
@@ -239,7 +242,7 @@ class Terms:
         stored = read_json(self.filesystem, path)
         if stored is None:
             return None
-        check_format(stored.get("format", FORMAT), f"{self.filesystem.root}/{path}")
+        check_format(stored, NEWEST_FORMAT, f"{self.filesystem.root}/{path}")
         with _damage_reported(self.filesystem, path):
             has_states = "generation" in stored
             return Term(
@@ -258,9 +261,10 @@ class Terms:
         stored = read_json(self.filesystem, path)
         if stored is None:
             return None
+        check_format(stored, NEWEST_FORMAT, f"{self.filesystem.root}/{path}")
+        known = {field.name for field in fields(Claim)}
         with _damage_reported(self.filesystem, path):
-            del stored["format"]
-            return Claim(**(stored | {"term": number}))
+            return Claim(**({name: value for name, value in stored.items() if name in known} | {"term": number}))
 
     def last_claim(self) -> Claim | None:
         """Return the newest claim; None if there is none. The call lists the folder of terms."""

@@ -4,6 +4,7 @@
     ├── DescriptorError          a state is declared in a way that cannot work
     ├── ChangeError              an invalid change: a key, field or value is too long, or of a wrong kind
     ├── KeyGroupsError           a set of slots is invalid
+    ├── NewerFormatError         a newer version of sparkis wrote a file
     ├── LogError                 the change log
     │   ├── LogUnavailableError      its storage does not respond, or refuses
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
@@ -44,6 +45,10 @@ class ChangeError(SparkisError):
 
 class KeyGroupsError(SparkisError):
     """A set of slots is invalid, or its text is."""
+
+
+class NewerFormatError(SparkisError):
+    """A newer version of sparkis wrote a file, in a format that this version does not read."""
 
 
 class LogError(SparkisError):

@@ -125,8 +125,8 @@ def test_a_file_that_cannot_be_written_is_told_and_keys_are_owned_all_the_same(t
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "{}", '{"version": 2}', '{"version": 2, "jobs": {}}'),
-        '{"version": 2, "jobs": {"j": {"s": ["<a><b>"]}}, "released": []}',
+        *("", "[]", "{}", '{"format": 1}', '{"format": 1, "jobs": {}}'),
+        '{"format": 1, "jobs": {"j": {"s": ["<a><b>"]}}, "released": []}',
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
@@ -135,9 +135,11 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
         Ownership(tmp_path / "owners.json")
 
 
-def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "owners.json").write_text(json.dumps({"version": 3, "jobs": {}}))
-    with pytest.raises(OwnershipError, match="is of version 3; this program reads version 2"):
+def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "owners.json").write_text(json.dumps({"format": 2, "sparkis": "0.7.0", "jobs": {}}))
+    with pytest.raises(
+        OwnershipError, match="has format 2, which sparkis 0.7.0 wrote; .* reads up to format 1: upgrade"
+    ):
         Ownership(tmp_path / "owners.json")
 
 

@@ -19,7 +19,7 @@ from state_backend.codec.row_encoding import as_bytes
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.errors import ChangeError, DescriptorError, LogCorruptError
+from state_backend.model.errors import ChangeError, DescriptorError, NewerFormatError
 from state_backend.model.records import Change, Op
 
 
@@ -144,5 +144,5 @@ def test_only_a_log_with_a_reducing_state_has_the_newer_format(tmp_path: Path) -
         assert json.loads((generation / "epochs" / "0.json").read_text())["format"] == number
     path = generation.parent / "terms" / "1.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 5'))
-    with pytest.raises(LogCorruptError, match="format 5; this version reads up to 4: upgrade sparkis"):
+    with pytest.raises(NewerFormatError, match="format 5, which sparkis .* wrote; .* reads up to format 4: upgrade it"):
         ChangeLog(tmp_path).job("sums").description(writer.generation)

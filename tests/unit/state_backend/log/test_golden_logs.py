@@ -1,28 +1,26 @@
-"""Logs of every format, as earlier versions wrote them, are read and continued. `scripts/golden_logs.py` made them."""
+"""Logs as released versions wrote them are read and continued; those of newer versions are refused."""
 
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from scripts.golden_logs import MANY, STATES
+from scripts.golden_release import MANY, STATES
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
-from tests.golden_checkpoints import GOLDEN
+from state_backend.model.errors import NewerFormatError
+from tests.golden_releases import RELEASES, extracted, raise_format
 
-FORMATS = {job: number for number, job in enumerate(STATES, 1)}
+FORMATS = {f"format{number}": number for number in (1, 2, 3, 4)}
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    with tarfile.open(GOLDEN / "logs.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path
+@pytest.fixture(params=RELEASES)
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return extracted(request.param, tmp_path) / "log"
 
 
 @pytest.mark.parametrize(("job", "number"), FORMATS.items())
@@ -57,4 +55,20 @@ def test_a_golden_log_is_continued_and_compacted(log: Path) -> None:
         with LogWriter(log, job, [state.for_job(job) for state in states], f"query-{job}") as writer:
             writer.publish([])
         compact_log(str(log), job, retention_ms=0)
+    check(log)
+
+
+def test_a_log_of_a_newer_version_is_refused_with_that_version(log: Path) -> None:
+    """Files with a checksum have a right one: a newer version wrote them."""
+    job = log / "format1"
+    for path in ("query-format1.1/epochs/2.json", "query-format1.1/snapshots/1/manifest.json"):
+        with raise_format(job / path) as expected, pytest.raises(NewerFormatError, match=expected):
+            read_snapshot(log, "format1")
+    with raise_format(job / "terms/1.json") as expected, pytest.raises(NewerFormatError, match=expected):
+        read_snapshot(log, "format1")
+    for path in ("terms/1.json", "terms/1.claim", "query-format1.1/epochs/2.json"):
+        with raise_format(job / path) as expected, pytest.raises(NewerFormatError, match=expected):
+            LogWriter(
+                log, "format1", [state.for_job("format1") for state in STATES["format1"]], "query-format1"
+            ).start()
     check(log)
