@@ -37,17 +37,19 @@ class CachedReads:
         """Return the cache key of a request."""
         return CachedRead(session.db, session.protocol, route.routed.name, tuple(request[1:]))
 
-    def reply_to(self, route: Route, read: CachedRead, request: Request, session: Session) -> bytes | None:
+    def reply_to(self, route: Route, read: CachedRead, session: Session) -> bytes | None:
         """Return the reply to a read, if it is cached, and not older than a reply that the client gets before it."""
-        if route.is_fenced and (not self._changes.is_current or self._reading.has(session.id, request[route.key_at])):
+        if route.is_fenced and not self._changes.is_current:
+            return None
+        if route.is_fenced and any(self._reading.has(session.id, key) for key in route.cached_keys):
             return None
         return self._cache.get(read)
 
-    def filling(self, route: Route, read: CachedRead, request: Request, session: Session, sink: ReplySink) -> ReplySink:
+    def filling(self, route: Route, read: CachedRead, session: Session, sink: ReplySink) -> ReplySink:
         """Return a sink that caches the reply to a read, and passes it on."""
         if route.is_fenced and not self._changes.is_current:
             return sink
-        fill = self._cache.begin_fill(read, request[route.key_at], route.cache_s)
+        fill = self._cache.begin_fill(read, route.cached_keys, route.cache_s)
         return self.fenced(route, session, sink if fill is None else _FillSink(self._cache, fill, sink))
 
     def fenced(self, route: Route, session: Session, sink: ReplySink) -> ReplySink:

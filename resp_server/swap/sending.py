@@ -81,11 +81,11 @@ class SideSender(ProxyDispatcher):
         routed, upstream, sink = route.routed, self.upstream_of(session), cast(ReplySink, batch)
         if self._may_be_cached(route, request, session):
             read = self.cached.read_of(route, request, session)
-            reply = self.cached.reply_to(route, read, request, session)
+            reply = self.cached.reply_to(route, read, session)
             if reply is not None:
                 batch.add(b"" if session.is_silent else reply)
                 return False
-            sink = self.cached.filling(route, read, request, session, sink)
+            sink = self.cached.filling(route, read, session, sink)
         elif route.shadowed:
             sink = self.shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
         elif not routed.is_read:

@@ -1,6 +1,7 @@
 """The cache of an upstream's replies, for keys whose rule has `cache`. Pure.
 
-A reply is cached only if nothing can have changed its key between the request and the reply. When a client of this
+A reply is cached only if nothing can have changed its keys between the request and the reply. A reply about several
+keys is one entry: its values are those of one read, and a change of any of its keys removes it. When a client of this
 proxy sends a write, the entries of its keys are removed. Until the write has its reply, reads of these keys are not
 cached: the upstream may have run another client's read before the write, and the writer must not get that reply later.
 """
@@ -8,17 +9,21 @@ cached: the upstream may have run another client's read before the write, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 # The memory for all entries (guess), and the longest reply that is cached.
 CACHE_BYTES_MAX = 64 << 20
 REPLY_BYTES_MAX = 64 * 1024
-# The overhead of an entry (measured: a tuple of four words, two rows of dictionaries, a set).
-ENTRY_OVERHEAD_BYTES = 700
+# The overhead of an entry (measured: a tuple of four words, two rows of dictionaries, a set), and of each further key
+# (guess: a row of a dictionary, a set).
+ENTRY_OVERHEAD_BYTES, KEY_OVERHEAD_BYTES = 700, 350
+
+
+Member = TypeVar("Member")
 
 
 class CachedRead(NamedTuple):
-    """The key of an entry: a read of one key, in one database and one version of the protocol."""
+    """The key of an entry: a read in one database and one version of the protocol."""
 
     database: int
     protocol: int
@@ -27,19 +32,19 @@ class CachedRead(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    key: bytes
+    keys: Sequence[bytes]
     reply: bytes
     ends_s: float
     size: int
 
 
 class Fill:
-    """A read in flight whose reply may be cached. ends_s: when the entry expires. is_valid: the key has not changed."""
+    """A read in flight whose reply may be cached. ends_s: when the entry expires. is_valid: no key has changed."""
 
-    __slots__ = ("ends_s", "is_valid", "key", "read")
+    __slots__ = ("ends_s", "is_valid", "keys", "read")
 
-    def __init__(self, read: CachedRead, key: bytes, ends_s: float) -> None:
-        self.read, self.key, self.ends_s = read, key, ends_s
+    def __init__(self, read: CachedRead, keys: Sequence[bytes], ends_s: float) -> None:
+        self.read, self.keys, self.ends_s = read, keys, ends_s
         self.is_valid = True
 
 
@@ -78,29 +83,29 @@ class ResultCache:
         self.misses += 1
         return None
 
-    def begin_fill(self, read: CachedRead, key: bytes, time_s: float) -> Fill | None:
-        """Begin a read that may be cached for `time_s`; None: a write of its key is in flight."""
-        if self._writes_of_any_key or key in self._writes:
+    def begin_fill(self, read: CachedRead, keys: Sequence[bytes], time_s: float) -> Fill | None:
+        """Begin a read that may be cached for `time_s`; None: a write of one of its keys is in flight."""
+        if self._writes_of_any_key or not self._writes.keys().isdisjoint(keys):
             return None
-        fill = Fill(read, key, self._clock() + time_s)
-        self._fills.setdefault(key, set()).add(fill)
+        fill = Fill(read, keys, self._clock() + time_s)
+        for key in keys:
+            self._fills.setdefault(key, set()).add(fill)
         return fill
 
     def end_fill(self, fill: Fill, reply: bytes | None) -> None:
         """End a read, and cache its reply. None: there is no reply that can be cached."""
-        fills = self._fills.get(fill.key)
-        if fills is not None:
-            fills.discard(fill)
-            if not fills:
-                del self._fills[fill.key]
+        for key in fill.keys:
+            _discard(self._fills, key, fill)
         if not fill.is_valid or reply is None or len(reply) > REPLY_BYTES_MAX:
             return
         size = len(reply) + sum(map(len, fill.read.words)) + ENTRY_OVERHEAD_BYTES
+        size += KEY_OVERHEAD_BYTES * (len(fill.keys) - 1)
         before = self._entries.pop(fill.read, None)
         if before is not None:
             self._bytes -= before.size
-        self._entries[fill.read] = _Entry(fill.key, reply, fill.ends_s, size)
-        self._reads_of.setdefault(fill.key, set()).add(fill.read)
+        self._entries[fill.read] = _Entry(fill.keys, reply, fill.ends_s, size)
+        for key in fill.keys:
+            self._reads_of.setdefault(key, set()).add(fill.read)
         self._bytes += size
         while self._bytes > self._bytes_max:
             oldest = next(iter(self._entries))
@@ -146,8 +151,8 @@ class ResultCache:
         for key in keys:
             for fill in self._fills.pop(key, ()):
                 fill.is_valid = False
-            for read in self._reads_of.pop(key, ()):
-                self._bytes -= self._entries.pop(read).size
+            for read in list(self._reads_of.get(key, ())):
+                self._forget(read, self._entries.pop(read))
                 self.invalidated += 1
 
     def info_fields(self) -> dict[str, object]:
@@ -164,7 +169,14 @@ class ResultCache:
     def _forget(self, read: CachedRead, entry: _Entry) -> None:
         """Remove an entry that `_entries` no longer has from the counts and the index."""
         self._bytes -= entry.size
-        reads = self._reads_of[entry.key]
-        reads.discard(read)
-        if not reads:
-            del self._reads_of[entry.key]
+        for key in entry.keys:
+            _discard(self._reads_of, key, read)
+
+
+def _discard(sets: dict[bytes, set[Member]], key: bytes, member: Member) -> None:
+    """Remove a member from a key's set, and an empty set."""
+    found = sets.get(key)
+    if found is not None:
+        found.discard(member)
+        if not found:
+            del sets[key]

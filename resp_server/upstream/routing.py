@@ -73,7 +73,7 @@ class Route(NamedTuple):
     there is one, to `of_key`.
 
     For `Side.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
-    shadowed: the keys to compare. cache_s: how long the reply about the key at `key_at` may be cached. changed: the
+    shadowed: the keys to compare. cache_s: how long the reply about `cached_keys` may be cached. changed: the
     keys that the request may change, if any key is cached; None: all keys. is_fenced: its reply may be newer than a
     reply that is cached exactly, so the cache has to know all changes before it.
 
@@ -89,10 +89,10 @@ class Route(NamedTuple):
     convert: ConvertReplies | None = None
     of_key: Request | None = None
     preferred: Mapping[int, StateRead] = NO_STATE_READS
-    key_at: int = 0
     unserved: PlainError | None = None
     shadowed: Sequence[Shadowed] = ()
     cache_s: float = 0.0
+    cached_keys: Sequence[bytes] = ()
     changed: Sequence[bytes] | None = ()
     is_fenced: bool = False
 
@@ -245,7 +245,7 @@ class SwapRouter:
         if not others:
             route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
             is_fenced = routed.is_read and self._ownership.has_exactly_cached
-            return route._replace(changed=changed, is_fenced=is_fenced)
+            return route._replace(changed=changed, is_fenced=is_fenced, cache_s=0.0)
         if dropped_count:
             route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
             return route._replace(changed=changed)
@@ -485,11 +485,12 @@ def _cached(route: Route, request: Request, positions: Sequence[int], decide: Ca
     exact = [request[at] for at, rule in rules if rule.is_cached_exactly]
     if exact:
         route = route._replace(changed=exact, is_fenced=True)
-    if len(positions) != 1 or "movablekeys" in routed.facts.flags or routed.name in NEVER_CACHED:
+    if not rules or len(rules) < len(positions) or "movablekeys" in routed.facts.flags or routed.name in NEVER_CACHED:
         return route
-    if not rules or not is_comparable(routed.name, routed.facts):
+    if not is_comparable(routed.name, routed.facts):
         return route
-    return route._replace(cache_s=rules[0][1].cache_s, key_at=positions[0])
+    keys = list(dict.fromkeys(request[at] for at in positions))
+    return route._replace(cache_s=min(rule.cache_s for _, rule in rules), cached_keys=keys)
 
 
 def _shadowed(

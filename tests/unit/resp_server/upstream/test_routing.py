@@ -300,11 +300,12 @@ def router_with_cache() -> SwapRouter:
     [
         ("GET page:1", 5, ()),
         ("HGETALL page:1", 5, ()),
-        ("MGET page:1", 5, ()),
+        *((line, 5, ()) for line in ("MGET page:1", "MGET page:1 page:2 page:1", "EXISTS page:1 page:2")),
+        ("SINTER page:1 page:2", 5, ()),
         *((line, 0, ()) for line in ("GET a", "TTL page:1", "XINFO STREAM page:1", "PING", "TIME")),
         *(
             (line, 0, ())
-            for line in ("MGET page:1 page:2", "SORT_RO page:1", "SRANDMEMBER page:1", "SPUBLISH page:1 x")
+            for line in ("MGET page:1 a", "SORT_RO page:1", "SRANDMEMBER page:1", "SPUBLISH page:1 x", "SUNION a b")
         ),
         ("SET page:1 x", 0, [b"page:1"]),
         ("RENAME page:1 b", 0, [b"page:1", b"b"]),
@@ -318,6 +319,16 @@ def test_replies_that_may_be_cached_and_keys_that_may_change(
     route = router_with_cache().route([word.encode() for word in line.split(" ")])
     assert route is not None and route.cache_s == cache_s
     assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
+
+
+def test_a_reply_about_several_keys_is_cached_for_the_shortest_of_their_times() -> None:
+    made = Ownership()
+    rule = '[[rule]]\nkeys = "%s<n>"\nowner = "upstream"\ncache = "%s"\n'
+    made.take_rules(parse_rules("".join(rule % row for row in (("a", "5s"), ("b", "3s"), ("c", "tracking"))), ""))
+    made.complete()
+    route = SwapRouter(TABLE, made).route([b"MGET", b"a1", b"b1", b"c1", b"a1"])
+    assert route is not None and route.cache_s == 3 and route.cached_keys == [b"a1", b"b1", b"c1"]
+    assert route.is_fenced and route.changed == [b"c1"]
 
 
 @pytest.mark.parametrize(
