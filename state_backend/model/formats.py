@@ -22,6 +22,6 @@ def check_format(stored: Mapping[str, Any], newest: int, path: object) -> None:
     number, writer = stored.get("format", 1), stored.get("sparkis", "of a newer version")
     if isinstance(number, int) and number > newest:
         raise NewerFormatError(
-            f"{path} has format {number}, which sparkis {writer} wrote; this one, sparkis {VERSION}, reads up to format "
-            f"{newest}: upgrade it, or restore a copy from before the upgrade"
+            f"{path} has format {number}, which sparkis {writer} wrote; this one, sparkis {VERSION}, reads up to "
+            f"format {newest}: upgrade it, or restore a copy from before the upgrade"
         )

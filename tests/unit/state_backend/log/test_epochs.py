@@ -63,7 +63,7 @@ def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
     from state_backend.log.epochs import _checksum
 
     with pytest.raises(
-        NewerFormatError, match="7.json has format 5, which sparkis .* wrote; .* reads up to format 4: "
+        NewerFormatError, match=r"7.json has format 5, which sparkis .* wrote; .* reads up to format 4: "
     ):
         Epoch.from_bytes(json.dumps(newer | {"checksum": _checksum(newer)}).encode(), "7.json")
 

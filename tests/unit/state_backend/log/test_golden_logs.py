@@ -68,7 +68,5 @@ def test_a_log_of_a_newer_version_is_refused_with_that_version(log: Path) -> Non
         read_snapshot(log, "format1")
     for path in ("terms/1.json", "terms/1.claim", "query-format1.1/epochs/2.json"):
         with raise_format(job / path) as expected, pytest.raises(NewerFormatError, match=expected):
-            LogWriter(
-                log, "format1", [state.for_job("format1") for state in STATES["format1"]], "query-format1"
-            ).start()
+            LogWriter(log, "format1", [state.for_job("format1") for state in STATES["format1"]], "query-format1")
     check(log)
