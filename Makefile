@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance programs fuzz fuzz-native mutation demo example commands errors metrics docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on 
 
 conformance: setup-test ## compare sparkis with a real redis-server, by real clients and random commands; writes the tables of docs/clients.md
 	@$(RUN) python -m compat.conformance --page docs/clients.md $(ARGS)
+
+screenshots: setup-test ## write the pictures of the page in docs/images: a minute and a half, and port 7379
+	@$(RUN) python -m compat.page.screenshots
 
 programs: setup-test ## run real programs at a redis-server and through a proxy with --upstream; writes the tables of docs/swap-programs.md
 	@$(RUN) python -m compat.swap_programs --page docs/swap-programs.md $(ARGS)

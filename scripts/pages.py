@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "docs/**/*.md")
-PICTURES = "docs/**/*.svg"
+PICTURES = ("*.svg", "*.png")
 INDEX = "index.md"
 
 FENCE = re.compile(r"^ *(```|~~~)")
@@ -42,7 +42,7 @@ def main(target: Path) -> None:
         path = target / page_of(source)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(for_site(source, text, pages))
-    for picture in ROOT.glob(PICTURES):
+    for picture in (path for names in PICTURES for path in (ROOT / "docs").rglob(names)):
         path = target / picture.relative_to(ROOT)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, path)
@@ -112,7 +112,7 @@ def _linked(source: str, found: re.Match[str], pages: dict[str, str]) -> str:
     if target in pages:
         relative = relpath(page_of(target), Path(page_of(source)).parent) if path else ""
         link = relative + (f"#{anchor}" if anchor else "")
-    elif not there.match("*.svg"):
+    elif not any(map(there.match, PICTURES)):
         link = f"{repository()}/{'tree' if there.is_dir() else 'blob'}/main/{target}"
     return found[1] + link + found[3]
 

@@ -20,9 +20,9 @@ EXAMPLES = """examples:
   sparkis ui --url rediss://proxy:6379 --tls-ca-file ca.pem
   sparkis ui --bind 0.0.0.0 --host-name status.example --tls-cert-file page.pem --tls-key-file page.key
 
-A server with users or a password makes the page ask for them; they stay in this program's memory. A user needs
-+@read, +@connection and +info, and sees its own keys. Slow requests and clients need +slowlog, +latency and
-+client|list.
+A password is best in SPARKIS_PASSWORD. Without one, the page asks for user and password if the server wants them;
+they stay in this program's memory. A user needs +@read, +@connection and +info, and sees its own keys. Slow requests
+and clients need +slowlog, +latency and +client|list.
 """
 
 

@@ -18,6 +18,7 @@ from sparkis_ui.guards import LOOPBACK
 
 STOP_S_MAX = 3  # for tabs that are open
 BACKLOG = 128
+PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -69,10 +70,12 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
         "ssl_keyfile": options.tls_client_key_file,
     }
     endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
+    if not endpoint.password:
+        endpoint = endpoint.as_user(endpoint.username, os.environ.get(PASSWORD_VARIABLE, ""))
     if endpoint.password and not is_loopback(options.bind):
         raise ValueError(
-            "a password in --url would sign in everybody who reaches this page: leave it out, and sign in on the page, "
-            "or leave out --bind"
+            f"a password in --url or {PASSWORD_VARIABLE} would sign in everybody who reaches this page: leave it out, and sign "
+            "in on the page, or leave out --bind"
         )
     return endpoint
 

@@ -27,6 +27,7 @@ from tests.server.swap import Swap
 USERS = """\
 user default off
 user admin on >admin-secret ~* &* +@all
+user viewer on >viewer-secret ~* &* +@read +@connection +info -@admin +slowlog|get +latency|latest +client|list
 user reader on >reader-secret ~cars:speed:* +@read +@connection +info -@admin
 """
 STATES = (StateDescriptor("speed", key="car", value="kmh"), StateDescriptor("price", key="car", value="eur"))
@@ -116,6 +117,7 @@ def test_each_user_sees_what_the_server_lets_it_see(site: Site) -> None:
     assert ">7</pre>" in reader.get("/key?key=cars%3Aspeed%3A7").text
     assert "cars:price" not in reader.get("/browse?pattern=cars:price:*").text.partition('class="keys"')[2]
     assert "Some of this is refused: " in reader.get("/slow").text
+    assert "Some of this is refused: " not in site.signed_in("viewer", "viewer-secret").get("/slow").text
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])

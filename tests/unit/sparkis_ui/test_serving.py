@@ -51,6 +51,14 @@ def test_addresses_of_this_machine_are_known(address: str, is_local: bool) -> No
     assert serving.is_loopback(address) is is_local
 
 
+def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serving.PASSWORD_VARIABLE, "of the environment")
+    assert serving.endpoint_of(options()).password == "of the environment"
+    assert serving.endpoint_of(options("--url", "redis://:given@h")).password == "given"
+    with pytest.raises(ValueError, match="SPARKIS_PASSWORD would sign in everybody"):
+        serving.endpoint_of(options("--bind", "0.0.0.0"))
+
+
 def test_browsers_may_ask_for_the_given_names_and_this_machine() -> None:
     assert serving.names("10.0.0.1", ["page.example"]) == ["localhost", "127.0.0.1", "::1", "10.0.0.1", "page.example"]
 
