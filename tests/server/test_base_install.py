@@ -85,8 +85,8 @@ def served(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Re
         process.stdout.close()
 
 
-def test_a_base_install_is_five_packages_beside_this_one() -> None:
-    assert base_distributions() == {"hiredis", "lmdb", "numpy", "pyarrow", "uvloop"}
+def test_a_base_install_is_six_packages_beside_this_one() -> None:
+    assert base_distributions() == {"hiredis", "lmdb", "numpy", "pyarrow", "tomlkit", "uvloop"}
 
 
 def test_a_base_install_serves_a_log(python: Path, tmp_path: Path) -> None:

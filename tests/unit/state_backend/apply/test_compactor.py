@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
+from compat.waiting import WAIT_S_MAX
 from state_backend.apply import compactor as compactor_module
 from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
@@ -280,6 +281,7 @@ class Owner:
 def marked_at_five(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor_module, "EPOCHS_MAX", 5)
     monkeypatch.setattr(compactor_module, "LEAD_EPOCHS", 2)
+    monkeypatch.setattr(compactor_module, "OPEN_TIMEOUT_S", WAIT_S_MAX)
 
 
 @pytest.mark.usefixtures("marked_at_five")
