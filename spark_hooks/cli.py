@@ -324,6 +324,7 @@ COMMANDS = (
     ),
     Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
     Command("ui", "show a server in the browser: jobs, keys, changes, cluster", _of("sparkis_ui.command")),
+    Command("top", "show a server in the terminal, live: jobs, states, servers, users", _of("sparkis_ui.top.command")),
     Command("health", "tell whether a server is ready, by an exit code", _of("resp_server.programs.health")),
     Command("config", "check a configuration file, and show where options' values are from", _config),
     Command("size", "estimate servers, memory, disk and network for a load", _of("resp_server.programs.size")),

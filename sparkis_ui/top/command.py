@@ -1,0 +1,77 @@
+"""`sparkis top`: its options. Only `run` imports what the extra `sparkis[ui]` installs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+
+DEFAULT_URL = "redis://127.0.0.1:7379"
+NEEDED = ("redis", "textual")
+DESCRIPTION = (
+    "Show a running endpoint in the terminal, live: jobs, states, the servers of a cluster, commands, users, slow "
+    "requests. It is a plain Redis client that only reads."
+)
+EXAMPLES = """keys:
+  1 to 6, tab   choose a table
+  < >, r        sort by another column, and the other way round; a click on a heading does both
+  /             show the rows that contain a text; Esc shows all again
+  p             pause
+  ?             help
+  q             end
+
+examples:
+  sparkis top                                       the server of this machine
+  sparkis top --url redis://:password@cache.example:6379 --table servers
+  sparkis top --url rediss://proxy:6379 --tls-ca-file ca.pem
+
+`sparkis status --json` prints the jobs for programs.
+"""
+TABLE_NAMES = ("jobs", "states", "servers", "commands", "users", "slow")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="the endpoint: redis[s]://[[user]:password@]host[:port] (default %(default)s)",
+    )
+    parser.add_argument("--table", choices=TABLE_NAMES, default="jobs", help="the first table (default %(default)s)")
+    tls = parser.add_argument_group("TLS (rediss://)")
+    tls.add_argument("--tls-ca-file", metavar="FILE", help="the CA of the endpoint (default: those of this machine)")
+    tls.add_argument("--tls-client-cert-file", metavar="FILE", help="this client's certificate")
+    tls.add_argument("--tls-client-key-file", metavar="FILE", help="this client's key")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the endpoint until the user ends it; return the exit code."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        print(f"sparkis top: needs {', '.join(missing)}: pip install 'sparkis[ui]'", file=sys.stderr)
+        return 1
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print(
+            "sparkis top: this is no terminal; `sparkis status` prints the same facts, with --json for programs",
+            file=sys.stderr,
+        )
+        return 1
+    from sparkis_ui.client import Endpoint
+    from sparkis_ui.top.app import Top
+
+    files = {
+        "ssl_ca_certs": options.tls_ca_file,
+        "ssl_certfile": options.tls_client_cert_file,
+        "ssl_keyfile": options.tls_client_key_file,
+    }
+    try:
+        endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
+    except ValueError as error:
+        print(f"sparkis top: {error}", file=sys.stderr)
+        return 1
+    app = Top(endpoint, options.table)
+    app.run()
+    if app.refusal:
+        print(f"sparkis top: {app.refusal}", file=sys.stderr)
+        return 1
+    return 0
