@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pyspark.sql import SparkSession
 
 from spark_hooks.attach.operators import OperatorState, operator_states
-from spark_hooks.attach.rows import BoundState, buffers_of
+from spark_hooks.attach.state_query import StateQuery, buffers_of
 from spark_hooks.checkpoint import SparkCheckpoint
 from state_backend.attach.aggregates import PlannedFunction, planned_of
-from state_backend.attach.states import AttachedState, matching
+from state_backend.attach.states import AttachedState, index_of
 from state_backend.model.descriptor import check_states
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -31,7 +31,7 @@ def bind(
     job: str,
     requested: Sequence[AttachedState],
     functions: Sequence[Sequence[PlannedFunction]] = (),
-) -> list[BoundState]:
+) -> list[StateQuery]:
     """Return the requested states, each bound to the operator state that it reads; all states if none is requested.
 
     functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
@@ -40,18 +40,18 @@ def bind(
     found = operator_states(session, checkpoint, batch)
     planned = planned_of({each.operator_id: buffers for each in found if (buffers := buffers_of(each))}, functions)
     chosen = (
-        [(_matching(found, each), each) for each in requested]
+        [(_requested(found, each), each) for each in requested]
         if requested
         else [(source, AttachedState()) for source in found]
     )
     bound = [
-        BoundState.of(source, each, job, session, checkpoint, batch, planned.get(source.operator_id))
+        StateQuery.of(source, each, job, session, checkpoint, batch, planned.get(source.operator_id))
         for source, each in chosen
     ]
     check_states(job, [state.descriptor for state in bound])
     return bound
 
 
-def _matching(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
-    places = [(source.operator_id, source.variable) for source in found]
-    return found[matching(list(map(str, found)), places, requested)]
+def _requested(found: Sequence[OperatorState], requested: AttachedState) -> OperatorState:
+    origins = [(source.operator_id, source.variable) for source in found]
+    return found[index_of(list(map(str, found)), origins, requested)]

@@ -39,8 +39,8 @@ def with_results(rows: DataFrame, results: Mapping[str, Aggregate], buffers: lis
     schema = T.StructType(list(kept))
     for name, aggregate in results.items():
         empty = [pa.nulls(0, each.type) for each in buffers[aggregate.first : aggregate.end]]
-        schema = schema.add(names[name], from_arrow_type(aggregate.finish(empty).type, prefer_timestamp_ntz=True))
-    task = _Finish(tuple((names[name], aggregate) for name, aggregate in results.items()))
+        schema = schema.add(names[name], from_arrow_type(aggregate.evaluate(empty).type, prefer_timestamp_ntz=True))
+    task = _Evaluate(tuple((names[name], aggregate) for name, aggregate in results.items()))
     return rows.select(*(f"`{each.name}`" for each in kept)).mapInArrow(task, schema)
 
 
@@ -54,7 +54,7 @@ def renamed(rows: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class _Finish:
+class _Evaluate:
     """The task of `with_results`. Runs on the executors. The results of a row that deletes are null."""
 
     results: tuple[tuple[str, Aggregate], ...]
@@ -66,6 +66,6 @@ class _Finish:
             is_present = pc.invert(batch.column(DELETED))
             for name, aggregate in self.results:
                 buffers = [batch.column(f"_{at}") for at in range(aggregate.first, aggregate.end)]
-                columns.append(aggregate.finish_present(buffers, is_present))
+                columns.append(aggregate.evaluate_present(buffers, is_present))
                 names.append(name)
             yield pa.RecordBatch.from_arrays(columns, names)

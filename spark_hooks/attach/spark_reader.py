@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_hooks.attach.rows import BoundState
+from spark_hooks.attach.state_query import StateQuery
 from spark_hooks.attach.task import RESULT, BatchesTask
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.publish import task
@@ -39,7 +39,7 @@ class SparkReader(StateReader):
     batches_max = BATCHES_MAX
 
     def __init__(
-        self, session: SparkSession, checkpoint: SparkCheckpoint, states: Sequence[BoundState], job: str, log: str
+        self, session: SparkSession, checkpoint: SparkCheckpoint, states: Sequence[StateQuery], job: str, log: str
     ) -> None:
         self.descriptors = tuple(state.descriptor for state in states)
         self.identities = {state.descriptor.name: state.identity for state in states}
@@ -87,7 +87,7 @@ class SparkReader(StateReader):
             return str(error.java_exception.getMessage()).partition("\n")[0]
         return super().describe(error)
 
-    def _run(self, writer: ChangeFiles, reads: Sequence[tuple[BoundState, DataFrame]], description: str) -> list[Any]:
+    def _run(self, writer: ChangeFiles, reads: Sequence[tuple[StateQuery, DataFrame]], description: str) -> list[Any]:
         """Write the rows of all states, in one Spark job."""
         describe_jobs(self._session, f"sparkis attach {self._job}: {description}")
         plan = placement.plan_of(self._log)
@@ -104,7 +104,7 @@ class SparkReader(StateReader):
         return results
 
 
-def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[BoundState]) -> None:
+def check_changes(checkpoint: SparkCheckpoint, batch: int, states: Sequence[StateQuery]) -> None:
     """Raise ChangesMissingError if RocksDB stores only snapshots: finding changes would mean to read all state."""
     if not checkpoint.uses_rocksdb(batch):
         return

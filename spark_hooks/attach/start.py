@@ -33,8 +33,8 @@ from spark_hooks.sessions import (
 from state_backend.attach.attachment import Attachment, FollowedCheckpoint, OnMismatch, QueryHooks
 from state_backend.attach.files_reader import FollowedFiles
 from state_backend.attach.reader_process import ProcessReader
-from state_backend.attach.rows import BoundState
 from state_backend.attach.start import attach_files, wait_for_batch
+from state_backend.attach.state_encoder import StateEncoder
 from state_backend.attach.states import AttachedArguments, AttachedState
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
@@ -195,7 +195,7 @@ class _Start:
         """Attach with the reader of files, in a child process."""
         checkpoint = Checkpoint.at(self.location)
 
-        def reader(checkpoint: Checkpoint, bound: Sequence[BoundState]) -> ProcessReader:
+        def reader(checkpoint: Checkpoint, bound: Sequence[StateEncoder]) -> ProcessReader:
             self._check_progress([state.descriptor for state in bound])
             return ProcessReader(checkpoint, bound, self._is_spark_stopped)
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from state_backend.attach import answers, serialized
-from state_backend.attach.answers import Call, Finish
+from state_backend.attach import evaluation, serialized
 from state_backend.attach.distinct_counts import precision_of
+from state_backend.attach.evaluation import Evaluate, FunctionCall
 from state_backend.checkpoint.spark_types import parse_type_name, type_name
 from state_backend.model.errors import DescriptorError
 
@@ -41,7 +41,7 @@ FURTHER = ("m2", "m3", "m4", "ck", "xMk", "yMk")
 class Function:
     """An aggregate function. buffers: their names in Spark; optional: one more at the end, which some types add."""
 
-    finish: Finish
+    evaluate: Evaluate
     buffers: tuple[str, ...]
     optional: str | None = None
 
@@ -50,7 +50,7 @@ class Function:
         end = at + len(self.buffers)
         if tuple(names[at:end]) != self.buffers:
             return 0
-        if self.finish is answers.approximate_count:
+        if self.evaluate is evaluation.approximate_count:
             end = at
             while end < len(names) and names[end] == f"MS[{end - at}]":
                 end += 1
@@ -65,25 +65,25 @@ def _named(names: str, function: Function) -> dict[str, Function]:
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    **_named("count count_if regr_count", Function(answers.value, ("count",))),
-    **_named("sum try_sum", Function(answers.total, ("sum",), "isEmpty")),
-    **_named("avg mean try_avg regr_avgx regr_avgy", Function(answers.mean, ("sum", "count"))),
-    **_named("min bool_and every", Function(answers.value, ("min",))),
-    **_named("max bool_or some any", Function(answers.value, ("max",))),
-    **_named("first first_value any_value", Function(answers.value, ("first", "valueSet"))),
-    **_named("last last_value", Function(answers.value, ("last", "valueSet"))),
-    **_named("max_by min_by", Function(answers.value, ("valueWithExtremumOrdering", "extremumOrdering"))),
-    **{name: Function(answers.value, (name,)) for name in ("bit_and", "bit_or", "bit_xor", "product")},
-    **_named("stddev std stddev_samp", Function(answers.deviation, MOMENTS[:3])),
-    **_named("stddev_pop", Function(answers.deviation_pop, MOMENTS[:3])),
-    **_named("variance var_samp", Function(answers.variance, MOMENTS[:3])),
-    **_named("var_pop", Function(answers.variance_pop, MOMENTS[:3])),
-    **_named("skewness", Function(answers.skewness, MOMENTS[:4])),
-    **_named("kurtosis", Function(answers.kurtosis, MOMENTS)),
-    **_named("covar_samp", Function(answers.covariance, PAIRS[:4])),
-    **_named("covar_pop", Function(answers.covariance_pop, PAIRS[:4])),
-    **_named("corr", Function(answers.correlation, PAIRS)),
-    **_named("approx_count_distinct", Function(answers.approximate_count, ("MS[0]",))),
+    **_named("count count_if regr_count", Function(evaluation.value, ("count",))),
+    **_named("sum try_sum", Function(evaluation.total, ("sum",), "isEmpty")),
+    **_named("avg mean try_avg regr_avgx regr_avgy", Function(evaluation.mean, ("sum", "count"))),
+    **_named("min bool_and every", Function(evaluation.value, ("min",))),
+    **_named("max bool_or some any", Function(evaluation.value, ("max",))),
+    **_named("first first_value any_value", Function(evaluation.value, ("first", "valueSet"))),
+    **_named("last last_value", Function(evaluation.value, ("last", "valueSet"))),
+    **_named("max_by min_by", Function(evaluation.value, ("valueWithExtremumOrdering", "extremumOrdering"))),
+    **{name: Function(evaluation.value, (name,)) for name in ("bit_and", "bit_or", "bit_xor", "product")},
+    **_named("stddev std stddev_samp", Function(evaluation.deviation, MOMENTS[:3])),
+    **_named("stddev_pop", Function(evaluation.deviation_pop, MOMENTS[:3])),
+    **_named("variance var_samp", Function(evaluation.variance, MOMENTS[:3])),
+    **_named("var_pop", Function(evaluation.variance_pop, MOMENTS[:3])),
+    **_named("skewness", Function(evaluation.skewness, MOMENTS[:4])),
+    **_named("kurtosis", Function(evaluation.kurtosis, MOMENTS)),
+    **_named("covar_samp", Function(evaluation.covariance, PAIRS[:4])),
+    **_named("covar_pop", Function(evaluation.covariance_pop, PAIRS[:4])),
+    **_named("corr", Function(evaluation.correlation, PAIRS)),
+    **_named("approx_count_distinct", Function(evaluation.approximate_count, ("MS[0]",))),
     **_named("collect_list collect_set array_agg", Function(serialized.collected, ("buf",))),
     **_named("percentile percentile_cont median", Function(serialized.percentile, ("buf",))),
     **_named("percentile_approx approx_percentile", Function(serialized.approximate_percentile, ("buf",))),
@@ -116,7 +116,7 @@ class Aggregate:
     """A function of a query. first: the position of its first buffer; width: the number of its buffers."""
 
     text: str
-    call: Call
+    call: FunctionCall
     first: int = 0
     width: int = 0
 
@@ -125,25 +125,25 @@ class Aggregate:
         """The position after its last buffer."""
         return self.first + self.width
 
-    def finish(self, buffers: Sequence[pa.Array]) -> pa.Array:
+    def evaluate(self, buffers: Sequence[pa.Array]) -> pa.Array:
         """Return the results of some rows; DescriptorError if the buffers are not those of the function."""
         try:
-            return FUNCTIONS[self.call.name].finish(buffers, self.call)
+            return FUNCTIONS[self.call.name].evaluate(buffers, self.call)
         except (TypeError, ValueError, pa.ArrowException) as error:
             raise DescriptorError(
                 f"columns= has {self.text!r}, which cannot be made of the buffers from _{self.first} on: {error}"
             ) from None
 
-    def finish_present(self, buffers: Sequence[pa.Array], is_present: pa.Array) -> pa.Array:
+    def evaluate_present(self, buffers: Sequence[pa.Array], is_present: pa.Array) -> pa.Array:
         """Return the results of some rows; null for those that are not present, because they delete."""
         present = is_present.to_numpy(zero_copy_only=False)
         if present.all():
-            return self.finish(buffers)
-        found = self.finish([each.filter(is_present) for each in buffers])
+            return self.evaluate(buffers)
+        found = self.evaluate([each.filter(is_present) for each in buffers])
         return found.take(pa.array(np.cumsum(present) - 1, pa.int64(), mask=~present))
 
 
-def parse_aggregate(text: str) -> Call | None:
+def parse_aggregate(text: str) -> FunctionCall | None:
     """Parse a call of an aggregate function; None for any other expression.
 
     DescriptorError: sparkis cannot compute the function, or does not know the declared type.
@@ -153,13 +153,13 @@ def parse_aggregate(text: str) -> Call | None:
     if found is None or name not in {*FUNCTIONS, *REFUSED} or not _is_balanced(found[2]):
         return None
     if name in REFUSED:
-        raise DescriptorError(f"columns= has {text!r}, which sparkis cannot finish: {REFUSED[name]}")
+        raise DescriptorError(f"columns= has {text!r}, which sparkis cannot compute: {REFUSED[name]}")
     first, *others = (part.strip() for part in _parts(found[2]))
     _, colons, declared = first.rpartition("::")
-    return Call(name, parse_type_name(declared.strip()) if colons else None, tuple(others))
+    return FunctionCall(name, parse_type_name(declared.strip()) if colons else None, tuple(others))
 
 
-def placed(calls: Mapping[str, Call], buffers: Sequence[pa.Field], source: str) -> dict[str, Aggregate]:
+def match_buffers(calls: Mapping[str, FunctionCall], buffers: Sequence[pa.Field], source: str) -> dict[str, Aggregate]:
     """Match the functions of a query to its buffers. calls: by their texts, in the query's order.
 
     DescriptorError: the functions do not match the buffers, or match them in several ways.
@@ -237,13 +237,13 @@ def default_columns(
     raw: the default columns of each field of the value. is_buffer: by field. is_planned: the plan is known, so
     buffers without a result are left out: readers cannot use them.
     """
-    answered = {at for each in results.values() for at in range(each.first, each.end)}
+    covered = {at for each in results.values() for at in range(each.first, each.end)}
     names = {each.first: name for name, each in results.items()}
     found: list[str] = []
     for at, default in enumerate(raw):
         if at in names:
             found.append(names[at])
-        elif at not in answered and not (is_planned and is_buffer and is_buffer[at]):
+        elif at not in covered and not (is_planned and is_buffer and is_buffer[at]):
             found += default
     return tuple(found)
 
@@ -267,14 +267,15 @@ def _evident(buffers: Sequence[pa.Field]) -> Iterator[Aggregate]:
         for name in EVIDENT:
             width = FUNCTIONS[name].width(names, at)
             if width and (name != "approx_count_distinct" or precision_of(width) is not None):
-                yield Aggregate(name, Call(name), at, width)
+                yield Aggregate(name, FunctionCall(name), at, width)
         if buffer.name == "sum" and names[at + 1 : at + 2] == ["isEmpty"]:
-            yield Aggregate("sum", Call("sum"), at, 2)
+            yield Aggregate("sum", FunctionCall("sum"), at, 2)
 
 
-def hint_of(buffers: Sequence[pa.Field]) -> str | None:
-    """Return how to name the functions, if the buffers are ambiguous; otherwise None."""
-    names = [buffer.name for buffer in buffers]
+def hint_of(buffers: Sequence[pa.Field], results: Iterable[Aggregate]) -> str | None:
+    """Return how to name the functions, if the buffers without a result are ambiguous; otherwise None."""
+    covered = {at for each in results for at in range(each.first, each.end)}
+    names = ["" if at in covered else buffer.name for at, buffer in enumerate(buffers)]
     for at in range(len(names)):
         for name in ("avg", "kurtosis", "skewness", "stddev", "corr", "covar_samp", "max_by", "collect_set"):
             width = FUNCTIONS[name].width(names, at)

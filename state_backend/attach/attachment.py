@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
 from state_backend.attach.folder_watch import FolderWatch
-from state_backend.checkpoint.states import lasting_name
+from state_backend.checkpoint.states import stable_name
 from state_backend.codec.row_encoding import RowError
 from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
@@ -167,11 +167,11 @@ class QueryHooks:
     wait: Callable[[str, int, float], bool] = lambda job, epoch, timeout_s: True
 
 
-def _with_lasting_names(source: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the source in a log with lasting operator names; earlier versions of sparkis wrote Spark's names."""
+def _with_stable_names(source: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the source in a log with stable operator names; earlier versions of sparkis wrote Spark's names."""
     if source is None:
         return None
-    states = {name: {**each, "operator": lasting_name(each["operator"])} for name, each in source["states"].items()}
+    states = {name: {**each, "operator": stable_name(each["operator"])} for name, each in source["states"].items()}
     return {**source, "states": states}
 
 
@@ -289,7 +289,7 @@ class Attachment:
         if current is None:
             return
         described = log.description(current.generation)
-        identity = _with_lasting_names(described.source)
+        identity = _with_stable_names(described.source)
         if identity is None:
             raise DescriptorError(
                 f"the query itself writes job {self.job!r} in the log {self.log} (sparkis.queryable or "
@@ -338,7 +338,7 @@ class Attachment:
         if term is None or term.description is None:
             return True
         current = tuple(state.for_job(self.job) for state in self._descriptors)
-        return (term.description.states, _with_lasting_names(term.description.source)) == (current, self._source)
+        return (term.description.states, _with_stable_names(term.description.source)) == (current, self._source)
 
     def _announce(self) -> None:
         self._hooks.announce(self.job, self.batch)

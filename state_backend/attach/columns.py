@@ -22,12 +22,20 @@ from state_backend.attach.aggregates import (
     PlannedFunction,
     default_columns,
     hint_of,
+    match_buffers,
     parse_aggregate,
-    placed,
     results_of,
 )
 from state_backend.attach.expressions import Expression, parse
-from state_backend.attach.states import PARTS_OF_WINDOW, ColumnNames
+from state_backend.attach.states import (
+    PARTS_OF_WINDOW,
+    ColumnNames,
+    ValueField,
+    default_value_columns,
+    distinct_names,
+    single_window,
+    without_window_ends,
+)
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
 from state_backend.codec.json_text import has_json, json_texts
@@ -62,7 +70,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ResultColumn:
     """A column with the results of an aggregate function, made of its buffers."""
 
     name: str
@@ -75,7 +83,7 @@ class Answer:
     def of(cls, name: str, aggregate: Aggregate, fields: Sequence[Column]) -> Self:
         """Return the column of a function. fields: those of the value, by position."""
         columns = tuple(fields[aggregate.first : aggregate.end])
-        kind = aggregate.finish([pa.nulls(0, each.kind) for each in columns]).type
+        kind = aggregate.evaluate([pa.nulls(0, each.kind) for each in columns]).type
         return cls(name, kind, aggregate, columns)
 
     @property
@@ -90,17 +98,17 @@ class Answer:
 
     def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return the column of some rows; null where a row deletes."""
-        return self.aggregate.finish_present([each.read(key, value) for each in self.columns], value.is_valid())
+        return self.aggregate.evaluate_present([each.read(key, value) for each in self.columns], value.is_valid())
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedColumn:
     """A column that an expression makes of others."""
 
     name: str
     kind: pa.DataType
     expression: Expression
-    columns: tuple[Column | Answer, ...]
+    columns: tuple[Column | ResultColumn, ...]
     is_json: bool = False
 
     @property
@@ -132,8 +140,8 @@ class Columns:
     default_value: tuple[str, ...]
     expire_at: Column | None
     buffers: tuple[pa.Field, ...] = ()
-    answers: tuple[Answer, ...] = ()
-    computed: tuple[Computed | Answer, ...] = ()
+    results: tuple[ResultColumn, ...] = ()
+    computed: tuple[ComputedColumn | ResultColumn, ...] = ()
     is_planned: bool = False
     window: str | None = None
 
@@ -146,7 +154,7 @@ class Columns:
             kind_of(self.state),
             _names(self.key),
             _names(self.field),
-            tuple(dict.fromkeys((*_names(self.value), *(each.name for each in self.answers)))),
+            tuple(dict.fromkeys((*_names(self.value), *(each.name for each in self.results)))),
             self.distinct,
             self.default_value,
             self.expire_at is not None,
@@ -156,7 +164,7 @@ class Columns:
     @property
     def all(self) -> tuple[AnyColumn, ...]:
         """All columns; a computed one precedes the column that it replaces."""
-        return (*self.computed, *self.key, *self.field, *self.answers, *self.value)
+        return (*self.computed, *self.key, *self.field, *self.results, *self.value)
 
     def column(self, name: str) -> AnyColumn:
         """Return a column by its name."""
@@ -168,12 +176,14 @@ class Columns:
         A call of an aggregate function is computed from the function's buffers. Other expressions may use its result.
         """
         calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
-        found = placed({expressions[name]: call for name, call in calls.items()}, self.buffers, source_of(self.state))
-        declared = {name: Answer.of(name, found[expressions[name]], self.value) for name in calls}
-        given: dict[str, Column | Answer] = {each.name: each for each in (*self.key, *self.field, *self.value)}
+        found = match_buffers(
+            {expressions[name]: call for name, call in calls.items()}, self.buffers, source_of(self.state)
+        )
+        declared = {name: ResultColumn.of(name, found[expressions[name]], self.value) for name in calls}
+        given: dict[str, Column | ResultColumn] = {each.name: each for each in (*self.key, *self.field, *self.value)}
         given |= {name: each for name, each in declared.items() if name not in given}
-        given |= {each.name: each for each in self.answers if each.name not in given}
-        computed: list[Computed | Answer] = []
+        given |= {each.name: each for each in self.results if each.name not in given}
+        computed: list[ComputedColumn | ResultColumn] = []
         for name, text in expressions.items():
             if name in declared:
                 computed.append(declared[name])
@@ -186,25 +196,23 @@ class Columns:
                 )
             used = tuple(given[each] for each in sorted(expression.names))
             kind = expression.kind({each.name: each.kind for each in used})
-            computed.append(Computed(name, kind, expression, used))
+            computed.append(ComputedColumn(name, kind, expression, used))
         return replace(self, computed=tuple(computed))
 
     def texts(self, value: Sequence[str]) -> dict[str, str]:
         """Return the expressions and functions that a value is made of, by the names of their columns."""
         used = {*value, *(name for each in self.computed for name in each.uses)}
-        made = {each.name: each.text for each in self.answers if each.name in used}
+        made = {each.name: each.text for each in self.results if each.name in used}
         return made | {each.name: each.text for each in self.computed}
 
     @property
     def hint(self) -> str | None:
         """How to name the functions of buffers; None if they are named, or evident."""
-        is_named = self.is_planned or any(isinstance(each, Answer) for each in self.computed)
-        answered = {at for each in self.answers for at in range(each.aggregate.first, each.aggregate.end)}
-        fields = [field.with_name("") if at in answered else field for at, field in enumerate(self.buffers)]
-        return None if is_named else hint_of(fields)
+        is_named = self.is_planned or any(isinstance(each, ResultColumn) for each in self.computed)
+        return None if is_named else hint_of(self.buffers, (each.aggregate for each in self.results))
 
 
-AnyColumn = Column | Computed | Answer
+AnyColumn = Column | ComputedColumn | ResultColumn
 
 
 def variable_of(state: State) -> str | None:
@@ -261,10 +269,14 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
     by_position = [replace(column, name=f"_{index}") for index, column in enumerate(raw)]
     by_name = [each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used]
     windows = [column for column in _key_columns(state) if is_window(column.kind)]
-    window = windows[0].name if len(windows) == 1 and not {*PARTS_OF_WINDOW} & used else None
+    window = single_window(_names(windows), used)
     parts = _parts_of(windows[0]) if window is not None else []
-    ends = {f"{each}_end" for each in used}
-    default = _default_value(state, raw, set(_names(by_name)), used)
+    default = default_value_columns(
+        [ValueField(each.name, is_window(each.kind), is_plain(each.kind) or is_nested(each.kind)) for each in raw],
+        _names(by_name),
+        used,
+        is_session=state.form is StateForm.SESSION,
+    )
     is_buffer = [bool(buffer.name) for buffer in buffers]
     return Columns(
         state,
@@ -272,11 +284,11 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
         (*key, *parts),
         tuple(fields),
         (*by_position, *by_name),
-        tuple(each.name for each in (*key, *fields) if each.name not in ends),
+        without_window_ends(_names((*key, *fields))),
         default_columns(default, found, is_buffer, is_planned=planned is not None),
         expire_at,
         tuple(buffers),
-        tuple(Answer.of(name, aggregate, by_position) for name, aggregate in found.items()),
+        tuple(ResultColumn.of(name, aggregate, by_position) for name, aggregate in found.items()),
         is_planned=planned is not None,
         window=window,
     )
@@ -284,23 +296,6 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
 
 def _names(columns: Iterable[Column]) -> tuple[str, ...]:
     return tuple(column.name for column in columns)
-
-
-def _default_value(state: State, raw: Sequence[Column], by_name: set[str], used: set[str]) -> list[list[str]]:
-    """Return the default columns of each field of the value that can be written, by its name if that is unique."""
-    # The value of a session repeats its key, and has the session's end, which is not in the key.
-    is_session = state.form is StateForm.SESSION
-    found: list[list[str]] = []
-    for index, column in enumerate(raw):
-        if is_session and column.name in used:
-            found.append([])
-        elif is_window(column.kind) and column.name in by_name:
-            found.append([f"{column.name}_end"] if is_session else [column.name, f"{column.name}_end"])
-        elif is_plain(column.kind) or is_nested(column.kind):
-            found.append([column.name if column.name in by_name else f"_{index}"])
-        else:
-            found.append([])
-    return found
 
 
 def _key_columns(state: State) -> list[Column]:
@@ -362,10 +357,8 @@ def _parts_of(window: Column) -> list[Column]:
 
 def _with_text_forms(columns: Sequence[Column], state: State) -> list[Column]:
     """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
-    names = _names(columns)
     result = []
-    for index, column in enumerate(columns):
-        name = column.name if names.count(column.name) == 1 else f"{column.name}_{index}"
+    for column, name in zip(columns, distinct_names(_names(columns)), strict=True):
         if is_plain(column.kind):
             result.append(replace(column, name=name))
             continue

@@ -19,7 +19,6 @@ from state_backend.attach.attachment import ChangeFiles, StateReader
 from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.record_writer import RecordWriter
-from state_backend.attach.rows import BoundState
 from state_backend.attach.shard import (
     Shard,
     ShardProcesses,
@@ -29,8 +28,9 @@ from state_backend.attach.shard import (
     processes_for,
     rows_of,
 )
+from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
-from state_backend.checkpoint.states import State, lasting_name
+from state_backend.checkpoint.states import State, stable_name
 from state_backend.log.epochs import EpochContent
 from state_backend.model.errors import DescriptorError, PurgedVersionError, UnsupportedStateError
 
@@ -49,7 +49,7 @@ class FilesReader(StateReader):
 
     batches_max = BATCHES_MAX
 
-    def __init__(self, checkpoint: Checkpoint, states: Sequence[BoundState]) -> None:
+    def __init__(self, checkpoint: Checkpoint, states: Sequence[StateEncoder]) -> None:
         self.descriptors = tuple(state.descriptor for state in states)
         self.identities = {state.descriptor.name: state.identity for state in states}
         self._checkpoint = checkpoint
@@ -179,7 +179,7 @@ class FilesReader(StateReader):
 
 def _form(state: State) -> tuple[object, ...]:
     """Return what must not change while an attachment follows a state. Another version of Spark does not change it."""
-    return state.key, state.value, lasting_name(state.operator_name)
+    return state.key, state.value, stable_name(state.operator_name)
 
 
 class FollowedFiles:

@@ -97,10 +97,10 @@ class ReadAhead:
             if not self._has_known_names(layout):
                 return
             layout = replace(layout, stores=tuple(_stores(layout)))
-            decoded = rows_of(layout, self._appearing(layout), is_whole=False)
+            decoded = rows_of(layout, self._partitions_as_written(layout), is_whole=False)
             self._content = self._records.write(self._target, decoded, is_whole=False)
             self._layout = layout
-        except _GivenUp:
+        except _Cancelled:
             pass
         except Exception as error:  # the read after the commit meets the same error, or none
             logger.debug("%s: batch %d is read after its commit: %s", self._checkpoint.location, self._batch, error)
@@ -112,23 +112,23 @@ class ReadAhead:
 
     def _wait_for_plan(self) -> None:
         if not self._checkpoint.is_planned(self._batch):
-            self._awaited(self._checkpoint.plans_folder, lambda: self._checkpoint.is_planned(self._batch) or None)
+            self._wait_for(self._checkpoint.plans_folder, lambda: self._checkpoint.is_planned(self._batch) or None)
 
-    def _appearing(self, layout: Layout) -> Iterator[StorePartition]:
+    def _partitions_as_written(self, layout: Layout) -> Iterator[StorePartition]:
         """Yield the partitions in order, each when its file is there."""
         for number, partition in partitions_of(layout):
             store = layout.stores[number]
             look = partial(store.identity_of_changes, partition, self._batch)
-            identity = look() or self._awaited(store.files.name(store.folder(partition)), look)
+            identity = look() or self._wait_for(store.files.name(store.folder(partition)), look)
             if self._is_stopped:
-                raise _GivenUp
+                raise _Cancelled
             if time.monotonic() >= self._ends_s:
                 return
             self._read[number, partition] = identity
             yield number, partition
 
-    def _awaited(self, folder: str, look: Callable[[], Found | None]) -> Found:
-        """Wait for a file in a folder; _GivenUp if it is missing after the commit, or the thread is to end."""
+    def _wait_for(self, folder: str, look: Callable[[], Found | None]) -> Found:
+        """Wait for a file in a folder; _Cancelled if it is missing after the commit, or the thread is to end."""
         self._watch.watch(folder)
         while True:
             is_last = self._is_committed or self._is_stopped
@@ -136,11 +136,11 @@ class ReadAhead:
                 self._watch.found()
                 return found
             if is_last:
-                raise _GivenUp
+                raise _Cancelled
             self._watch.wait()
 
 
-class _GivenUp(Exception):
+class _Cancelled(Exception):
     """The batch is not read ahead."""
 
 

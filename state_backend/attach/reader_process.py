@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
 from state_backend.attach.files_reader import BATCHES_MAX, FilesReader
-from state_backend.attach.rows import BoundState
+from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import open_filesystem
@@ -42,8 +42,8 @@ from state_backend.model.errors import CheckpointError, SparkisError
 logger = logging.getLogger("sparkis.attach")
 
 SOURCE = str(Path(__file__).resolve().parents[2])
-# If the query and the child both need the processor, the query gets it first: at this niceness, the child gets a tenth of
-# one core beside a busy thread (Linux' weights of 110 and 1024). That is what it needs for 200,000 changes in 1.5 s.
+# If the query and the child both need the processor, the query gets it first: at this niceness, the child gets a tenth
+# of one core beside a busy thread (Linux' weights of 110 and 1024). That is what 200,000 changes in 1.5 s need.
 NICENESS = 10
 AUTOGROUP = Path("/proc/self/autogroup")  # Linux: the niceness of this session among all sessions
 
@@ -75,7 +75,7 @@ class ProcessReader(StateReader):
     batches_max = BATCHES_MAX
 
     def __init__(
-        self, checkpoint: Checkpoint, states: Sequence[BoundState], is_ended: Callable[[], bool] = lambda: False
+        self, checkpoint: Checkpoint, states: Sequence[StateEncoder], is_ended: Callable[[], bool] = lambda: False
     ) -> None:
         self.descriptors = tuple(state.descriptor for state in states)
         self.identities = {state.descriptor.name: state.identity for state in states}
@@ -129,16 +129,16 @@ class ProcessReader(StateReader):
         assert child.stdin is not None and child.stdout is not None
         try:
             _send(child.stdin, request)
-            while isinstance(answer := pickle.load(child.stdout), logging.LogRecord):
-                _log(answer)
+            while isinstance(reply := pickle.load(child.stdout), logging.LogRecord):
+                _log(reply)
         except (OSError, ValueError, EOFError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
             _end(child)
             raise CheckpointError(
                 f"{self._location}: the process that reads it has ended with the exit code {child.returncode}"
             ) from None
-        if isinstance(answer, Exception):
-            raise answer
-        content, self._pause_s = answer
+        if isinstance(reply, Exception):
+            raise reply
+        content, self._pause_s = reply
         assert isinstance(content, EpochContent)
         return content
 
@@ -195,33 +195,33 @@ def _send(pipe: IO[bytes], message: object) -> None:
 class _ForwardingHandler(logging.Handler):
     """Sends log records to the parent, which has the user's log handlers."""
 
-    def __init__(self, answers: IO[bytes]) -> None:
+    def __init__(self, replies: IO[bytes]) -> None:
         super().__init__()
-        self._answers = answers
+        self._replies = replies
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
         record.msg, record.args, record.exc_info = record.getMessage(), None, None
-        _send(self._answers, record)
+        _send(self._replies, record)
 
 
 def main() -> None:
-    """Answer the parent's requests until it closes stdin."""
+    """Reply to the parent's requests until it closes stdin."""
     os.nice(NICENESS)
     with suppress(OSError):
         AUTOGROUP.write_text(str(NICENESS))
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no library prints into the answers
-    logging.basicConfig(level=logging.INFO, handlers=[_ForwardingHandler(answers)])
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that no library prints into the replies
+    logging.basicConfig(level=logging.INFO, handlers=[_ForwardingHandler(replies)])
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
-    reading = _Reading(*requests.get())
+    reader = _ChildReader(*requests.get())
     while True:
         request: _Read = requests.get()
         if request.is_ahead:
-            reading.read_ahead(request)
+            reader.read_ahead(request)
         else:
-            _send(answers, reading.answer(request))
+            _send(replies, reader.reply(request))
 
 
 def _receive(requests: queue.SimpleQueue[Any]) -> None:
@@ -237,10 +237,10 @@ def _receive(requests: queue.SimpleQueue[Any]) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-class _Reading:
+class _ChildReader:
     """The reader in the child."""
 
-    def __init__(self, location: str, states: Sequence[BoundState]) -> None:
+    def __init__(self, location: str, states: Sequence[StateEncoder]) -> None:
         self._location = location
         self._states = states
 
@@ -253,7 +253,7 @@ class _Reading:
         with suppress(Exception):  # the read after the commit meets the same error, or none
             self._reader.read_ahead(request, request.batch)
 
-    def answer(self, request: _Read) -> object:
+    def reply(self, request: _Read) -> object:
         """Read a batch and write its change files; return the message for the parent."""
         began_s = time.monotonic()
         try:

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from state_backend.attach.rows import BoundState, newest_of_each
+from state_backend.attach.state_encoder import StateEncoder, newest_of_each
 from state_backend.checkpoint.stores import Decoded
 from state_backend.codec.row_encoding import in_runs, names_of, sorted_by_position
 from state_backend.log.epochs import ChangeFile, EpochContent
@@ -21,7 +21,7 @@ FILE_BYTES_MAX = 256 << 20
 class RecordWriter:
     """Writes the rows of some states."""
 
-    def __init__(self, states: Sequence[BoundState]) -> None:
+    def __init__(self, states: Sequence[StateEncoder]) -> None:
         self._states = tuple(states)
         self._names = names_of([state.plan for state in states])
         self._is_list = [state.state.is_list for state in states]
@@ -33,7 +33,7 @@ class RecordWriter:
         inline: list[bytes] = []
         rows = 0
         for first in runs:
-            part = _Part(chain((first,), runs))
+            part = _FileRuns(chain((first,), runs))
             file, stream = target.write(part)
             files += [file] if file is not None else []
             inline += [stream] if stream is not None else []
@@ -57,7 +57,7 @@ class RecordWriter:
                 yield self._states[number].encoded(rows, number, self._names)
 
 
-class _Part:
+class _FileRuns:
     """The runs of one file: as many of the remaining runs as fit."""
 
     def __init__(self, runs: Iterator[pa.RecordBatch]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from state_backend.attach.answers import Buffers, Call
+from state_backend.attach.evaluation import Buffers, FunctionCall
 from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.unsafe_rows import decode_rows
 from state_backend.model.errors import CheckpointDamagedError
@@ -37,7 +37,7 @@ ROUNDINGS: dict[pa.DataType, Callable[[float], float]] = {
 }
 
 
-def collected(buffers: Buffers, call: Call) -> pa.Array:
+def collected(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return the arrays of collect_list or collect_set."""
     element = _kind(call)
     # collect_set stores binary values as arrays of numbers, because the JVM compares byte arrays by identity.
@@ -48,7 +48,7 @@ def collected(buffers: Buffers, call: Call) -> pa.Array:
     return _with_bytes(lists) if is_bytes else lists
 
 
-def percentile(buffers: Buffers, call: Call) -> pa.Array:
+def percentile(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return exact percentiles: floats, or arrays of floats."""
     kind = _kind(call)
     wanted, is_list = _fractions("0.5" if call.name == "median" else _argument(call))
@@ -60,11 +60,11 @@ def percentile(buffers: Buffers, call: Call) -> pa.Array:
     return pa.array(found, pa.list_(pa.float64()) if is_list else pa.float64())
 
 
-def approximate_percentile(buffers: Buffers, call: Call) -> pa.Array:
+def approximate_percentile(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return approximate percentiles, of the type of the values."""
     kind = _kind(call)
     if kind not in ROUNDINGS:
-        raise TypeError(f"{call.name} of {type_name(kind)}, which sparkis does not finish")
+        raise TypeError(f"{call.name} of {type_name(kind)}, which sparkis does not compute")
     wanted, is_list = _fractions(_argument(call))
     found: list[Any] = []
     for content in _binary(buffers[0]).to_pylist():
@@ -77,13 +77,13 @@ def approximate_percentile(buffers: Buffers, call: Call) -> pa.Array:
     return pa.array(found, pa.list_(kind) if is_list else kind)
 
 
-def _kind(call: Call) -> pa.DataType:
+def _kind(call: FunctionCall) -> pa.DataType:
     if call.kind is None:
         raise TypeError(f"{call.name} needs the type of its argument, as in {call.name}(tag::string)")
     return call.kind
 
 
-def _argument(call: Call) -> str:
+def _argument(call: FunctionCall) -> str:
     if not call.arguments:
         raise TypeError(f"{call.name} needs its percentage, as in {call.name}(price::double, 0.9)")
     return call.arguments[0]
@@ -111,8 +111,8 @@ def _rows(buffer: pa.Array, schema: pa.StructType) -> pa.StructArray:
     is_valid = _binary(buffer).is_valid()
     present = buffer.filter(is_valid)
     rows = _decoded(present.to_pylist(), schema)
-    places = np.cumsum(is_valid.to_numpy(zero_copy_only=False)) - 1
-    return rows.take(pa.array(places, pa.int64(), mask=~is_valid.to_numpy(zero_copy_only=False)))
+    indices = np.cumsum(is_valid.to_numpy(zero_copy_only=False)) - 1
+    return rows.take(pa.array(indices, pa.int64(), mask=~is_valid.to_numpy(zero_copy_only=False)))
 
 
 def _decoded(contents: Sequence[bytes], schema: pa.StructType) -> pa.StructArray:

@@ -1,8 +1,8 @@
 """Reads partitions in several processes where one core is not enough: those of a large state, and of a large batch.
 
 One core decodes and writes half a million keys per second. `python -m state_backend.attach.shard` is one of the
-processes. It reads `Shard`s from stdin until stdin is closed, and answers each on stdout with what it has written. Both
-are pickled: the pipes are between processes of one user.
+processes. It reads `Shard`s from stdin until stdin is closed, and replies to each on stdout with what it has written.
+Both are pickled: the pipes are between processes of one user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from state_backend.attach.record_writer import RecordWriter
-from state_backend.attach.rows import BoundState
+from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.stores import Decoded
 from state_backend.log.epochs import EpochContent
@@ -49,7 +49,7 @@ class Shard:
     """
 
     checkpoint: str
-    states: tuple[BoundState, ...]
+    states: tuple[StateEncoder, ...]
     batch: int
     is_whole: bool
     partitions: tuple[StorePartition, ...]
@@ -112,7 +112,7 @@ class ShardProcesses:
                 children = self._children[:count]
                 for number, child in enumerate(children):
                     _send(child, replace(shard, partitions=shard.partitions[number::count]))
-                written = [_answer(child) for child in children]
+                written = [_receive(child) for child in children]
             except BaseException:
                 self._end()
                 raise
@@ -151,12 +151,12 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _send(child: subprocess.Popen[bytes], shard: Shard) -> None:
     assert child.stdin is not None
-    with suppress(OSError):  # the process has ended: there is no answer
+    with suppress(OSError):  # the process has ended: there is no reply
         child.stdin.write(pickle.dumps(shard))
         child.stdin.flush()
 
 
-def _answer(child: subprocess.Popen[bytes]) -> EpochContent:
+def _receive(child: subprocess.Popen[bytes]) -> EpochContent:
     assert child.stdout is not None
     try:
         content = pickle.load(child.stdout)
@@ -176,12 +176,12 @@ def main() -> None:
             shard: Shard = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        answer: EpochContent | SparkisError
+        reply: EpochContent | SparkisError
         try:
-            answer = shard.write()
+            reply = shard.write()
         except SparkisError as error:
-            answer = error
-        pickle.dump(answer, sys.stdout.buffer)
+            reply = error
+        pickle.dump(reply, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 

@@ -18,8 +18,8 @@ from state_backend.attach.attachment import (
 from state_backend.attach.columns import buffers_of, columns_of, is_aggregation, source_of, variable_of
 from state_backend.attach.files_reader import FilesReader, FollowedFiles
 from state_backend.attach.folder_watch import PAUSE_S
-from state_backend.attach.rows import BoundState
-from state_backend.attach.states import AttachedState, matching
+from state_backend.attach.state_encoder import StateEncoder
+from state_backend.attach.states import AttachedState, index_of
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.states import state_names
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S
@@ -43,7 +43,7 @@ def attach_files(
     takeover: bool = False,
     catch_up_timeout_s: float | None = CATCH_UP_TIMEOUT_S,
     hooks: QueryHooks | None = None,
-    reader: Callable[[Checkpoint, Sequence[BoundState]], StateReader] = FilesReader,
+    reader: Callable[[Checkpoint, Sequence[StateEncoder]], StateReader] = FilesReader,
     functions: Sequence[Sequence[PlannedFunction]] = (),
     is_ended: Callable[[], bool] = lambda: False,
     timeout_s: float = 0.0,
@@ -96,7 +96,7 @@ def bind(
     job: str,
     requested: Sequence[AttachedState],
     functions: Sequence[Sequence[PlannedFunction]] = (),
-) -> list[BoundState]:
+) -> list[StateEncoder]:
     """Return the requested states as of the last batch; all states that can be read if none is requested.
 
     A state that sparkis does not read is left out with a warning. UnsupportedStateError if it is requested, or if no
@@ -130,14 +130,14 @@ def bind(
         columns_of(state, name, planned.get(state.operator))
         for state, name in zip(found, state_names(found), strict=True)
     ]
-    places = [(state.operator, variable_of(state)) for state in found]
+    origins = [(state.operator, variable_of(state)) for state in found]
     sources = [source_of(state) for state in found]
     chosen = (
-        [(columns[matching(sources, places, each)], each) for each in requested]
+        [(columns[index_of(sources, origins, each)], each) for each in requested]
         if requested
         else [(each, AttachedState()) for each in columns]
     )
-    bound = [BoundState.of(each, request, job) for each, request in chosen]
+    bound = [StateEncoder.of(each, request, job) for each, request in chosen]
     check_states(job, [state.descriptor for state in bound])
     return bound
 

@@ -5,9 +5,9 @@ Both readers use it: the one that reads Spark's files, and the one that runs Spa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
@@ -117,6 +117,52 @@ class ColumnNames:
         return (*self.key, *self.field, *self.value)
 
 
+class ValueField(NamedTuple):
+    """A field of an operator's value. has_text: whether it can be written, as a text or as JSON."""
+
+    name: str
+    is_window: bool
+    has_text: bool
+
+
+def default_value_columns(
+    fields: Sequence[ValueField], by_name: Collection[str], of_key: Collection[str], *, is_session: bool
+) -> list[list[str]]:
+    """Return the default columns of each field of a value that can be written.
+
+    by_name: the fields that are columns by their name, because it is unique; others are columns by their position.
+    of_key: the columns of the key. is_session: the value repeats the key, and has the session's end, which the key
+    lacks.
+    """
+    found: list[list[str]] = []
+    for index, field in enumerate(fields):
+        if is_session and field.name in of_key:
+            found.append([])
+        elif field.is_window and field.name in by_name:
+            found.append([f"{field.name}_end"] if is_session else [field.name, f"{field.name}_end"])
+        elif field.has_text:
+            found.append([field.name if field.name in by_name else f"_{index}"])
+        else:
+            found.append([])
+    return found
+
+
+def single_window(windows: Sequence[str], used: Collection[str]) -> str | None:
+    """Return the key's only window, if PARTS_OF_WINDOW can be further names of it; used: the names in the key."""
+    return windows[0] if len(windows) == 1 and not {*PARTS_OF_WINDOW} & {*used} else None
+
+
+def without_window_ends(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that distinguish keys: a window's end follows from its start."""
+    ends = {f"{name}_end" for name in names}
+    return tuple(name for name in names if name not in ends)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return names with their position appended, where several columns share one."""
+    return [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
+
+
 def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescriptor:
     """Return the descriptor of a requested state; DescriptorError for columns that it cannot use."""
     expressions = list(requested.columns or {})
@@ -207,12 +253,12 @@ def _check_names(names: ColumnNames, requested: AttachedState, descriptor: State
         )
 
 
-def matching(found: Sequence[str], places: Sequence[tuple[int, str | None]], requested: AttachedState) -> int:
+def index_of(found: Sequence[str], origins: Sequence[tuple[int, str | None]], requested: AttachedState) -> int:
     """Return the index of the operator's state that a user requests; DescriptorError if it is not exactly one.
 
-    found: the states, for the error; places: their operators and variables.
+    found: the states, for the error; origins: their operators and variables.
     """
-    indices = [index for index, place in enumerate(places) if requested.matches(*place)]
+    indices = [index for index, origin in enumerate(origins) if requested.matches(*origin)]
     if len(indices) == 1:
         return indices[0]
     available = "; ".join(found)

@@ -177,8 +177,8 @@ def _letters(letters: str) -> Callable[[pa.Array], pa.Array] | None:
     if letter == "S" and count <= 9:
         return lambda times: pc.utf8_slice_codeunits(_nanoseconds(times), 0, count)
     if letter in NAMES and (names := NAMES[letter][0].get(count)) is not None:
-        texts, place = pa.array(names), NAMES[letter][1]
-        return lambda times: texts.take(place(times))
+        texts, index_in = pa.array(names), NAMES[letter][1]
+        return lambda times: texts.take(index_in(times))
     return None
 
 

@@ -26,7 +26,7 @@ from state_backend.checkpoint import metadata
 from state_backend.checkpoint.files import NUMBER, CheckpointFiles
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
-from state_backend.checkpoint.states import DEFAULT_STORE, State, Unread, has_states, infer_operator, states_of
+from state_backend.checkpoint.states import DEFAULT_STORE, State, UnreadableState, has_states, infer_operator, states_of
 from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
 from state_backend.model.errors import (
     CheckpointDamagedError,
@@ -59,7 +59,7 @@ class Layout:
     partition_count: int
     operators: tuple[OperatorInfo, ...]
     stores: tuple[StateStore, ...]
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadableState, ...] = ()
 
     def check(self) -> None:
         """Raise UnsupportedStateError if the query has state, and none of it can be read."""
@@ -161,11 +161,11 @@ class Checkpoint:
             operator, found, not_found = self._states(number, batch)
             operators.append(operator)
             if refusal is not None and (found or not_found):
-                found, not_found = [], [Unread(number, operator.name, None, refusal)]
+                found, not_found = [], [UnreadableState(number, operator.name, None, refusal)]
             unread += not_found
             # After a repartition, folders of other partitions remain.
             partitions = sorted(int(name) for name in names if NUMBER.fullmatch(name) and int(name) < count)
-            places = {store.name: place for place, store in enumerate(operator.stores)}
+            indices = {store.name: index for index, store in enumerate(operator.stores)}
             for store, states in groupby(found, key=lambda state: state.store):
                 stores.append(
                     StateStore(
@@ -174,7 +174,7 @@ class Checkpoint:
                         number,
                         store,
                         tuple(states),
-                        places.get(store, 0),
+                        indices.get(store, 0),
                         has_checksums,
                         tuple(partitions),
                         commit_of,
@@ -197,7 +197,7 @@ class Checkpoint:
             )
         return None
 
-    def _states(self, number: int, batch: int) -> tuple[OperatorInfo, list[State], list[Unread]]:
+    def _states(self, number: int, batch: int) -> tuple[OperatorInfo, list[State], list[UnreadableState]]:
         """Return an operator, its states, and what of it cannot be read."""
         operator = OperatorInfo(number, "", ())
         try:
@@ -208,7 +208,7 @@ class Checkpoint:
                 schemas = self._schemas_of(operator) if has_states(operator.name) else {}
             found, unread = states_of(operator, schemas, self._files.name(f"state/{number}"))
         except UnsupportedStateError as error:
-            return operator, [], [Unread(number, operator.name, None, str(error))]
+            return operator, [], [UnreadableState(number, operator.name, None, str(error))]
         return operator, found, unread
 
     def _operator(self, number: int, batch: int) -> OperatorInfo | None:

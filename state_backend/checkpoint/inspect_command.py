@@ -11,7 +11,7 @@ from typing import Any
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.inspection import inspect
-from state_backend.checkpoint.states import Unread
+from state_backend.checkpoint.states import UnreadableState
 from state_backend.log.inspection import facts_of_log, is_log, lines_of
 from state_backend.model.errors import CheckpointError, SparkisError
 from state_backend.progress_bar import ProgressBar
@@ -89,7 +89,7 @@ def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     yield f"store      {facts['provider']}{': ' if settings else ''}{settings}"
     refusals = [
-        f"not read: {Unread(operator['operator'], operator['name'], each['state'], each['reason'])}"
+        f"not read: {UnreadableState(operator['operator'], operator['name'], each['state'], each['reason'])}"
         for operator in facts["operators"]
         for each in operator["unread"]
     ]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.keys import fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_values
-from state_backend.checkpoint.states import State, Unread, state_names
+from state_backend.checkpoint.states import State, UnreadableState, state_names
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
@@ -133,10 +133,10 @@ def _names(layout: Layout) -> dict[State, str]:
     return dict(zip(layout.states, state_names(layout.states), strict=True))
 
 
-def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[str, int]]], list[Unread]]:
+def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[str, int]]], list[UnreadableState]]:
     """Return the rows and decoded bytes of each state in each partition, and the states whose rows cannot be read."""
     found: dict[State, list[dict[str, int]]] = {state: [] for state in layout.states}
-    unread: list[Unread] = []
+    unread: list[UnreadableState] = []
     for store, partition in _partitions(layout, progress):
         if not all(state in found for state in store.states):
             continue
@@ -148,7 +148,7 @@ def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[st
         except UnsupportedStateError as error:
             for state in store.states:
                 del found[state]
-                unread.append(Unread(state.operator, state.operator_name, state.name, str(error)))
+                unread.append(UnreadableState(state.operator, state.operator_name, state.name, str(error)))
             continue
         for state in store.states:
             found[state].append({"partition": partition, "rows": rows[state], "bytes": size[state]})
@@ -156,11 +156,11 @@ def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[st
 
 
 def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
-    places = [(store, partition) for store in layout.stores for partition in store.partitions]
-    for done, place in enumerate(places):
-        progress(done, len(places))
-        yield place
-    progress(len(places), len(places))
+    partitions = [(store, partition) for store in layout.stores for partition in store.partitions]
+    for done, partition in enumerate(partitions):
+        progress(done, len(partitions))
+        yield partition
+    progress(len(partitions), len(partitions))
 
 
 def look_up(
@@ -201,8 +201,8 @@ def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, pro
 def _matching(rows: pa.RecordBatch, key: str, state: State) -> pa.RecordBatch:
     """Return the rows of a key."""
     is_match = pc.equal(key_texts(rows.column("key"), state), key)
-    places = np.flatnonzero(is_match.to_numpy(zero_copy_only=False))
-    return rows.take(pa.array(places, pa.int64()))
+    indices = np.flatnonzero(is_match.to_numpy(zero_copy_only=False))
+    return rows.take(pa.array(indices, pa.int64()))
 
 
 def _add(found: dict[str, Any], name: str, state: State, rows: pa.RecordBatch) -> None:

@@ -23,7 +23,7 @@ ReadFile = Callable[[], Iterable[Records]]
 Mask = npt.NDArray[np.bool_]
 
 
-def laid_over(snapshot: Iterable[Records], files: Sequence[ReadFile]) -> Iterator[Records]:
+def overlaid(snapshot: Iterable[Records], files: Sequence[ReadFile]) -> Iterator[Records]:
     """Yield the puts of the whole state after all files: the unchanged rows of the snapshot, then the changed rows.
 
     A merge appends its bytes to the value. The parts of a value need no delimiter: each begins with its size.
@@ -66,23 +66,23 @@ class _Changes:
     """The records of some files, in their order.
 
     Of each record: numbers, that of its key; is_newest, whether it is a put that counts; is_part, whether its value is
-    a part of a merged one. Of each key: base, the place of its last put or delete, or -1; is_merged, whether merges
+    a part of a merged one. Of each key: base, the index of its last put or delete, or -1; is_merged, whether merges
     follow. At the end stands a key that is in no file.
     """
 
     def __init__(self, known: KeyNumbers, numbers: Numbers, ops: npt.NDArray[np.uint8]) -> None:
         self._known = known
         self.numbers = numbers
-        places = np.arange(len(numbers))
+        indices = np.arange(len(numbers))
         is_merge = ops == RecordType.MERGE
         self.base = np.full(len(known) + 1, -1)
-        self.base[numbers[~is_merge]] = places[~is_merge]  # the last one of a key stays
+        self.base[numbers[~is_merge]] = indices[~is_merge]  # the last one of a key stays
         self.is_merged = np.zeros(len(known) + 1, bool)
-        self.is_merged[numbers[is_merge & (places > self.base[numbers])]] = True
+        self.is_merged[numbers[is_merge & (indices > self.base[numbers])]] = True
         of_merged = self.is_merged[numbers]
-        is_base = places == self.base[numbers]
+        is_base = indices == self.base[numbers]
         self.is_newest = is_base & (ops == RecordType.PUT) & ~of_merged
-        self.is_part = of_merged & (places >= self.base[numbers]) & (ops != RecordType.DELETE)
+        self.is_part = of_merged & (indices >= self.base[numbers]) & (ops != RecordType.DELETE)
 
     @classmethod
     def of(cls, files: Sequence[ReadFile]) -> _Changes:

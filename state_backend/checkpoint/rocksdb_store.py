@@ -20,7 +20,7 @@ from state_backend.checkpoint.decoding import RowFormat, without_delete_checksum
 from state_backend.checkpoint.difference import difference
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.frames import decompressed
-from state_backend.checkpoint.overlay import laid_over
+from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, change_log_records, lineage_of
 from state_backend.checkpoint.snapshots import SnapshotZip, read_snapshot_zip, snapshot_records
 from state_backend.model.errors import PurgedVersionError
@@ -83,7 +83,7 @@ class RocksDbStore:
             return iter(())
         base, names = self._chain(version, unique_id)
         change_logs = [self._change_log(name) for name in names]
-        return laid_over(() if base is None else snapshot_records(self._files, self._snapshot(base)), change_logs)
+        return overlaid(() if base is None else snapshot_records(self._files, self._snapshot(base)), change_logs)
 
     def families(self) -> dict[str, int]:
         """Return the numbers of the column families by name, as the newest snapshot has them."""

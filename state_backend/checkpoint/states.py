@@ -55,7 +55,7 @@ OPERATORS = {
     "applyInPandasWithState": ("groupState", StateForm.GROUP),
 }
 # Operators with one form of state: Spark 3.5 writes no names, so a newer version names what was inferred before.
-LASTING_NAMES = {"applyInPandasWithState": "flatMapGroupsWithState", **dict.fromkeys(TRANSFORMS, TRANSFORMS[0])}
+STABLE_NAMES = {"applyInPandasWithState": "flatMapGroupsWithState", **dict.fromkeys(TRANSFORMS, TRANSFORMS[0])}
 VARIABLES = {"ValueState": StateForm.VALUE, "ListState": StateForm.LIST, "MapState": StateForm.MAP}
 
 
@@ -86,7 +86,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableState:
     """An operator, or one variable of it, whose state sparkis does not read, and why. name: "" if it is not known."""
 
     operator: int
@@ -107,12 +107,12 @@ def has_states(operator: str) -> bool:
 
 def states_of(
     operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str
-) -> tuple[list[State], list[Unread]]:
+) -> tuple[list[State], list[UnreadableState]]:
     """Return the states of an operator, and what of it cannot be read.
 
     schemas: of each of its stores. name: of its folder, for errors.
     """
-    found: list[State | Unread]
+    found: list[State | UnreadableState]
     if operator.name == JOIN:
         found = list(_sides(operator, schemas, name))
     elif operator.name in TRANSFORMS:
@@ -127,17 +127,17 @@ def states_of(
         found = [_state(operator, state, form, DEFAULT_STORE, given[0])]
     else:
         reason = f"{name}: the state of the operator {operator.name!r} is not known to sparkis"
-        found = [Unread(operator.number, operator.name, None, reason)]
+        found = [UnreadableState(operator.number, operator.name, None, reason)]
     checked = [_with_readable_keys(each, name) for each in found]
     states = [each for each in checked if isinstance(each, State)]
-    return states, [each for each in checked if isinstance(each, Unread)]
+    return states, [each for each in checked if isinstance(each, UnreadableState)]
 
 
-def _with_readable_keys(state: State | Unread, name: str) -> State | Unread:
-    if isinstance(state, Unread) or state.encoding.form not in (KeyForm.RANGE, KeyForm.TIME_FIRST):
+def _with_readable_keys(state: State | UnreadableState, name: str) -> State | UnreadableState:
+    if isinstance(state, UnreadableState) or state.encoding.form not in (KeyForm.RANGE, KeyForm.TIME_FIRST):
         return state
     reason = f"{name}: keys of {state.name!r} are encoded by {state.encoding.form.value}"
-    return Unread(state.operator, state.operator_name, state.name, reason)
+    return UnreadableState(state.operator, state.operator_name, state.name, reason)
 
 
 def _state(operator: OperatorInfo, name: str, form: StateForm, store: str, schema: StoreSchema) -> State:
@@ -171,7 +171,7 @@ def _sides(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]],
 
 def _variables(
     operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str
-) -> Iterator[State | Unread]:
+) -> Iterator[State | UnreadableState]:
     families = {schema.family: schema for schema in schemas.get(DEFAULT_STORE, ())}
     try:
         variables = [
@@ -185,7 +185,7 @@ def _variables(
             continue
         if kind not in VARIABLES:
             reason = f"{name}: the variable {variable!r} is a {kind}, which sparkis does not read"
-            yield Unread(operator.number, operator.name, variable, reason)
+            yield UnreadableState(operator.number, operator.name, variable, reason)
             continue
         if variable not in families:
             raise damaged(name, f"there is no schema of the variable {variable!r}")
@@ -202,9 +202,9 @@ def state_names(states: Sequence[State]) -> list[str]:
     ]
 
 
-def lasting_name(operator: str) -> str:
+def stable_name(operator: str) -> str:
     """Return a name of an operator that stays the same if another version of Spark continues the query."""
-    return LASTING_NAMES.get(operator, operator)
+    return STABLE_NAMES.get(operator, operator)
 
 
 def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:

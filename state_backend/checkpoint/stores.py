@@ -71,7 +71,7 @@ PROVIDERS = {
 }
 
 
-class Opened(NamedTuple):
+class PartitionRecords(NamedTuple):
     """A partition's records in blocks, and the numbers of its column families by name."""
 
     partition: int
@@ -81,7 +81,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class StateStore:
-    """A store of an operator. place: its number among the operator's stores.
+    """A store of an operator. index: its number among the operator's stores.
 
     partitions: the numbers of those that have been written, in order. commit_of: returns a batch's commit, which names
     the files of checkpoint format 2.
@@ -92,7 +92,7 @@ class StateStore:
     operator: int
     name: str
     states: tuple[State, ...]
-    place: int
+    index: int
     has_checksums: bool
     partitions: tuple[int, ...]
     commit_of: Callable[[int], BatchCommit]
@@ -133,7 +133,7 @@ class StateStore:
 
         has_change_log = cache(lambda: self.has_change_log(batch))
 
-        def read(partition: int) -> Opened:
+        def read(partition: int) -> PartitionRecords:
             store = self._open(partition)
             version, unique_id = batch + FIRST_VERSION, self._unique_id(partition, batch)
             if has_change_log():
@@ -141,21 +141,21 @@ class StateStore:
             else:
                 before = None if version == FIRST_VERSION else self._unique_id(partition, batch - 1)
                 blocks = store.difference(version, unique_id, before)
-            return Opened(partition, self._families(store), blocks)
+            return PartitionRecords(partition, self._families(store), blocks)
 
         yield from self._decoded(self._each(read, partitions))
 
     def whole(self, partitions: Iterable[int], batch: int) -> Decoded:
         """Yield the whole state of some partitions after a batch; no key is repeated."""
 
-        def read(partition: int) -> Opened:
+        def read(partition: int) -> PartitionRecords:
             store = self._open(partition)
             blocks = store.whole(batch + FIRST_VERSION, self._unique_id(partition, batch))
-            return Opened(partition, self._families(store), blocks)
+            return PartitionRecords(partition, self._families(store), blocks)
 
         yield from self._decoded(map(read, partitions))
 
-    def _each(self, read: Callable[[int], Opened], partitions: Iterable[int]) -> Iterator[Opened]:
+    def _each(self, read: Callable[[int], PartitionRecords], partitions: Iterable[int]) -> Iterator[PartitionRecords]:
         """Open partitions, several at the same time if each request takes long."""
         if not self.files.is_remote:
             yield from map(read, partitions)
@@ -176,12 +176,12 @@ class StateStore:
         ids = self.commit_of(batch).ids.get(self.operator)
         if ids is None:
             return None
-        if partition >= len(ids) or self.place >= len(ids[partition]):
+        if partition >= len(ids) or self.index >= len(ids[partition]):
             name = self.files.name(f"commits/{batch}")
             raise CheckpointDamagedError(f"{name} is damaged: it has no id for partition {partition}")
-        return ids[partition][self.place]
+        return ids[partition][self.index]
 
-    def _decoded(self, opened: Iterable[Opened]) -> Decoded:
+    def _decoded(self, opened: Iterable[PartitionRecords]) -> Decoded:
         """Decode the records of partitions. Small blocks are decoded together: each costs about the same."""
         waiting: dict[State, list[tuple[int, Records]]] = {}
         sizes = dict.fromkeys(self.states, 0)

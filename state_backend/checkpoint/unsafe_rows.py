@@ -106,8 +106,8 @@ class _Decoder:
         if not slots.is_null.any():
             return self._present(slots, kind)
         present = self._present(slots.select(~slots.is_null), kind)
-        places = np.cumsum(~slots.is_null) - 1
-        return present.take(pa.array(places, pa.int64(), mask=slots.is_null))
+        indices = np.cumsum(~slots.is_null) - 1
+        return present.take(pa.array(indices, pa.int64(), mask=slots.is_null))
 
     def _plain(self, slots: _Slots, kind: pa.DataType, width: int) -> pa.Array:
         raw = self._words(slots.at, width)
@@ -238,8 +238,8 @@ class _Decoder:
             pieces, ends = state_files.gathered(self._content, starts, sizes)
             return np.frombuffer(pieces, np.uint8), np.frombuffer(ends, np.int64)
         offsets = np.concatenate(([0], np.cumsum(sizes)))
-        places = np.arange(int(offsets[-1])) + np.repeat(starts - offsets[:-1], sizes)
-        return self._content[places], offsets
+        indices = np.arange(int(offsets[-1])) + np.repeat(starts - offsets[:-1], sizes)
+        return self._content[indices], offsets
 
     def _bytes(self, at: Numbers) -> npt.NDArray[np.uint8]:
         return self._content[at]

@@ -40,6 +40,10 @@ def listed(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 
+HINT = (
+    "sum, count may be the buffers of avg, or of other functions: name all of the query's, in order: "
+    '--column mean="avg(price)"'
+)
 READERS = pytest.mark.parametrize("reader", ["files", "spark"])
 
 
@@ -49,8 +53,9 @@ def test_what_a_checkpoint_holds_is_listed(checkpoint: Path, reader: str):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
         "operator 0 (stateStoreSave)",
-        "  columns  window, window_end, k, _0, _1, sum, count",
+        "  columns  window, window_end, k, start, end, _0, _1, sum, count",
         "  hash     JOB:aggregation:<window>:<k>  sum, count",
+        f"  hint     {HINT}",
     ]
 
 

@@ -10,9 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from state_backend.attach.aggregates import PlannedFunction, hint_of, parse_aggregate, placed, planned_of, results_of
-from state_backend.attach.answers import Call, mean, total
+from state_backend.attach.aggregates import (
+    PlannedFunction,
+    hint_of,
+    match_buffers,
+    parse_aggregate,
+    planned_of,
+    results_of,
+)
 from state_backend.attach.distinct_counts import distinct_counts, precision_of
+from state_backend.attach.evaluation import FunctionCall, mean, total
 from state_backend.model.errors import DescriptorError
 
 
@@ -23,7 +30,7 @@ def fields(names: str) -> list[pa.Field]:
 
 def places(texts: list[str], names: str) -> list[tuple[int, int]]:
     calls = {text: call for text in texts if (call := parse_aggregate(text)) is not None}
-    return [(each.first, each.width) for each in placed(calls, fields(names), "operator 0").values()]
+    return [(each.first, each.width) for each in match_buffers(calls, fields(names), "operator 0").values()]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +77,11 @@ def test_a_function_that_cannot_be_finished_is_refused_with_the_reason(text: str
 
 
 def test_bytes_need_the_type_of_their_values():
-    found = placed({"collect_set(a)": Call("collect_set")}, fields("buf"), "operator 0")["collect_set(a)"]
+    found = match_buffers({"collect_set(a)": FunctionCall("collect_set")}, fields("buf"), "operator 0")[
+        "collect_set(a)"
+    ]
     with pytest.raises(DescriptorError, match=r"needs the type of its argument, as in collect_set\(tag::string\)"):
-        found.finish([pa.nulls(0, pa.binary())])
+        found.evaluate([pa.nulls(0, pa.binary())])
 
 
 def test_evident_functions_need_no_name_and_others_have_a_hint():
@@ -82,8 +91,8 @@ def test_evident_functions_need_no_name_and_others_have_a_hint():
         "first": 1,
         "sum": 3,
     }
-    assert "avg" in str(hint_of(fields("max sum count")))
-    assert hint_of(fields("max count first valueSet")) is None
+    assert "avg" in str(hint_of(fields("max sum count"), ()))
+    assert hint_of(fields("max count first valueSet"), ()) is None
 
 
 def test_functions_of_a_plan_that_do_not_fit_are_left_alone(caplog: pytest.LogCaptureFixture):
@@ -95,9 +104,9 @@ def test_functions_of_a_plan_that_do_not_fit_are_left_alone(caplog: pytest.LogCa
 
 
 def test_a_result_survives_the_way_to_another_process():
-    (found,) = placed({"avg(a)": Call("avg")}, fields("sum count"), "operator 0").values()
+    (found,) = match_buffers({"avg(a)": FunctionCall("avg")}, fields("sum count"), "operator 0").values()
     sums, counts = pa.array([3.0, 1.0], pa.float64()), pa.array([2, 0], pa.int64())
-    assert pickle.loads(pickle.dumps(found)).finish([sums, counts]).to_pylist() == [1.5, None]
+    assert pickle.loads(pickle.dumps(found)).evaluate([sums, counts]).to_pylist() == [1.5, None]
 
 
 def decimals(texts: list[str | None], precision: int, scale: int) -> pa.Array:
@@ -106,7 +115,7 @@ def decimals(texts: list[str | None], precision: int, scale: int) -> pa.Array:
 
 def test_averages_of_decimals_have_four_digits_more_and_are_rounded_half_up():
     sums = decimals(["1.00", "-2.00", "0.01", None], 20, 2)
-    found = mean([sums, pa.array([3, 3, 8, 1], pa.int64())], Call("avg"))
+    found = mean([sums, pa.array([3, 3, 8, 1], pa.int64())], FunctionCall("avg"))
     assert found.type == pa.decimal128(14, 6)
     assert [None if each is None else str(each) for each in found.to_pylist()] == [
         "0.333333",
@@ -118,9 +127,9 @@ def test_averages_of_decimals_have_four_digits_more_and_are_rounded_half_up():
 
 def test_small_decimals_are_kept_as_integers_and_floats():
     kind = pa.decimal128(7, 2)
-    found = total([pa.array([12345, None, -1], pa.int64())], Call("sum", kind))
+    found = total([pa.array([12345, None, -1], pa.int64())], FunctionCall("sum", kind))
     assert found.equals(decimals(["123.45", None, "-0.01"], 17, 2))
-    found = mean([pa.array([1.0, 0.0], pa.float64()), pa.array([3, 0], pa.int64())], Call("avg", kind))
+    found = mean([pa.array([1.0, 0.0], pa.float64()), pa.array([3, 0], pa.int64())], FunctionCall("avg", kind))
     assert found.equals(decimals(["0.003333", None], 11, 6))
 
 

@@ -74,7 +74,7 @@ def test_a_log_with_the_name_that_spark_gives_an_operator_is_continued(tmp_path:
     growing, log = GrowingCheckpoint(golden.NEWEST, "hdfs-grouped", tmp_path), tmp_path / "log"
     growing.commit(0)
     with monkeypatch.context() as earlier:
-        earlier.setattr("state_backend.attach.rows.lasting_name", lambda name: name)
+        earlier.setattr("state_backend.attach.state_encoder.stable_name", lambda name: name)
         with following(growing.path, log) as attachment:
             assert attachment.wait(0, WAIT_S)
     source = described(log).source

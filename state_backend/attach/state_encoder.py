@@ -15,7 +15,7 @@ from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.spark_types import VARIANT, type_name
-from state_backend.checkpoint.states import State, StateForm, lasting_name
+from state_backend.checkpoint.states import State, StateForm, stable_name
 from state_backend.codec.json_text import has_json, json_objects, json_texts
 from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
@@ -31,7 +31,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class BoundState:
+class StateEncoder:
     """One state of the log, and the operator's state that it is read from."""
 
     columns: Columns
@@ -61,7 +61,7 @@ class BoundState:
         state = self.state
         return {
             "operator_id": state.operator,
-            "operator": lasting_name(state.operator_name),
+            "operator": stable_name(state.operator_name),
             "variable": variable_of(state),
             "schema": schema_text(state),
             "columns": self.columns.texts(self.descriptor.value),
@@ -149,8 +149,8 @@ def _elements(
     owner = np.repeat(np.arange(len(ops)), counts)
     starts = np.cumsum(counts) - counts
     row_is_deleted = is_deleted[owner]
-    places = np.cumsum(~row_is_deleted) - 1
-    elements = values.flatten().take(pa.array(places, pa.int64(), mask=row_is_deleted))
+    indices = np.cumsum(~row_is_deleted) - 1
+    elements = values.flatten().take(pa.array(indices, pa.int64(), mask=row_is_deleted))
     is_first = np.zeros(len(owner), bool)
     is_first[starts[(ops == RecordType.PUT) & (lengths > 0)]] = True
     return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)

@@ -28,7 +28,7 @@ Buffers = Sequence[pa.Array]
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call of an aggregate function. kind: the type declared for its first argument; arguments: the others."""
 
     name: str
@@ -36,15 +36,15 @@ class Call:
     arguments: tuple[str, ...] = ()
 
 
-Finish = Callable[[Buffers, Call], pa.Array]
+Evaluate = Callable[[Buffers, FunctionCall], pa.Array]
 
 
-def value(buffers: Buffers, _: Call) -> pa.Array:
+def value(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return the buffer that is itself the result: of count, min, max, first, last, max_by, bit_and and the like."""
     return buffers[0]
 
 
-def total(buffers: Buffers, call: Call) -> pa.Array:
+def total(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return a sum. Spark sums decimals of few digits as integers, and marks sums of nothing in a second buffer."""
     found = buffers[0]
     if pa.types.is_int64(found.type) and call.kind is not None and pa.types.is_decimal(call.kind):
@@ -54,7 +54,7 @@ def total(buffers: Buffers, call: Call) -> pa.Array:
     return found if len(buffers) == 1 else pc.if_else(buffers[1], pa.scalar(None, found.type), found)
 
 
-def mean(buffers: Buffers, call: Call) -> pa.Array:
+def mean(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return an average: a float, or a decimal with four more digits after the point."""
     sums, counts = buffers
     if pa.types.is_decimal(sums.type):
@@ -73,62 +73,62 @@ def mean(buffers: Buffers, call: Call) -> pa.Array:
     )
 
 
-def variance_pop(buffers: Buffers, _: Call) -> pa.Array:
+def variance_pop(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return var_pop."""
     n, _mean, m2 = map(_floats, buffers)
     return _divided(m2, n)
 
 
-def variance(buffers: Buffers, _: Call) -> pa.Array:
+def variance(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return var_samp; null for a single value."""
     n, _mean, m2 = map(_floats, buffers)
     return _divided(m2, np.maximum(n - 1.0, 0.0))
 
 
-def deviation_pop(buffers: Buffers, call: Call) -> pa.Array:
+def deviation_pop(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return stddev_pop."""
     return pc.sqrt(variance_pop(buffers, call))
 
 
-def deviation(buffers: Buffers, call: Call) -> pa.Array:
+def deviation(buffers: Buffers, call: FunctionCall) -> pa.Array:
     """Return stddev_samp; null for a single value."""
     return pc.sqrt(variance(buffers, call))
 
 
-def skewness(buffers: Buffers, _: Call) -> pa.Array:
+def skewness(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return the skewness; null where all values are the same."""
     n, _mean, m2, m3 = map(_floats, buffers)
     with np.errstate(all="ignore"):
         return _divided(np.sqrt(n) * m3, np.sqrt(m2 * m2 * m2))
 
 
-def kurtosis(buffers: Buffers, _: Call) -> pa.Array:
+def kurtosis(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return the kurtosis; null where all values are the same."""
     n, _mean, m2, _m3, m4 = map(_floats, buffers)
     with np.errstate(all="ignore"):
         return pc.subtract(_divided(n * m4, m2 * m2), 3.0)
 
 
-def covariance_pop(buffers: Buffers, _: Call) -> pa.Array:
+def covariance_pop(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return covar_pop."""
     n, _x, _y, ck = map(_floats, buffers)
     return _divided(ck, n)
 
 
-def covariance(buffers: Buffers, _: Call) -> pa.Array:
+def covariance(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return covar_samp; null for a single pair."""
     n, _x, _y, ck = map(_floats, buffers)
     return _divided(ck, np.maximum(n - 1.0, 0.0))
 
 
-def correlation(buffers: Buffers, _: Call) -> pa.Array:
+def correlation(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return Pearson's correlation; null for a single pair, and where all values of one side are the same."""
     n, _x, _y, ck, x_mk, y_mk = map(_floats, buffers)
     with np.errstate(all="ignore"):
         return _divided(ck, np.where(n > 1.0, np.sqrt(x_mk * y_mk), 0.0))
 
 
-def approximate_count(buffers: Buffers, _: Call) -> pa.Array:
+def approximate_count(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return approx_count_distinct."""
     words = np.stack([each.to_numpy() for each in buffers], axis=1)
     return pa.array(distinct_counts(words), pa.int64())

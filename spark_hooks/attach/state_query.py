@@ -8,7 +8,7 @@
     $expire_at the expiry in milliseconds since 1970; only if the state has a time to live
     $resets    true: the list is emptied before the row's element is appended
 
-Runs on the driver when an attachment is made; `BoundState` then makes one DataFrame for each read.
+Runs on the driver when an attachment is made; `StateQuery` then makes one DataFrame for each read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from state_backend.attach.aggregates import (
     Aggregate,
     PlannedFunction,
     default_columns,
+    hint_of,
+    match_buffers,
     parse_aggregate,
-    placed,
     results_of,
 )
 from state_backend.attach.states import (
@@ -47,15 +48,21 @@ from state_backend.attach.states import (
     RESETS,
     AttachedState,
     ColumnNames,
+    ValueField,
+    default_value_columns,
     descriptor_of,
+    distinct_names,
     key_columns_of,
+    single_window,
+    without_window_ends,
 )
-from state_backend.checkpoint.states import StateForm, lasting_name
+from state_backend.checkpoint.states import StateForm, stable_name
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
+WRITABLE_TYPES = PLAIN_TYPES + NESTED_TYPES
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
 # The value column of Spark's state reader; for other forms it is `value`.
 VALUE_COLUMNS = {StateForm.MAP: "user_map_value", StateForm.LIST: "list_element"}
@@ -102,19 +109,23 @@ class _ColumnRoles:
         by_name = [
             each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used_names
         ]
-        default = _default_value(source, raw, {each.name for each in by_name}, used_names)
+        default = default_value_columns(
+            [ValueField(each.name, _is_window(each.kind), isinstance(each.kind, WRITABLE_TYPES)) for each in raw],
+            {each.name for each in by_name},
+            used_names,
+            is_session=source.form is StateForm.SESSION,
+        )
         buffers = buffers_of(source)
         results = results_of(buffers, planned, used_names)
         is_buffer = [bool(buffer.name) for buffer in buffers]
         windows = [member for member in _members("key", source) if _is_window(member.kind)]
-        window = windows[0].name if len(windows) == 1 and not {*PARTS_OF_WINDOW} & used_names else None
+        window = single_window([each.name for each in windows], used_names)
         parts = _parts_of(windows[0]) if window is not None else []
-        ends = {f"{each}_end" for each in used_names}
         return cls(
             (*key, *parts),
             tuple(field_columns),
             (*value, *by_name),
-            tuple(each.name for each in (*key, *field_columns) if each.name not in ends),
+            without_window_ends([each.name for each in (*key, *field_columns)]),
             default_columns(default, results, is_buffer, is_planned=planned is not None),
             expire_at,
             tuple(buffers),
@@ -146,25 +157,6 @@ def buffers_of(source: OperatorState) -> list[pa.Field]:
     others = len(source.type_of("key").fields) if source.form is StateForm.SESSION else 0
     fields = source.type_of("value").fields
     return [field_of("" if index < others else each.name, each.dataType) for index, each in enumerate(fields)]
-
-
-def _default_value(
-    source: OperatorState, raw: Sequence[_StructField], by_name: set[str], used_names: set[str]
-) -> list[list[str]]:
-    """Return the default columns of each field of the value that can be written, by its name if that is unique."""
-    # The value of a session repeats its key, and has the session's end, which is not in the key.
-    is_session = source.form is StateForm.SESSION
-    found: list[list[str]] = []
-    for index, member in enumerate(raw):
-        if is_session and member.name in used_names:
-            found.append([])
-        elif _is_window(member.kind) and member.name in by_name:
-            found.append([f"{member.name}_end"] if is_session else [member.name, f"{member.name}_end"])
-        elif isinstance(member.kind, PLAIN_TYPES + NESTED_TYPES):
-            found.append([member.name if member.name in by_name else f"_{index}"])
-        else:
-            found.append([])
-    return found
 
 
 def _value_members(source: OperatorState) -> tuple[list[_StructField], Column | None]:
@@ -242,10 +234,8 @@ def _with_distinct_names(members: Sequence[_StructField], used_names: set[str]) 
 
 def _with_text_forms(members: Sequence[_StructField]) -> list[_StructField]:
     """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
-    names = [member.name for member in members]
     result = []
-    for index, member in enumerate(members):
-        name = member.name if names.count(member.name) == 1 else f"{member.name}_{index}"
+    for member, name in zip(members, distinct_names([member.name for member in members]), strict=True):
         if isinstance(member.kind, PLAIN_TYPES):
             result.append(member._replace(name=name))
         else:
@@ -254,7 +244,7 @@ def _with_text_forms(members: Sequence[_StructField]) -> list[_StructField]:
 
 
 @dataclass(frozen=True)
-class BoundState:
+class StateQuery:
     """One state of the log, and the operator state that it is read from."""
 
     source: OperatorState
@@ -279,7 +269,7 @@ class BoundState:
         roles = _ColumnRoles.of(source, planned)
         expressions = dict(requested.columns or {})
         calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
-        declared = placed({expressions[name]: call for name, call in calls.items()}, roles.buffers, str(source))
+        declared = match_buffers({expressions[name]: call for name, call in calls.items()}, roles.buffers, str(source))
         descriptor = descriptor_of(roles.names(source), requested)
         _check_key_expressions(source, roles, descriptor, expressions)
         results = {name: each for name, each in roles.results.items() if name not in calls}
@@ -295,6 +285,12 @@ class BoundState:
         """The names of the columns that key, field, value and expressions may use."""
         names = self._roles.names(self.source).all
         return (*names, *(name for name in self.expressions if name not in names))
+
+    @property
+    def hint(self) -> str | None:
+        """How to name the functions of the aggregation; None if they are named, or evident."""
+        is_default = self.descriptor.value == self._roles.default_value
+        return hint_of(self._roles.buffers, self._roles.results.values()) if is_default else None
 
     def snapshot(self, spark: SparkSession, checkpoint: SparkCheckpoint, batch: int, partitions: int) -> DataFrame:
         """Return the full state as of a batch, in the layout of a task."""
@@ -313,7 +309,7 @@ class BoundState:
         """The source of the state, as plain JSON. If the source changes, the log needs a new generation."""
         return {
             "operator_id": self.source.operator_id,
-            "operator": lasting_name(self.source.operator),
+            "operator": stable_name(self.source.operator),
             "variable": self.source.variable,
             "schema": self.source.schema.simpleString(),
             "columns": {name: each.text for name, each in self.results.items() if name in self.descriptor.value}
