@@ -1,6 +1,5 @@
-"""Attaching to a query: its state becomes readable from its checkpoint, without a change to the query.
+"""Attachments that need Spark: to a query of this driver, by Spark's own state reader, to processors' declared states.
 
-`start` makes an `attachment`, which follows the checkpoint. `processor` declares states, `declared` reads declarations
-from a query's plan, `automatic` attaches to such queries. Python workers import `processor`, so nothing is imported
-here.
+How an attachment follows a checkpoint is not here: see `state_backend.attach`. Python workers import `processor` from
+here, so this module imports nothing.
 """

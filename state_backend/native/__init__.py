@@ -1,9 +1,7 @@
-"""The compiled part of the store: look-ups in LMDB's pages (`lookup.pyx`), and records of plain values (`packing.pyx`).
+"""The compiled loops: look-ups in LMDB's pages, records of a store, changes of a log, Spark's state files.
 
-It writes nothing: all writes go through py-lmdb. It is optional. If it is not built, or if SPARKIS_PURE is set,
-`pages_of` returns None, py-lmdb does all look-ups, and Python builds all records. `state_files.pyx` has the hot loops
-of reading Spark's checkpoints, `change_records.pyx` those of encoding changes; `state_backend.checkpoint` and
-`state_backend.codec` have the same functions in Python.
+Nothing here writes: all writes go through py-lmdb. Nothing here is needed: without a compiler, or with SPARKIS_PURE
+set, `lmdb`, `codec` and `checkpoint` use their own functions in Python.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from state_backend.native.lookup import Pages
     from state_backend.native.packing import Packing
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("sparkis.server")
 
 
 def compiled_module(name: str) -> ModuleType | None:

@@ -1,14 +1,7 @@
-"""The storage of a change log: atomic and durable file operations, one class for each kind of filesystem.
+"""The storage of a change log, and of checkpoints: a folder, an object store, or HDFS, behind one interface.
 
-`create` never overwrites: one of several writers of a name wins, and readers never see an incomplete file. `open_new`
-is for names that only one writer uses. `replace` overwrites the full file. All three are durable when they return.
-
-    LocalFilesystem         a folder of this machine, or one mounted on all of them
-    ObjectStoreFilesystem   s3://, gs://, abfss:// and the like, by conditional PUTs; needs the extra `object-store`
-    ArrowFilesystem         hdfs://, through pyarrow
-
-All paths are relative to the log's root, with `/`. A failure of the storage is a LogUnavailableError; a missing file is
-no failure.
+`filesystem` has the interface; `open_filesystem` chooses by the address. What the files mean is not here. All paths are
+relative to the root, with `/`. A failure of the storage is a LogUnavailableError; a missing file is no failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""The file operations that a change log needs: the interface of all filesystems."""
+"""The file operations that a change log needs: the interface of all filesystems.
+
+`create` never overwrites: one of several writers of a name wins, and readers never see an incomplete file. `open_new`
+is for names that only one writer uses. `replace` overwrites the full file. All three are durable when they return.
+
+    LocalFilesystem         a folder of this machine, or one mounted on all of them
+    ObjectStoreFilesystem   s3://, gs://, abfss:// and the like, by conditional PUTs; needs the extra `object-store`
+    ArrowFilesystem         hdfs://, through pyarrow
+"""
 
 from __future__ import annotations
 
