@@ -54,7 +54,7 @@ from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
 from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.past import AS_OF_HELP, AsOf, Moment, NotBegunError, moment_of
+from state_backend.log.past import AS_OF_HELP, AsOf, BeforeFirstEpochError, Moment, moment_of
 from state_backend.model.errors import LogError, LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 
@@ -241,17 +241,17 @@ def moments_of(roots: Sequence[str], point: AsOf, only: Sequence[str] | None) ->
             f"--as-of {point.epoch}: each job counts its own epochs, and the logs have the jobs "
             f"{', '.join(sorted(job for _, job in jobs))}; name one with --job, or give a time"
         )
-    found, not_begun = {}, []
+    found, too_early = {}, []
     for place, log in jobs.items():
         try:
             found[place] = moment_of(log, point)
-        except NotBegunError as error:
+        except BeforeFirstEpochError as error:
             if only:
                 raise
-            not_begun.append(error)
+            too_early.append(error)
             logger.info("%s; it is not served", error)
     if not found:
-        raise not_begun[0]
+        raise too_early[0]
     return found
 
 

@@ -43,11 +43,11 @@ def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> 
     before_keys, after_keys = _keys(before, state), _keys(after, state)
     old, new = next(before_keys, None), next(after_keys, None)
     while old is not None or new is not None:
-        if new is None or (old is not None and _place(old) < _place(new)):
+        if new is None or (old is not None and _store_order(old) < _store_order(new)):
             assert old is not None
             yield Difference("removed", old.state, old.key)
             old = next(before_keys, None)
-        elif old is None or _place(new) < _place(old):
+        elif old is None or _store_order(new) < _store_order(old):
             yield Difference("added", new.state, new.key)
             new = next(after_keys, None)
         else:
@@ -56,12 +56,12 @@ def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> 
             old, new = next(before_keys, None), next(after_keys, None)
 
 
-def _place(info: KeyInfo) -> tuple[int, bytes]:
+def _store_order(info: KeyInfo) -> tuple[int, bytes]:
     return position_of(info.key), info.key
 
 
 def _keys(snapshot: Snapshot, state: str | None) -> Iterator[KeyInfo]:
-    """Iterate over the keys in the order of `_place`: a call of scan never ends within a position."""
+    """Iterate over the keys in the order of `_store_order`: a call of scan never ends within a position."""
     cursor = -1
     while cursor:
         cursor, keys = snapshot.scan(max(cursor, 0), SCANNED_KEYS)

@@ -1,6 +1,6 @@
 """The values that a key had, from a job's log.
 
-Only files with the key's slot are opened, and only the key's rows are applied. The log is read backwards, one stretch
+Only files with the key's slot are opened, and only the key's rows are applied. The log is read backwards, one segment
 after the other: from the newest snapshot to the end, then from the snapshot before it to the newest one, until there
 are enough values. They are in memory, about VALUES_BYTES_MAX bytes.
 """
@@ -49,7 +49,7 @@ def history_of(log: JobLog, key: bytes, count: int, until: Moment | None = None)
     assert readable is not None, "the moment is one of its epochs"
     versions: list[Version] = []
     size = 0
-    for begin, end in _stretches(past, readable):
+    for begin, end in _segments(past, readable):
         found = _versions(PastJobLog(log, past.moment._replace(epoch=end)), key, begin, readable)
         newest, has_more = _newest(found, count - len(versions), VALUES_BYTES_MAX - size, 0 if versions else 1)
         versions += newest
@@ -59,8 +59,8 @@ def history_of(log: JobLog, key: bytes, count: int, until: Moment | None = None)
     return versions
 
 
-def _stretches(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int, int]]:
-    """Iterate over stretches of the log, as (first epoch, last epoch), the newest first.
+def _segments(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int, int]]:
+    """Iterate over segments of the log, as (first epoch, last epoch), the newest first.
 
     Each begins with the snapshot of the epoch at which the one before it ends. The oldest begins with the first epoch.
     """
@@ -86,7 +86,7 @@ def _newest(versions: Iterator[Version], count: int, bytes_max: int, at_least: i
 
 
 def _versions(past: PastJobLog, key: bytes, begin: int, readable: ReadableEpochs) -> Iterator[Version]:
-    """Iterate over the versions of a key in a stretch of the log that begins at an epoch, the oldest first."""
+    """Iterate over the versions of a key in a segment of the log that begins at an epoch, the oldest first."""
     states = past.description(past.moment.generation).all_states
     store = MemoryStore(past.moment.generation)
     value: WholeValue | None = None
@@ -105,7 +105,7 @@ def _versions(past: PastJobLog, key: bytes, begin: int, readable: ReadableEpochs
             is_expiring = info is not None and (info.expire_at_ms is not None or isinstance(value, dict))
         if value != before and (changes.epoch > begin or begin == first):
             kind = None if info is None else info.kind
-            is_oldest = changes.epoch == first and not readable.is_begun
+            is_oldest = changes.epoch == first and not readable.starts_at_first_epoch
             yield Version(changes.epoch, changes.clock_ms, kind, value, is_oldest)
 
 

@@ -35,12 +35,15 @@ class Moment(NamedTuple):
 
 
 class ReadableEpochs(NamedTuple):
-    """The epochs at which a job's state can be read. is_begun: `first` is the first epoch of the job's generation."""
+    """The epochs at which a job's state can be read.
+
+    starts_at_first_epoch: `first` is the first epoch of the job's generation.
+    """
 
     generation: CurrentGeneration
     first: Epoch
     last: Epoch
-    is_begun: bool
+    starts_at_first_epoch: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def readable_epochs(log: JobLog) -> ReadableEpochs | None:
         return None
     first = log.first(current)
     if first is not None and first.previous is None:
-        return ReadableEpochs(current, first, last, is_begun=True)
+        return ReadableEpochs(current, first, last, starts_at_first_epoch=True)
     begin = last.epoch if first is None else first.epoch - 1
     bases = [each for each in log.complete_snapshots(current) if begin <= each.epoch <= last.epoch]
     if not bases:
@@ -95,7 +98,7 @@ def readable_epochs(log: JobLog) -> ReadableEpochs | None:
             f"job {log.job!r}: the log {log.filesystem.root} begins at epoch {begin + 1}, and has no snapshot to begin "
             f"with; restore the missing files from a copy"
         )
-    return ReadableEpochs(current, bases[-1], last, is_begun=False)
+    return ReadableEpochs(current, bases[-1], last, starts_at_first_epoch=False)
 
 
 def moment_of(log: JobLog, as_of: AsOf | None) -> Moment:
@@ -134,16 +137,16 @@ def _epoch(log: JobLog, readable: ReadableEpochs, number: int) -> Epoch:
 
 def _too_early(log: JobLog, readable: ReadableEpochs, point: str) -> LogError:
     first = f"epoch {readable.first.epoch}, of {iso_text(readable.first.clock_ms)}"
-    if readable.is_begun:
-        return NotBegunError(f"job {log.job!r}: {point} is before the first epoch of its state, {first}")
+    if readable.starts_at_first_epoch:
+        return BeforeFirstEpochError(f"job {log.job!r}: {point} is before the first epoch of its state, {first}")
     return LogError(
         f"job {log.job!r}: {point} cannot be read any more: the log reaches back to {first}, and has no older snapshot "
         f"with all epochs after it; read that epoch or a later one"
     )
 
 
-class NotBegunError(LogError):
-    """A job's state had not begun at a time."""
+class BeforeFirstEpochError(LogError):
+    """A time or an epoch before the first epoch of a job's state."""
 
 
 class PastJobLog(JobLog):
