@@ -74,8 +74,8 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
         endpoint = endpoint.as_user(endpoint.username, os.environ.get(PASSWORD_VARIABLE, ""))
     if endpoint.password and not is_loopback(options.bind):
         raise ValueError(
-            f"a password in --url or {PASSWORD_VARIABLE} would sign in everybody who reaches this page: leave it out, and sign "
-            "in on the page, or leave out --bind"
+            f"a password in --url or {PASSWORD_VARIABLE} would sign in everybody who reaches this page: leave it out, "
+            "and sign in on the page, or leave out --bind"
         )
     return endpoint
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from compat.page.browser import page_of
+from compat.waiting import WAIT_S_MAX
 from resp_server.protocol.replies import encode
+from sparkis_ui.values import SCAN_STEPS_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -50,6 +55,29 @@ def test_ten_million_keys(tmp_path: Path, report: Any, serve_measured: Callable[
             time.sleep(3)
             report("longest turn since the start", **server.turns())
             report("memory", server=server.memory(), applier=server.applier_memory())
+            with page_of(f"redis://127.0.0.1:{server.port}") as url, httpx.Client(base_url=url) as browser:
+                _browse(server, browser, report)
+
+
+def _browse(server: Any, browser: httpx.Client, report: Any) -> None:
+    """Look for a few keys on the page of `sparkis ui`: nothing but steps of SCAN, each page within its bounds."""
+    browser.get("/browse?pattern=none")
+    before, link, pages = _calls(server), "/browse?pattern=job:v:0*99991", 0
+    server.turns()
+    with report.timed("ten pages of a search"):
+        while link and pages < 10:
+            page = browser.get(link, timeout=WAIT_S_MAX).text
+            found = re.search(r'rel="next" href="([^"]+)"', page)
+            link, pages = found[1].replace("&amp;", "&") if found else "", pages + 1
+    report("longest turn of the search", **server.turns())
+    spent = {name: calls - before.get(name, 0) for name, calls in _calls(server).items()}
+    assert pages <= spent["scan"] <= pages * SCAN_STEPS_MAX
+    assert not {"keys", "get", "mget", "dbsize"} & {name for name, calls in spent.items() if calls}
+
+
+def _calls(server: Any) -> dict[str, int]:
+    found = re.findall(r"cmdstat_(\S+):calls=(\d+)", server.ask("INFO", "commandstats").decode())
+    return {name: int(calls) for name, calls in found}
 
 
 def _ask(server: Any) -> None:
