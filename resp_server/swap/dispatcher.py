@@ -58,14 +58,14 @@ from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.result_cache import ResultCache
-from resp_server.upstream.routed_commands import RoutedCommand, Side
+from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
 from state_backend import VERSION
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
-PARTLY_OF_STATES = (Side.BOTH, Side.PREFERRED, Side.MAPPED)
+PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED)
 NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"
 NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
@@ -254,9 +254,9 @@ class SwapDispatcher(SideSender):
         command = route.routed.command
         if not state.records_reads or session.transaction is not None or command is None:
             return
-        if route.side is Side.PORTIONS or (route.side is Side.MAPPED and is_long(request)):
+        if route.destination is Destination.PORTIONS or (route.destination is Destination.MAPPED and is_long(request)):
             self._tracking.enqueue_resend(state, None)  # all keys: to list so many would take too long
-        elif route.side in (Side.BOTH, Side.PREFERRED):
+        elif route.destination in (Destination.BOTH, Destination.PREFERRED):
             self._tracking.enqueue_resend(state, keys_read(command, request))
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
@@ -317,12 +317,12 @@ class SwapDispatcher(SideSender):
             reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
             batch.add(b"" if session.is_silent else encode(reply, session.protocol))
             return Taken.YES
-        if route is None or route.side is Side.STATES:
+        if route is None or route.destination is Destination.STATES:
             return Taken.NO
         routed = route.routed
         if session.tracking_state is not None:
             self._prepare_tracking(session.tracking_state, session, route, request)
-        if route.side is Side.LOCAL:
+        if route.destination is Destination.LOCAL:
             return self._take_local(context, routed, request, batch)
         if session.transaction is not None:
             return self._take_queued(context, session.transaction, route, request, batch)
@@ -331,18 +331,18 @@ class SwapDispatcher(SideSender):
         is_first_watch = routed.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
-        if route.side is Side.SELECT and len(request) == 2:
+        if route.destination is Destination.SELECT and len(request) == 2:
             return self._select(request[1], session, batch)
         session.last_command = routed.name
         self._stats.command_stats(routed.name).calls += 1
-        if routed.name == "watch" and route.side is Side.MAPPED and route.request is not None:
+        if routed.name == "watch" and route.destination is Destination.MAPPED and route.request is not None:
             self._watch(context, route.request, batch)
             return Taken.LAST
         if routed.name == "watch":
             request = request if route.request is None else route.request
             watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
-        if route.side is Side.ALL_KEYS:
+        if route.destination is Destination.ALL_KEYS:
             self._query_keyspace(routed.name, request, session, batch)
             return Taken.YES
         if routed.is_subscription:
@@ -352,10 +352,15 @@ class SwapDispatcher(SideSender):
             with self.cached.sending(sink):
                 self._pinned.block(routed, request, session, batch, sink)
             return Taken.LAST
-        if route.side is Side.MAPPED and route.convert is None and is_long(request) and session.user.is_unrestricted:
+        if (
+            route.destination is Destination.MAPPED
+            and route.convert is None
+            and is_long(request)
+            and session.user.is_unrestricted
+        ):
             assert route.request is not None  # it has the states' names, to which rules of users do not apply
             return Taken.LAST if self._forward_long(context, route.request, batch) else Taken.NO
-        if route.side is Side.PORTIONS:
+        if route.destination is Destination.PORTIONS:
             self._long.send_portions(context, route, request, batch)
             return Taken.LAST
         return Taken.LAST if self.send(route, request, session, batch) else Taken.YES
@@ -405,12 +410,12 @@ class SwapDispatcher(SideSender):
             raise PlainError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
             self.check_rights(context, routed, request)
-        if route.side is Side.SELECT and self._pinned.listens(context.session):
+        if route.destination is Destination.SELECT and self._pinned.listens(context.session):
             raise PlainError(NOT_BY_SUBSCRIBERS)
         context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
-            if route.side is Side.SELECT:
+            if route.destination is Destination.SELECT:
                 transaction.db = self._queued_database(request[1], context.session)
         batch.add(b"" if context.session.is_silent else QUEUED)
         return Taken.YES
@@ -448,7 +453,11 @@ class SwapDispatcher(SideSender):
         if len(request) > UNSPLIT_WORDS_MAX:
             return False  # a transaction of states refuses such a request when it is queued
         route = self.router.route(request, database)
-        return route is None or route.side in (Side.LOCAL, Side.STATES) or route.side in PARTLY_OF_STATES
+        return (
+            route is None
+            or route.destination in (Destination.LOCAL, Destination.STATES)
+            or route.destination in PARTLY_OF_STATES
+        )
 
     def databases_of(self, session: Session) -> Databases:
         """Return the databases of the upstream as a client's user has them."""

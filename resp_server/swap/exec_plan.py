@@ -42,7 +42,7 @@ from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routed_commands import RoutedCommand, Side
+from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.upstream import Upstream
 
@@ -184,25 +184,25 @@ class SwapExec(ReplyStage):
             route = yield from self._sides.router.route_in_steps(request, self._database)
         else:
             route = self._sides.router.route(request, self._database)
-        if route is not None and route.side is Side.PORTIONS:  # it was short enough to be queued
+        if route is not None and route.destination is Destination.PORTIONS:  # it was short enough to be queued
             route = self._sides.router.route(request, self._database)
         if route is not None:
             self._changes_any_key |= route.changed is None
             self._changed += route.changed or ()
-        if route is not None and route.side is Side.DROPPED:
+        if route is not None and route.destination is Destination.DROPPED:
             self._parts.append(OK)
-        elif route is not None and route.side is Side.SELECT:
+        elif route is not None and route.destination is Destination.SELECT:
             self._parts.append(self._select(request[1]))
-        elif route is not None and route.side is Side.ALL_KEYS:
+        elif route is not None and route.destination is Destination.ALL_KEYS:
             self._add_listing(route.routed, request)
-        elif route is not None and route.side is Side.UPSTREAM:
+        elif route is not None and route.destination is Destination.UPSTREAM:
             self._before_upstream()
             if route.shadowed:
                 self._add_shadowed(route)
             self._parts.append((UPSTREAM_PART, len(self._packed)))
             yield from self._add_upstream(route.routed, request if route.request is None else route.request)
-        elif route is not None and route.side in (Side.BOTH, Side.PREFERRED, Side.MAPPED):
-            split = mapped_split(route) if route.side is Side.MAPPED else split_over_sides(route, request)
+        elif route is not None and route.destination in (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED):
+            split = mapped_split(route) if route.destination is Destination.MAPPED else split_over_sides(route, request)
             self._needs_states = True
             if split.upstream:
                 self._before_upstream()
@@ -211,7 +211,7 @@ class SwapExec(ReplyStage):
                 yield from self._add_upstream(route.routed, part)
             self._of_states += split.states
         else:
-            self._needs_states |= route is not None and route.side is Side.STATES
+            self._needs_states |= route is not None and route.destination is Destination.STATES
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
 

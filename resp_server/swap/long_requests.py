@@ -32,7 +32,7 @@ from resp_server.session.session import Session
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.long_words import without_long_words
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import RoutedCommand, Side
+from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.upstream import Upstream
 
@@ -122,10 +122,10 @@ class LongRequests:
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
         route = yield from self._dispatcher.router.route_in_steps(request, session.next_db)
-        if route is None or route.side in (Side.LOCAL, Side.STATES):
+        if route is None or route.destination in (Destination.LOCAL, Destination.STATES):
             return route
         yield from self.check_rights(context, route.routed, request)
-        if session.transaction is not None and route.side is Side.PORTIONS:
+        if session.transaction is not None and route.destination is Destination.PORTIONS:
             if len(request) > UNSPLIT_WORDS_MAX:
                 assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
                 raise too_long(route.routed.command)  # EXEC could not wait for its portions

@@ -32,13 +32,13 @@ from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import ClientSides, visible_keys
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import RoutedCommand, Side
+from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route
 from resp_server.upstream.upstream import Upstream
 
 
 class SideSender(ProxyDispatcher):
-    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: the number of writes with `Side.DROPPED`."""
+    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: how many had `Destination.DROPPED`."""
 
     _logins: Logins
     _ownership: Ownership
@@ -59,17 +59,17 @@ class SideSender(ProxyDispatcher):
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
-        if route.side is Side.STATES:
+        if route.destination is Destination.STATES:
             if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
-        elif route.side is Side.BOTH:
+        elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
             return self.upstream_of(session).node_count > 1  # parts may be sent later
-        elif route.side is Side.PREFERRED:
+        elif route.destination is Destination.PREFERRED:
             self._send_preferred(route, request, session, batch)
-        elif route.side is Side.MAPPED:
+        elif route.destination is Destination.MAPPED:
             self._send_mapped(route, request, session, batch)
-        elif route.side is Side.DROPPED:
+        elif route.destination is Destination.DROPPED:
             self._dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:

@@ -12,7 +12,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.swap.preferred_reads import ABSENT
 from resp_server.upstream.mapped_names import StateRead
-from resp_server.upstream.routed_commands import Side
+from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import Route
 
 # The parts of a request for both sides.
@@ -28,11 +28,11 @@ class SideSplit(NamedTuple):
 
 
 def split_over_sides(route: Route, request: Request) -> SideSplit:
-    """Split a request of `Side.BOTH` or `Side.PREFERRED`. The states' requests must be answered from one epoch.
+    """Split a request of `Destination.BOTH` or `PREFERRED`. The states' requests must be answered from one epoch.
 
     A read of a key whose rule is `prefer-state` is sent to both sides, and to the states with an EXISTS before it.
     """
-    if route.side is Side.PREFERRED:
+    if route.destination is Destination.PREFERRED:
         return _preferred(route, request)
     request = request if route.request is None else route.request
     command = route.routed.command
@@ -65,7 +65,7 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
 
 
 def mapped_split(route: Route) -> SideSplit:
-    """Return the request of `Side.MAPPED`, which is for the states only."""
+    """Return the request of `Destination.MAPPED`, which is for the states only."""
     assert route.request is not None
     convert = route.convert
     requests = [route.request] if route.of_key is None else [route.request, route.of_key]

@@ -1,4 +1,4 @@
-"""The side that answers each command at a proxy, and the positions of the command's keys. Pure.
+"""The destination of each command at a proxy, and the positions of the command's keys. Pure.
 
 A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
 upstream if it is in no table. The facts of a command are those in the upstream's reply to COMMAND, if the reply has it.
@@ -85,8 +85,8 @@ USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall"
 SPELLINGS_MAX = 1024
 
 
-class Side(Enum):
-    """The side that answers a request."""
+class Destination(Enum):
+    """What answers a request: a side (the states, the upstream), both of them, or the proxy itself."""
 
     LOCAL = auto()
     STATES = auto()
@@ -111,7 +111,7 @@ class RoutedCommand(NamedTuple):
     """
 
     name: str
-    side: Side
+    destination: Destination
     facts: Facts
     command: Command | None = None
     is_read: bool = False
@@ -176,7 +176,12 @@ class RoutedCommands:
         found = []
         for name in dict.fromkeys(names):
             routed = self._find(name)
-            if routed is None or routed.side is not Side.BY_KEYS or routed.facts.subcommands or name == "watch":
+            if (
+                routed is None
+                or routed.destination is not Destination.BY_KEYS
+                or routed.facts.subcommands
+                or name == "watch"
+            ):
                 continue
             facts = routed.facts
             has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
@@ -202,29 +207,29 @@ class RoutedCommands:
         if facts is None:
             return None
         container = name.partition("|")[0]
-        side = Side.UPSTREAM
+        destination = Destination.UPSTREAM
         asks_keys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         is_denied = (name in DENIED or container in DENIED) and name not in READS_OF_DENIED
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed:
-            side = Side.DENIED
+            destination = Destination.DENIED
         elif (name in LOCAL or container in LOCAL) and not is_allowed:
-            side = Side.LOCAL
+            destination = Destination.LOCAL
         elif name in ALL_KEYS:
-            side = Side.ALL_KEYS
+            destination = Destination.ALL_KEYS
         elif name == "select":
-            side = Side.SELECT
+            destination = Destination.SELECT
         elif name == "info":
-            side = Side.BY_SECTIONS
+            destination = Destination.BY_SECTIONS
         elif facts.key_specs or asks_keys:
-            side = Side.BY_KEYS
+            destination = Destination.BY_KEYS
         flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
         is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
         is_single = is_fixed and 0 < facts.first_key == facts.last_key
         is_read = "readonly" in facts.flags
-        is_subscription = side is Side.UPSTREAM and _subscribes(facts, is_ours=command is not None)
+        is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
         single_key_at = facts.first_key if is_single and not asks_keys else 0
-        return RoutedCommand(name, side, facts, command, is_read, single_key_at, asks_keys, is_subscription)
+        return RoutedCommand(name, destination, facts, command, is_read, single_key_at, asks_keys, is_subscription)
 
     def _facts(self, name: str, command: Command | None) -> Facts | None:
         container, _, sub = name.partition("|")

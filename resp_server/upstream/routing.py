@@ -1,4 +1,4 @@
-"""Which side answers a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
+"""The destination of a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
 
 The keys of a long request are decided in steps, so that other clients are served between them.
 """
@@ -29,7 +29,7 @@ from resp_server.upstream.mapped_names import (
 from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
 from resp_server.upstream.other_databases import OtherKey, is_number, other_key
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand, RoutedCommands, Side
+from resp_server.upstream.routed_commands import WRITE_WAITS, Destination, RoutedCommand, RoutedCommands
 from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
@@ -60,19 +60,19 @@ NAMED_KEYS_MAX = 8
 
 
 class Route(NamedTuple):
-    """The side that answers a request, and what it needs for that.
+    """The destination of a request, and what it needs for that.
 
-    For `Side.BOTH`: state_keys: the positions of the states' keys. preferred: the states' reads for keys that the
-    states answer if they have them, by position. fields: the requests for keys that are fields of states' keys, by
+    For `Destination.BOTH`: state_keys: the positions of the states' keys. preferred: the states' reads for keys that
+    the states answer if they have them, by position. fields: the requests for keys that are fields of states' keys, by
     position.
 
-    For `Side.PREFERRED`: preferred: the only key. unserved: the error if the states have it, but do not serve the
-    command.
+    For `Destination.PREFERRED`: preferred: the only key. unserved: the error if the states have it, but do not serve
+    the command.
 
-    For `Side.MAPPED`: convert: makes the reply to the client's request of the states' replies to `request` and, if
-    there is one, to `of_key`.
+    For `Destination.MAPPED`: convert: makes the reply to the client's request of the states' replies to `request` and,
+    if there is one, to `of_key`.
 
-    For `Side.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
+    For `Destination.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
     shadowed: the keys to compare. cache_s: how long the reply about `cached_keys` may be cached. changed: the
     keys that the request may change, if any key is cached; None: all keys. is_fenced: its reply may be newer than a
     reply that is cached exactly, so the cache has to know all changes before it.
@@ -80,7 +80,7 @@ class Route(NamedTuple):
     request: what the side gets instead of the client's request; None: the client's request.
     """
 
-    side: Side
+    destination: Destination
     routed: RoutedCommand
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
@@ -140,7 +140,7 @@ class AskedKeys:
 
 
 class SwapRouter:
-    """Decides which side answers a request. commands: what is known of each command. asked: keys that were asked.
+    """Decides the destination of requests. commands: what is known of each command. asked: keys that were asked.
 
     allowed: see `RoutedCommands`.
     own_database: the upstream's number of the clients' database 0.
@@ -159,13 +159,13 @@ class SwapRouter:
         """
         long_at = long_words(request)
         routed = self.commands.of(request)
-        if long_at and (routed is None or routed.side not in (Side.BY_KEYS, Side.UPSTREAM)):
+        if long_at and (routed is None or routed.destination not in (Destination.BY_KEYS, Destination.UPSTREAM)):
             raise too_long()
         if long_at:
             request = without_long_words(request, long_at)
         if routed is None:
             return None
-        if routed.side is Side.BY_KEYS:
+        if routed.destination is Destination.BY_KEYS:
             self._check_known()
             if routed.single_key_at and routed.single_key_at < len(request):
                 positions: Sequence[int] = (routed.single_key_at,)
@@ -176,23 +176,25 @@ class SwapRouter:
             decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
             others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
             return self._by_keys(routed, request, positions, others, database, long_at)
-        if routed.side is Side.ALL_KEYS:
+        if routed.destination is Destination.ALL_KEYS:
             self._check_known()
             if routed.command is not None:
                 routed.command.check_arity(request)
-            return Route(Side.ALL_KEYS, routed)
-        if routed.side is Side.DENIED:
+            return Route(Destination.ALL_KEYS, routed)
+        if routed.destination is Destination.DENIED:
             raise PlainError(f"command '{routed.name}' is not passed on to the upstream")
-        if routed.side is Side.BY_SECTIONS:
+        if routed.destination is Destination.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
-            return Route(Side.LOCAL if is_own else Side.UPSTREAM, routed)
+            return Route(Destination.LOCAL if is_own else Destination.UPSTREAM, routed)
         if routed.name == "swapdb":
             self._check_swap(request)
-        may_change = self._ownership.has_cached and routed.side is Side.UPSTREAM and "write" in routed.facts.flags
-        is_blocking = routed.side is Side.UPSTREAM and (
+        may_change = (
+            self._ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
+        )
+        is_blocking = routed.destination is Destination.UPSTREAM and (
             "blocking" in routed.facts.flags or routed.name in WRITE_WAITS or routed.is_subscription
         )
-        return Route(routed.side, routed, is_blocking=is_blocking, changed=None if may_change else ())
+        return Route(routed.destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
     def needs_question(self, request: Request) -> bool:
         """Tell whether the upstream has to be asked where the keys of a request are."""
@@ -200,10 +202,15 @@ class SwapRouter:
         return routed is not None and routed.asks_keys and not self.asked.has(request)
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
-        """Return the route of a request, in steps if it is long. A long read of both sides has `Side.PORTIONS`."""
+        """Return the route of a request, in steps if it is long. A long read of both sides gets `PORTIONS`."""
         long_at = long_words(request)
         routed = self.commands.of(request)
-        if routed is None or routed.side is not Side.BY_KEYS or routed.single_key_at or len(request) <= KEYS_AT_ONCE:
+        if (
+            routed is None
+            or routed.destination is not Destination.BY_KEYS
+            or routed.single_key_at
+            or len(request) <= KEYS_AT_ONCE
+        ):
             return self.route(request, database)
         self._check_known()
         if long_at:
@@ -253,9 +260,9 @@ class SwapRouter:
             return self._to_upstream(routed, request)._replace(changed=changed)
         is_served = routed.command is not None and routed.command.declaration is not None
         if owned_count == len(positions) and is_served and not has_names:
-            return Route(Side.STATES, routed)
+            return Route(Destination.STATES, routed)
         if routed.name in SPLIT:
-            return Route(Side.PORTIONS, routed, others_at)
+            return Route(Destination.PORTIONS, routed, others_at)
         return self._by_keys(routed, request, positions, others, database, long_at)
 
     def _over_databases(self, routed: RoutedCommand, request: Request, other: OtherKey, database: int) -> Route:
@@ -356,7 +363,7 @@ class SwapRouter:
             unserved = None
             if not read.reads:
                 unserved = PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
-            return Route(Side.PREFERRED, routed, preferred={at: read}, unserved=unserved)
+            return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if routed.name not in SPLIT:
             raise PlainError(
                 f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
@@ -369,9 +376,9 @@ class SwapRouter:
         """Return the route of a request with keys of states only."""
         names = _state_names(request, owned)
         if not names:
-            return Route(Side.STATES, routed)
+            return Route(Destination.STATES, routed)
         if routed.name == "watch" or all(name.field is None for name in names.values()):
-            return Route(Side.MAPPED, routed, request=with_names(request, names))
+            return Route(Destination.MAPPED, routed, request=with_names(request, names))
         if routed.name in SPLIT and len(owned) > 1:
             return self._both(routed, request, owned)
         (at, name), *others = names.items()
@@ -381,7 +388,7 @@ class SwapRouter:
                 f"command '{routed.name}' is not available for fields of a state's key: "
                 f"{self._owners_text(request, [at], database)}"
             )
-        return Route(Side.MAPPED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
+        return Route(Destination.MAPPED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
 
     def _both(self, routed: RoutedCommand, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split. others: as in `_by_keys`."""
@@ -394,7 +401,7 @@ class SwapRouter:
         of_states = [(at, found) for at, found in others if at not in preferred]
         names, is_fenced = _state_names(request, of_states), self._ownership.has_exactly_cached
         if not names:
-            return Route(Side.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
+            return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
         for at, (key, field) in names.items():
             read = None if field is None or routed.name == "watch" else field_read(routed.name, request, key, field)
@@ -402,11 +409,13 @@ class SwapRouter:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
         named = with_names(request, names)
-        return Route(Side.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced)
+        return Route(
+            Destination.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced
+        )
 
     def _to_upstream(self, routed: RoutedCommand, request: Request) -> Route:
         is_blocking = "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request)
-        return Route(Side.UPSTREAM, routed, is_blocking=is_blocking)
+        return Route(Destination.UPSTREAM, routed, is_blocking=is_blocking)
 
     def _write(
         self,
@@ -422,9 +431,9 @@ class SwapRouter:
         if not plan.dropped:
             return self._changing(self._to_upstream(routed, request), request, positions)
         if len(plan.dropped) == len(positions):
-            return Route(Side.DROPPED, routed)
+            return Route(Destination.DROPPED, routed)
         return self._changing(
-            Route(Side.UPSTREAM, routed, request=without_pairs(request, plan.dropped)), request, positions
+            Route(Destination.UPSTREAM, routed, request=without_pairs(request, plan.dropped)), request, positions
         )
 
     def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
@@ -461,14 +470,14 @@ class SwapRouter:
 def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
     """Return the route of a long MSET without the keys whose writes are dropped, and their values."""
     if is_all:
-        return Route(Side.DROPPED, routed)
+        return Route(Destination.DROPPED, routed)
     left = LongRequest(request[:1], 0)
     for at in range(1, len(request), 2):
         if not dropped[at]:
             left += request[at : at + 2]
         if at % KEYS_AT_ONCE == 1:
             yield
-    return Route(Side.UPSTREAM, routed, request=left)
+    return Route(Destination.UPSTREAM, routed, request=left)
 
 
 def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:

@@ -1,4 +1,4 @@
-"""Which side answers a request."""
+"""The destination of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.request_parser import LongRequest
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import Side
+from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import KEYS_AT_ONCE, Route, SwapRouter
 from resp_server.upstream.rules import parse_rules
 
@@ -27,54 +27,54 @@ def router() -> SwapRouter:
     return SwapRouter(TABLE, ownership)
 
 
-def side(line: str, made: SwapRouter | None = None) -> Side:
+def destination(line: str, made: SwapRouter | None = None) -> Destination:
     route = (made or router()).route([word.encode() for word in line.split(" ")])
     assert route is not None
-    return route.side
+    return route.destination
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         *(
-            (line, Side.UPSTREAM)
+            (line, Destination.UPSTREAM)
             for line in ("GET a", "set a 1", "EVAL x 0", "TIME", "FLUSHALL", "COMMAND", "PUBLISH a b")
         ),
         *(
-            (line, Side.UPSTREAM)
+            (line, Destination.UPSTREAM)
             for line in ("INFO", "INFO memory", "CONFIG GET x", "XREAD COUNT 1 STREAMS BLOCK 0", "GET")
         ),
         *(
-            (line, Side.UPSTREAM)
+            (line, Destination.UPSTREAM)
             for line in ("MEMORY USAGE a", "MEMORY DOCTOR", "OBJECT HELP", "SPUBLISH job:speed:1 x", "ROLE")
         ),
         *(
-            (line, Side.UPSTREAM)
+            (line, Destination.UPSTREAM)
             for line in ("SORT a BY job:speed:*", "SWAPDB 2 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
         ),
         *(
-            (line, Side.STATES)
+            (line, Destination.STATES)
             for line in ("GET job:speed:1", "MGET job:speed:1 job:speed:2", "OBJECT ENCODING job:speed:1")
         ),
         *(
-            (line, Side.STATES)
+            (line, Destination.STATES)
             for line in ("WATCH job:speed:1", "TYPE job:speed:1", "HGETALL job:speed:1", "TTL job:speed:1")
         ),
-        *((line, Side.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
+        *((line, Destination.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
         *(
-            (line, Side.LOCAL)
+            (line, Destination.LOCAL)
             for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE JOBS", "ACL WHOAMI")
         ),
         *(
-            (line, Side.LOCAL)
+            (line, Destination.LOCAL)
             for line in ("INFO proxy", "INFO SPARKIS memory", "CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")
         ),
-        *((line, Side.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
-        ("SELECT 0", Side.SELECT),
+        *((line, Destination.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
+        ("SELECT 0", Destination.SELECT),
     ],
 )
-def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Side) -> None:
-    assert side(line) is expected
+def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Destination) -> None:
+    assert destination(line) is expected
 
 
 def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
@@ -87,17 +87,17 @@ def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
 )
 def test_a_write_of_a_states_key_is_refused_by_name(line: str) -> None:
     with pytest.raises(PlainError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
-        side(line)
+        destination(line)
 
 
 def test_the_number_of_words_is_checked_before_the_owner() -> None:
     with pytest.raises(PlainError, match="wrong number of arguments"):
-        side("SET job:speed:1")
+        destination("SET job:speed:1")
 
 
 def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_are() -> None:
     with pytest.raises(PlainError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
-        side("SINTER a job:speed:1")
+        destination("SINTER a job:speed:1")
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_a
 )
 def test_a_request_that_may_wait_for_other_clients_is_told(line: str, is_blocking: bool) -> None:
     route = router().route([word.encode() for word in line.split(" ")])
-    assert route is not None and route.side is Side.UPSTREAM and route.is_blocking is is_blocking
+    assert route is not None and route.destination is Destination.UPSTREAM and route.is_blocking is is_blocking
 
 
 def test_watched_keys_may_be_of_both_sides() -> None:
     route = router().route([b"WATCH", b"a", b"job:speed:1", b"b"])
-    assert route is not None and route.side is Side.BOTH and list(route.state_keys) == [2]
-    assert side("WATCH a b") is Side.UPSTREAM
+    assert route is not None and route.destination is Destination.BOTH and list(route.state_keys) == [2]
+    assert destination("WATCH a b") is Destination.UPSTREAM
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_no_key_is_answered_before_the_owners_are_known() -> None:
     unknowing = SwapRouter(TABLE, Ownership())
     for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
         with pytest.raises(LoadingError):
-            side(line, unknowing)
-    assert side("TIME", unknowing) is Side.UPSTREAM
+            destination(line, unknowing)
+    assert destination("TIME", unknowing) is Destination.UPSTREAM
 
 
 ROW = b"*10\r\n$8\r\njson.set\r\n:-4\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n"
@@ -170,9 +170,9 @@ def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
     made = router()
     assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
     made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
-    assert side("JSON.SET a $ 1", made) is Side.UPSTREAM
+    assert destination("JSON.SET a $ 1", made) is Destination.UPSTREAM
     with pytest.raises(PlainError, match="is owned by state job:speed"):
-        side("JSON.SET job:speed:1 $ 1", made)
+        destination("JSON.SET job:speed:1 $ 1", made)
 
 
 def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> None:
@@ -193,13 +193,13 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
         }
     )
     with pytest.raises(PlainError, match=r"does not say where the keys of 'mod\.do' are"):
-        side("MOD.DO a", made)
+        destination("MOD.DO a", made)
     assert made.needs_question([b"MOD.DO", b"a"]) and not made.needs_question([b"GET", b"a"])
     made.asked.learn([b"MOD.DO", b"a"], [b"a"])
     made.asked.learn([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
-    assert side("MOD.DO a", made) is Side.UPSTREAM and not made.needs_question([b"MOD.DO", b"a"])
+    assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_question([b"MOD.DO", b"a"])
     with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
-        side("MOD.DO a job:speed:1", made)
+        destination("MOD.DO a job:speed:1", made)
     for number in range(1024):
         made.asked.learn([b"MOD.DO", b"%d" % number], [])
     assert made.needs_question([b"MOD.DO", b"a"])
@@ -212,10 +212,10 @@ def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> No
     made = router()
     made.commands.take_facts(facts_in(rows))
     with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
-        side("MSET a 1 job:speed:1 job:speed:2", made)
-    assert side("MSET a job:speed:1", made) is Side.UPSTREAM
+        destination("MSET a 1 job:speed:1 job:speed:2", made)
+    assert destination("MSET a job:speed:1", made) is Destination.UPSTREAM
     with pytest.raises(PlainError, match="does not say where"):
-        side("MOD a", made)
+        destination("MOD a", made)
 
 
 @pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"+OK\r\n", b"*1\r\n+x\r\n", b"*1\r\n*2\r\n+x\r\n:1\r\n"])
@@ -273,8 +273,8 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
             routed_in_steps(*words)
         return
     found, steps = routed_in_steps(*words)
-    if isinstance(expected, Route) and expected.side is Side.BOTH and len(keys) > KEYS_AT_ONCE:
-        assert found is not None and found.side is Side.PORTIONS
+    if isinstance(expected, Route) and expected.destination is Destination.BOTH and len(keys) > KEYS_AT_ONCE:
+        assert found is not None and found.destination is Destination.PORTIONS
         assert list(found.state_keys) == list(expected.state_keys)
     else:
         assert found == expected

@@ -7,7 +7,7 @@ import pytest
 from resp_server.commands import command_table
 from resp_server.protocol.errors import PlainError
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import Side
+from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import RulesError, parse_rules
 
@@ -44,7 +44,7 @@ def route(line: str) -> Route:
     ],
 )
 def test_a_plain_set_is_dropped_where_a_rule_drops_it(line: str) -> None:
-    assert route(line).side is Side.DROPPED
+    assert route(line).destination is Destination.DROPPED
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,15 @@ def test_any_other_write_is_refused_where_a_rule_drops_plain_ones(line: str) -> 
 
 def test_an_mset_goes_to_the_upstream_without_the_dropped_keys() -> None:
     made = route("MSET a 1 drop:1 2 b 3 drop:2 4 pass:1 5")
-    assert made.side is Side.UPSTREAM and made.request == [b"MSET", b"a", b"1", b"b", b"3", b"pass:1", b"5"]
+    assert made.destination is Destination.UPSTREAM and made.request == [
+        b"MSET",
+        b"a",
+        b"1",
+        b"b",
+        b"3",
+        b"pass:1",
+        b"5",
+    ]
 
 
 @pytest.mark.parametrize("line", ["MSET a 1 drop:1 2 keep:1 3", "DEL a pass:1 keep:1", "MSET keep:1 1 drop:1 2"])
@@ -80,12 +88,12 @@ def test_one_key_whose_writes_are_refused_refuses_the_request(line: str) -> None
 )
 def test_writes_are_the_upstreams_where_a_rule_passes_them(line: str) -> None:
     made = route(line)
-    assert made.side is Side.UPSTREAM and made.request is None
+    assert made.destination is Destination.UPSTREAM and made.request is None
 
 
 def test_reads_are_the_states_whatever_happens_to_writes() -> None:
-    assert {route(f"GET {kind}:1").side for kind in ("drop", "pass", "keep")} == {Side.STATES}
-    assert route("MGET a drop:1 pass:1").side is Side.BOTH
+    assert {route(f"GET {kind}:1").destination for kind in ("drop", "pass", "keep")} == {Destination.STATES}
+    assert route("MGET a drop:1 pass:1").destination is Destination.BOTH
 
 
 def test_the_number_of_words_is_checked_before_a_write_is_dropped() -> None:
