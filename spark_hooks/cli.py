@@ -254,7 +254,7 @@ def _attach(options: argparse.Namespace) -> int:
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.programs.command_line import tcp_port
     from resp_server.programs.listening import DEFAULT_PORT
-    from sparkis_ui.command import DEFAULT_PORT as PAGE_PORT
+    from sparkis_ui import DEFAULT_PAGE_PORT
 
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s)")
     parser.add_argument(
@@ -263,7 +263,7 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ui-port",
         type=tcp_port,
-        default=PAGE_PORT,
+        default=DEFAULT_PAGE_PORT,
         help="TCP port of the page in the browser (default %(default)s; 0: a free one)",
     )
     parser.add_argument("--once", action="store_true", help="end after the last row, instead of serving until Ctrl-C")

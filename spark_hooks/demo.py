@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TextIO
 
 import pandas as pd
 import pyarrow as pa
@@ -28,12 +29,16 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from resp_server.net.client import Client
+from resp_server.programs.status import read
 from spark_hooks.attach.start import attach
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.own_spark import start_spark
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
+from spark_hooks.standard_error import standard_error_in
+from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
@@ -271,12 +276,13 @@ def run(options: argparse.Namespace) -> int:
     if options.speed < 0:
         print("sparkis demo: --speed is a number of days per second, 0 for all at once", file=sys.stderr)
         return 1
+    noise = state_folder() / "demo.log"
     try:
         ended = EndSignal()
-        with _folder() as folder:
-            _replay_and_serve(options, folder, ended)
-    except SparkisError as error:
-        print(f"sparkis demo: {error}", file=sys.stderr)
+        with _folder() as folder, standard_error_in(noise) as terminal:
+            _replay_and_serve(options, folder, ended, Screen(terminal, noise))
+    except (SparkisError, OSError) as error:
+        print(f"sparkis demo: {error}; {noise} has what Spark and the server said", file=sys.stderr)
         return 1
     if ended.is_set():
         print("ended", file=sys.stderr)
@@ -292,14 +298,14 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal) -> None:
-    print("starting Spark ...", file=sys.stderr)
+def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal, screen: Screen) -> None:
+    screen.say("starting Spark ...")
     beside = ThreadPoolExecutor(1)
     reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
     spark = session()
     ended.install()
     endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
-    print(f"serving at {endpoint.url}; starting the queries ...", flush=True)
+    screen.say("starting the queries ...")
     page = None if options.once else _start_page(endpoint.url, options.ui_port)
     tables = reading.result()
     feeder = Feeder(folder, tables, options.speed)
@@ -308,19 +314,19 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     try:
         queries = start_queries(spark, folder, folder / "checkpoints")
         queries.append(start_airports(spark, folder, folder / "checkpoints"))
-        _print_examples(endpoint, _url_of(page))
+        screen.show_endpoint(endpoint, _url_of(page))
         feeder.start()
         # In a thread, because an attachment waits for the query's first micro-batch.
         attachments.append(beside.submit(attach, queries[-1], state="arrivals", columns=AIRPORTS_COLUMNS))
         rows = {name: table.num_rows for name, table in tables.items()}
-        _wait_for_rows(queries, rows["weather"] + 2 * rows["flights"], ended)
+        _wait_for_rows(queries, rows["weather"] + 2 * rows["flights"], ended, endpoint, screen)
         if ended.is_set():
             return
         for attaching in attachments:
             attaching.result().wait()
         if options.once:
             return
-        print("all rows are published; serving until Ctrl-C", file=sys.stderr)
+        screen.say("all rows are published; serving until Ctrl-C")
         ended.wait()
     finally:
         spark.sparkContext.setLogLevel("OFF")  # interrupted tasks log errors
@@ -347,50 +353,74 @@ def _url_of(page: subprocess.Popen[str] | None) -> str:
     return page.stdout.readline().partition(" ")[0] if page is not None and page.stdout is not None else ""
 
 
-def _print_examples(endpoint: ServedEndpoint, page_url: str) -> None:
-    cli = f"redis-cli -p {endpoint.port}"
-    if page_url:
-        print(f"watch it in the browser: {page_url}")
-    print(
-        "try, while the data comes in:\n"
-        f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"
-        f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires after an hour\n"
-        f"  {cli} HGETALL flights:golden:UA                  golden signals of a carrier\n"
-        f"  {cli} HGETALL flights:delayByDay:JFK-LAX         mean delay of a route, a field per day\n"
-        f"  {cli} HGET flights:delayByDay:JFK-LAX 2013-07-04\n"
-        f"  {cli} HGETALL flights:byHour:17                  departures by the hour of day\n"
-        f"  {cli} GET plane/N14228                           the last flight of a plane\n"
-        f"  {cli} LRANGE flights:recent:N14228 0 -1          its last {RECENT_MAX} flights, the oldest first\n"
-        f"  {cli} HGETALL airports:arrivals:LAX              the state of a query that does not know sparkis\n"
-        f"  {cli} --scan --pattern 'flights:golden:*'\n"
-        f"  {cli} STATE LAG\n"
-        f"  {_sparkis()} status --url {endpoint.url}",
-        flush=True,
-    )
-
-
 def _sparkis() -> str:
     """Return a command that runs this program in another terminal, where its environment may not be active."""
     installed = Path(sys.executable).with_name("sparkis")
     return min(str(installed), os.path.relpath(installed), key=len) if installed.exists() else "sparkis"
 
 
-def _wait_for_rows(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
-    """Wait until all rows are committed or a signal arrives; show a progress bar. SparkisError if a query fails."""
+def _wait_for_rows(
+    queries: list[StreamingQuery], rows: int, ended: EndSignal, endpoint: ServedEndpoint, screen: Screen
+) -> None:
+    """Wait until all rows are committed or a signal arrives; show the progress. SparkisError if a query fails."""
     seen: dict[tuple[str, int], int] = {}
-    while sum(seen.values()) < rows and not ended.wait(POLL_INTERVAL_S):
-        for query in queries:
-            failed = query.exception()
-            if failed is not None:
-                raise SparkisError(f"the query {query.name} failed: {failed}")
-            seen |= {(query.name or "", each["batchId"]): each["numInputRows"] for each in query.recentProgress}
-        _print_bar(sum(seen.values()), rows, len(seen))
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    with Client("127.0.0.1", endpoint.port) as client:
+        while sum(seen.values()) < rows and not ended.wait(POLL_INTERVAL_S):
+            for query in queries:
+                failed = query.exception()
+                if failed is not None:
+                    raise SparkisError(f"the query {query.name} failed: {failed}")
+                seen |= {(query.name or "", each["batchId"]): each["numInputRows"] for each in query.recentProgress}
+            if screen.is_terminal:
+                screen.show_progress(sum(seen.values()), rows, read(client))
+    screen.end_progress()
 
 
-def _print_bar(done: int, rows: int, batches: int) -> None:
-    if sys.stderr.isatty():
+class Screen:
+    """What the person who runs the demo sees. The rest is in the file `noise`."""
+
+    def __init__(self, terminal: TextIO, noise: Path) -> None:
+        self.is_terminal = terminal.isatty()
+        self._terminal = terminal
+        self._noise = noise
+
+    def say(self, line: str) -> None:
+        """Print a line about what happens."""
+        print(line, file=self._terminal)
+
+    def show_endpoint(self, endpoint: ServedEndpoint, page_url: str) -> None:
+        """Print the addresses, and requests to try."""
+        cli = f"redis-cli -p {endpoint.port}"
+        print(
+            f"\nstate  {endpoint.url}  for any Redis client\n"
+            + (f"page   {page_url}  shows it in the browser, live\n" if page_url else "")
+            + f"log    {self._noise}  has what Spark and the server say\n"
+            "\ntry, while the data comes in:\n"
+            f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"
+            f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires after an hour\n"
+            f"  {cli} HGETALL flights:golden:UA                  golden signals of a carrier\n"
+            f"  {cli} HGETALL flights:delayByDay:JFK-LAX         mean delay of a route, a field per day\n"
+            f"  {cli} HGET flights:delayByDay:JFK-LAX 2013-07-04\n"
+            f"  {cli} HGETALL flights:byHour:17                  departures by the hour of day\n"
+            f"  {cli} GET plane/N14228                           the last flight of a plane\n"
+            f"  {cli} LRANGE flights:recent:N14228 0 -1          its last {RECENT_MAX} flights, the oldest first\n"
+            f"  {cli} HGETALL airports:arrivals:LAX              the state of a query that does not know sparkis\n"
+            f"  {cli} --scan --pattern 'flights:golden:*'\n"
+            f"  {_sparkis()} top --url {endpoint.url}\n"
+            f"  {_sparkis()} status --url {endpoint.url}",
+            flush=True,
+        )
+
+    def show_progress(self, done: int, rows: int, jobs: list[dict[str, Any]]) -> None:
+        """Print the line that moves: rows, epochs, and the lag of the job that is furthest behind."""
         full = BAR_WIDTH * done // rows
         bar = "#" * full + "-" * (BAR_WIDTH - full)
-        print(f"\r[{bar}] {done:,} of {rows:,} rows, {batches} micro-batches ", end="", file=sys.stderr, flush=True)
+        epochs = sum(job["applied"] + 1 for job in jobs if job["applied"] is not None)
+        lag_ms = max((job["lag_ms"] for job in jobs if job.get("lag_ms") is not None), default=0)
+        line = f"[{bar}] {done:,} of {rows:,} rows, {epochs} epochs, lag {lag_ms} ms"
+        print(f"\r{line}\x1b[K", end="", file=self._terminal, flush=True)
+
+    def end_progress(self) -> None:
+        """End the line that moves."""
+        if self.is_terminal:
+            print(file=self._terminal)

@@ -6,8 +6,9 @@ import argparse
 import sys
 from importlib.util import find_spec
 
+from sparkis_ui import DEFAULT_PAGE_PORT
+
 DEFAULT_URL = "redis://127.0.0.1:7379"
-DEFAULT_PORT = 7380
 DEFAULT_BIND = "127.0.0.1"
 NEEDED = ("redis", "starlette", "jinja2", "uvicorn", "websockets")
 DESCRIPTION = (
@@ -34,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the endpoint: redis[s]://[[user]:password@]host[:port] (default %(default)s)",
     )
     parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, help="the page's port (default %(default)s; 0: a free one)"
+        "--port", type=_port, default=DEFAULT_PAGE_PORT, help="the page's port (default %(default)s; 0: a free one)"
     )
     parser.add_argument(
         "--bind", default=DEFAULT_BIND, metavar="ADDRESS", help="the page's address (default %(default)s)"

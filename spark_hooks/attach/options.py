@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.serving.driver_endpoint import DriverEndpoint
+from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import AttachedState
 from state_backend.log.filesystems import open_filesystem
@@ -53,8 +52,7 @@ def log_of(options: argparse.Namespace) -> str:
     """Return the log's root; by default a folder of the user's, which all attachments share."""
     if options.log is not None:
         return open_filesystem(options.log).root
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return str(Path(state, "sparkis", "log"))
+    return str(state_folder() / "log")
 
 
 def states_of(options: argparse.Namespace) -> list[AttachedState]:

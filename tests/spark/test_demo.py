@@ -147,7 +147,7 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     with sparkis("demo", "--speed", 0, "--port", 0, "--ui-port", 0, "--log", tmp_path / "log") as demo:
-        url = demo.wait_for(r"serving at (redis://\S+);")[1]
+        url = demo.wait_for(r"state +(redis://\S+) ")[1]
         demo.wait_for("all rows are published")
         check(state_at(url), expected)
         with redis.Redis.from_url(url) as client:
@@ -177,8 +177,8 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
 def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_children: bool):
     """In the middle of micro-batches. Service managers and `timeout` send the signal to the whole process group."""
     with sparkis("demo", "--speed", 50, "--port", 0, "--ui-port", 0) as demo:
-        url = demo.wait_for(r"serving at (redis://\S+);")[1]
-        page = demo.wait_for(r"watch it in the browser: (http://\S+)\n")[1]
+        url = demo.wait_for(r"state +(redis://\S+) ")[1]
+        page = demo.wait_for(r"page +(http://\S+) ")[1]
         demo.wait_for(r"sparkis status --url .*\n")
         with redis.Redis.from_url(url) as client:
             eventually(client.dbsize, lambda keys: keys > 0)

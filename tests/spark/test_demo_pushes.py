@@ -32,7 +32,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with sparkis(
         "demo", "--speed", 1, "--port", 0, "--ui-port", 0, "--log", tmp_path_factory.mktemp("demo") / "log"
     ) as demo:
-        found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);")[1])
+        found = int(demo.wait_for(r"state +redis://[0-9.]+:([0-9]+) ")[1])
         with redis.Redis(port=found) as client:
             assert client.config_set("notify-keyspace-events", "KEA")
             eventually(lambda: client.exists(KEY), processes=[demo.process])
