@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import FILE_VARIABLE, ConfigFile, Configuration, check_all
+from state_backend.log_lines import hide_secrets
 
 DESCRIPTION = "Check a configuration file, or show each option of a program and where its value is from."
 EXAMPLES = """\
@@ -20,7 +20,6 @@ examples:
   SPARKIS_MAXCLIENTS=500 sparkis config show proxy --json
 """
 SECRETS = {"requirepass"}
-PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -91,4 +90,4 @@ def _shown(name: str, value: object) -> str:
         text = " ".join(map(str, value.values()))
     else:
         text = str(value)
-    return PASSWORD_IN_URL.sub("(hidden)@", text)
+    return hide_secrets(text)

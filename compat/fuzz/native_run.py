@@ -402,7 +402,7 @@ def main() -> None:
     part, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     if native.core is None or native.sockets is None or os.getcwd() not in str(native.core.__file__):
         raise SystemExit("not the core that was built with sanitizers")
-    logging.getLogger("resp_server").setLevel(logging.CRITICAL)
+    logging.getLogger("sparkis").setLevel(logging.CRITICAL)
     ends_s, inputs = monotonic() + seconds, 0
     with TemporaryDirectory(prefix="sparkis-native-") as folder:
         for _ in PARTS[part](random.Random(seed), folder):

@@ -22,7 +22,7 @@ from resp_server.acl.rules import BLANK, DEFAULT_USER, KnownCommands, RuleError,
 from resp_server.session.session import Account
 from state_backend.model.errors import SparkisError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.acl")
 
 # The file is loaded on the event loop, so its size is limited (guess: more than any real file).
 FILE_BYTES_MAX = 16 << 20

@@ -41,7 +41,7 @@ from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, Sl
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.clients")
 
 # Half of the 10 ms for which a client may block others, because the last step or batch may exceed the turn.
 TURN_NS_MAX = 5_000_000

@@ -58,7 +58,7 @@ from state_backend.lmdb.damage import as_damage
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.clients")
 
 # Requests of a transaction whose keys are recorded in one step for a tracking client (guess: 2 us a key).
 RECORDED_REQUESTS = 256

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("sparkis.server")
 
 Result = TypeVar("Result")
 IS_UVLOOP = find_spec("uvloop") is not None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from resp_server.net.passed_sockets import PassedSocket, take_passed
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.server")
 
 LOOPBACK = ("127.0.0.1", "::1")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resp_server.net.addresses import PORT_MAX
+from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
 LOOPBACK = "127.0.0.1"
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Address(NamedTuple):
@@ -76,9 +75,7 @@ class Program:
     def run(self, options: argparse.Namespace) -> int:
         """Set up logging and run the program; return the exit code."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `listening.Shutdown` sets a handler
-        logging.basicConfig(
-            level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        log_lines.set_up(options.loglevel, options.log_format)
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
@@ -134,8 +131,9 @@ def seconds(text: str) -> float:
 
 
 def mistakes_of(error: Exception) -> Sequence[str]:
-    """Return the lines about an error: one for each mistake of a command line."""
-    return error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
+    """Return the lines about an error: one for each mistake of a command line; without secrets."""
+    lines = error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
+    return [log_lines.hide_secrets(each) for each in lines]
 
 
 def message_of(error: Exception) -> str:
@@ -145,8 +143,27 @@ def message_of(error: Exception) -> str:
     return str(error)
 
 
-def add_level_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that `run` needs."""
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `run` needs."""
     parser.add_argument(
-        "--loglevel", choices=LOG_LEVELS, default="info", help="the lowest level that is logged (default %(default)s)"
+        "--loglevel",
+        type=_levels,
+        default="info",
+        metavar="LEVEL[,PART=LEVEL...]",
+        help="the lowest level that is logged: debug, info, warning or error; and that of some parts, as in "
+        "warning,sparkis.tls=debug (default %(default)s)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=log_lines.FORMATS,
+        default="text",
+        help="json: each line of the log is a JSON object (default %(default)s)",
+    )
+
+
+def _levels(text: str) -> str:
+    try:
+        log_lines.parse_levels(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

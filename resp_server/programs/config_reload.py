@@ -17,6 +17,7 @@ from state_backend.model.errors import SparkisError
 logger = logging.getLogger("sparkis.server")
 
 FIELDS = {field for setting in SETTINGS.values() for field in setting.fields if field}
+LOG_OPTIONS = {"loglevel", "log-format"}
 # The options whose values are in these fields.
 APPLIED = {
     "requirepass",
@@ -26,6 +27,7 @@ APPLIED = {
     "maxclients",
     "timeout",
     *REDIS_SETTINGS,
+    *LOG_OPTIONS,
 }
 
 
@@ -34,6 +36,9 @@ class Configurable(Protocol):
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, given as fields of ServerConfig."""
+
+    def set_up_log(self, levels: str, line_format: str) -> None:
+        """Log with other levels, or in another format."""
 
 
 class ConfigReload:
@@ -62,6 +67,8 @@ class ConfigReload:
         if changes:
             self._server.configure(changes)
         changed = self._changed_options(options)
+        if changed & LOG_OPTIONS:
+            self._server.set_up_log(options.loglevel, options.log_format)
         applied = sorted(changed & APPLIED)
         logger.info(
             "SIGHUP: read %s; %s",

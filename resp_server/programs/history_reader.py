@@ -6,7 +6,6 @@ python -m resp_server.programs.history_reader
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 from resp_server.execution.histories import HISTORY_S_MAX, REPLY_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Pairs, Reply, ReplySet, encode
+from state_backend import log_lines
 from state_backend.history.key_history import Version, history_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.past import AsOf, moment_of
@@ -71,7 +71,7 @@ def _value(version: Version) -> Reply:
 
 def main() -> None:
     """Answer one request after another, until the input ends."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.set_up_child()
     for number in (signal.SIGINT, signal.SIGHUP):  # a shell sends them to all processes; the server ends this one
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)

@@ -23,7 +23,7 @@ from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
 from resp_server.net.passed_sockets import passed_ports
 from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
-from resp_server.programs.command_line import Mistakes, add_level_option, tcp_port, whole_number
+from resp_server.programs.command_line import Mistakes, add_log_options, tcp_port, whole_number
 from resp_server.programs.configuration import Configuration
 from resp_server.programs.draining import Drain, add_drain_options
 from resp_server.programs.metrics_options import add_metrics_options
@@ -66,7 +66,7 @@ def add_listening_options(
     )
     add_drain_options(parser)
     add_redis_settings(parser)
-    add_level_option(parser)
+    add_log_options(parser)
     add_tls_options(parser)
     add_metrics_options(parser)
 

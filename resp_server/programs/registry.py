@@ -17,7 +17,7 @@ from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
-from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
+from resp_server.programs.command_line import Program, add_log_options, tcp_port, whole_number
 from resp_server.programs.listening import Shutdown
 from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
 from resp_server.registry.record import FencedError, RegistryLease
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_token_option(parser)
     add_tls_options(parser)
-    add_level_option(parser)
+    add_log_options(parser)
     add_metrics_options(parser, has_jobs=False)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 

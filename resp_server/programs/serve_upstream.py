@@ -195,6 +195,7 @@ def _command(options: argparse.Namespace) -> list[str]:
     for log in options.log:
         command += ["--log", log]
     command += ["--port", "0", "--bind", HOST, "--workers", str(options.workers), "--loglevel", options.loglevel]
+    command += ["--log-format", options.log_format]
     command += ["--retention", str(options.retention), *([f"--compact={options.compact}"] if options.compact else [])]
     command += [] if options.linger is None else ["--linger", str(options.linger)]
     return command if options.store is None else [*command, "--store", options.store]

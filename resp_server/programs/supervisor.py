@@ -53,7 +53,7 @@ class Supervisor:
             if time.monotonic() - began_s > PAUSE_S_MAX:
                 pause_s = 0.0
             name = signal.Signals(-code).name
-            print(f"sparkis: the server was ended by {name}; starting it again in {pause_s:g} s", file=sys.stderr)
+            log(f"the server was ended by {name}; starting it again in {pause_s:g} s")
             self._pause(pause_s)
             if self._is_stopping:
                 return 0
@@ -90,6 +90,14 @@ class Supervisor:
         self._is_stopping |= number != signal.SIGHUP
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def log(message: str) -> None:
+    """Log a line in the format that the server was started with (see `state_backend.log_lines`)."""
+    is_json = os.environ.get("SPARKIS_CHILD_LOG", "").startswith("json ")
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    fields = {"time": at, "level": "error", "part": "sparkis.server", "pid": os.getpid(), "message": message}
+    print(json.dumps(fields) if is_json else f"sparkis: {message}", file=sys.stderr)
 
 
 def listening_sockets() -> range:

@@ -31,7 +31,7 @@ from typing import ClassVar
 
 from state_backend.model.errors import JobLoadingError, SlotLoadingError, StoreDamagedError, StoreError, WrongKindError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.clients")
 
 # The limit of the part of a message that repeats the client's words; standard: the limit of Redis.
 ECHO_BYTES_MAX = 128

@@ -31,10 +31,11 @@ from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
+from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.store.keyspace import Keyspace
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sparkis.clients")
 
 SWEEP_SECONDS = 1.0
 # The interval of reporting new epochs to idle clients that follow this server or track keys (guess).
@@ -180,6 +181,10 @@ class Server:
                 self.cut(session_id, "it has not authenticated, and the connection limit is reached")
                 return True
         return False
+
+    def set_up_log(self, levels: str, line_format: str) -> None:
+        """Log with other levels, or in another format, from now on."""
+        log_lines.set_up(levels, line_format)
 
     async def drain(self, seconds_max: float) -> None:
         """Stop listening, and close each client after the replies to its requests; return when all are closed.

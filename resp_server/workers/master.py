@@ -14,6 +14,7 @@ reconnects to another worker never sees an older epoch.
                         {"event": "open", "job", "of"}, then "pause", then "serve"; or "drop" if a worker cannot open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}            the cluster's topology
+                        {"event": "log", "levels", "format"}              what is logged from now on
                         {"event": "drain", "seconds_max"}                 answered once its clients are closed
                         {"event": "settled"}           answered once all earlier lines are handled
                         {"event": "client", "id", "is_tls"}               with a client's socket
@@ -53,6 +54,7 @@ from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.workers.channel import Channel, Line
+from state_backend import log_lines
 from state_backend.lmdb.store import SUSPECT
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import DescriptorError, SparkisError, StoreError
@@ -230,6 +232,11 @@ class Workers(JobCatalog):
         self._send_all(self._ports())
         self._set_accepting(bool(self._serving))
 
+    def set_up_log(self, levels: str, line_format: str) -> None:
+        """Log with other levels, or in another format, from now on: here and in the workers."""
+        log_lines.set_up(levels, line_format)
+        self._send_all({"event": "log", "levels": levels, "format": line_format})
+
     async def drain(self, seconds_max: float) -> None:
         """Stop listening, and have each worker drain its clients; it takes at most this time."""
         ends_s = asyncio.get_running_loop().time() + seconds_max
@@ -380,7 +387,6 @@ class Workers(JobCatalog):
             "config": asdict(replace(self._config, limits=limits)),
             "run_id": self._run_id,
             "started_ms": self.started_ms,
-            "level": logging.getLogger().level,
         }
 
     async def _catch_up(self, worker: _Worker) -> None:

@@ -29,6 +29,7 @@ from resp_server.protocol.replies import Pending
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.channel import Channel
+from state_backend import log_lines
 from state_backend.model.errors import SparkisError, StoreError
 from state_backend.store.keyspace import Job, Keyspace
 
@@ -52,6 +53,7 @@ class Worker:
         self._pending_requests: dict[int, Callable[[Any], None]] = {}
         self._next_id = 1
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._name = ""  # of this process in log lines
         self._draining: asyncio.Task[None] | None = None
         self._is_over = asyncio.Event()
         self._channel = Channel(end, self._take, self._is_over.set)
@@ -91,6 +93,8 @@ class Worker:
                 self.server.set_loading(line["is_loading"])
             case "topology":
                 self.server.set_topology(Topology.of_json(line["of"]), line["node_id"])
+            case "log":
+                log_lines.set_up(line["levels"], line["format"], self._name)
             case "drain":
                 self._draining = self._loop.create_task(self._drain(line))
             case "settled":
@@ -144,10 +148,8 @@ class Worker:
         self._channel.send({"event": "response", "id": line["id"], "response": response})
 
     def _start(self, line: dict[str, Any]) -> None:
-        name = f"sparkis.worker.{line['number']}"
-        logging.basicConfig(
-            level=line["level"], format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr
-        )
+        self._name = f"sparkis.worker.{line['number']}"
+        log_lines.set_up_child(self._name)
         fields = line["config"]
         tls = None if fields["tls"] is None else TlsFiles(**fields["tls"])
         limits = tuple(RateLimit(**each) for each in fields["limits"])

@@ -6,13 +6,13 @@ With `--reader files` it needs no Spark and no JVM, and imports neither. The ser
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from functools import partial
 
 from spark_hooks.attach.options import described, follow, job_of, log_of, states_of
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.serving import endpoints
+from state_backend import log_lines
 from state_backend.attach.attachment import Attachment, QueryHooks
 from state_backend.attach.start import attach_files, bind
 from state_backend.checkpoint.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ FIRST_BATCH_TIMEOUT_S = 60.0
 def run(options: argparse.Namespace) -> int:
     """Run the command until a signal or an error; return the exit code."""
     ended = EndSignal()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.set_up("info", "text")
     try:
         if options.reader == "spark":
             # Imported here, because the other reader needs no Spark.

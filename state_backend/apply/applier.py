@@ -53,6 +53,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from state_backend import log_lines
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
 from state_backend.apply.heartbeats import HeartbeatWatch
@@ -808,7 +809,7 @@ def _report(event: dict[str, Any]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run an applier until its standard input ends."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.set_up_child()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # only the server ends this process, not a closed terminal
 
     folder = Path(options.store) / options.job

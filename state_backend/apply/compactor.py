@@ -31,6 +31,7 @@ import select
 import subprocess
 import sys
 
+from state_backend import log_lines
 from state_backend.apply import snapshots
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
@@ -210,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", help="the folder of a store of all slots (default: read from standard input)")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS)
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.set_up_child()
     log = ChangeLog(options.log).job(options.job)
     try:
         if options.store is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -135,6 +136,33 @@ def test_a_hangup_reloads_the_configuration_and_a_rewrite_keeps_what_is_in_it(
     server.hang_up()
     server.wait_for(rf"ERROR sparkis\.server: SIGHUP: {file}: Invalid value .*; nothing changes")
     assert shown("maxclients") == b"200"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hangup_changes_what_is_logged_and_how_also_in_workers(
+    start: Start, log: Path, tmp_path: Path, workers: int
+) -> None:
+    file = tmp_path / "sparkis.toml"
+    file.write_text('loglevel = "warning,sparkis.server=info"\n')
+    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", workers)
+    server = start("serve", "--config", file, *options)
+    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    file.write_text('loglevel = "warning,sparkis.clients=info"\nlog-format = "json"\n')
+    server.hang_up()
+
+    def closed_with_a_line() -> bool:
+        with socket.create_connection(("127.0.0.1", port), WAIT_S_MAX) as client:
+            client.sendall(b"*1\r\n$x\r\n")
+            assert client.recv(4096).startswith(b"-ERR Protocol error")
+        server.read_for(0.1)
+        return "closed" in server.logged
+
+    eventually(closed_with_a_line)
+    [line] = re.findall(r".*closed.*", server.logged)[:1]
+    fields = json.loads(line)
+    assert (fields["level"], fields["part"]) == ("info", "sparkis.clients")
+    assert fields.get("process", "").startswith("sparkis.worker.") == (workers > 1)
+    assert "invalid bulk length" in fields["message"]
 
 
 def can_log_in(port: int, user: str) -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from state_backend.log.filesystems.filesystem import Filesystem
 from state_backend.log.filesystems.local import LocalFilesystem
 from state_backend.log.filesystems.object_store import ObjectStoreFilesystem
+from state_backend.log_lines import hide_secrets
 from state_backend.model.errors import LogUnavailableError
 
 __all__ = ["Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
@@ -47,21 +48,22 @@ LIBHDFS = "hdfs:// needs libhdfs, a JVM and the CLASSPATH of Hadoop, see docs/ob
 def open_filesystem(root: str | Path) -> Filesystem:
     """Return the filesystem for a log root: a path, or a URI of one of the schemes above."""
     text = str(root)
+    shown = hide_secrets(text)
     scheme, rest = _split(text)
     if not scheme:
         return LocalFilesystem(text)
     if scheme == "file":  # file:/path, as Hadoop writes it, or file:///path
         return LocalFilesystem(unquote(urlsplit(text).path))
     if scheme in REPLACEMENTS:
-        raise LogUnavailableError(f"cannot open the log {text}: {scheme}: is not supported; {REPLACEMENTS[scheme]}")
+        raise LogUnavailableError(f"cannot open the log {shown}: {scheme}: is not supported; {REPLACEMENTS[scheme]}")
     if scheme not in (*OBJECT_STORES, *HDFS):
         raise LogUnavailableError(
-            f"cannot open the log {text}: {scheme}: is not supported; give {SUPPORTED}. For a folder of this name, "
+            f"cannot open the log {shown}: {scheme}: is not supported; give {SUPPORTED}. For a folder of this name, "
             f"write ./{text}"
         )
     if not re.match(r"//[^/]", rest) and not (scheme in HDFS and rest.startswith("///")):
         raise LogUnavailableError(
-            f"cannot open the log {text}: it names no bucket or host; write {scheme}://{rest.lstrip('/')}"
+            f"cannot open the log {shown}: it names no bucket or host; write {scheme}://{rest.lstrip('/')}"
         )
     return _object_store(text, scheme, rest) if scheme in OBJECT_STORES else _hdfs(text)
 
@@ -81,13 +83,14 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _object_store(text: str, scheme: str, rest: str) -> Filesystem:
+    shown = hide_secrets(text)
     if "?" in rest or "#" in rest:
         raise LogUnavailableError(
-            f"cannot open the log {text}: an address has no options; set them as environment variables "
+            f"cannot open the log {shown}: an address has no options; set them as environment variables "
             f"(AWS_ENDPOINT_URL and the like, see docs/object-stores.md)"
         )
     if importlib.util.find_spec("obstore") is None:
-        raise LogUnavailableError(f"cannot open the log {text}: a log in an object store needs {EXTRA}")
+        raise LogUnavailableError(f"cannot open the log {shown}: a log in an object store needs {EXTRA}")
     location = f"{OBJECT_STORES[scheme]}:{rest.rstrip('/')}"
     return ObjectStoreFilesystem(location, location)
 
@@ -103,5 +106,5 @@ def _hdfs(text: str) -> Filesystem:
     except (ArrowInvalid, OSError) as error:
         # The error of a missing library has a line for each place in which it was looked for.
         reason = str(error).partition("\n")[0]
-        raise LogUnavailableError(f"cannot open the log {text}: {reason}; {LIBHDFS}") from error
+        raise LogUnavailableError(f"cannot open the log {hide_secrets(text)}: {reason}; {LIBHDFS}") from error
     return ArrowFilesystem(filesystem, base, text)

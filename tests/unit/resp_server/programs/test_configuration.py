@@ -139,7 +139,7 @@ def test_show_tells_where_each_value_is_from_and_hides_passwords(
     text = capsys.readouterr().out
     shown = json.loads(text)
     assert "s3cret" not in text
-    assert shown["upstream"] == {"value": "redis://(hidden)@cache", "from": "SPARKIS_UPSTREAM"}
+    assert shown["upstream"] == {"value": "redis://user:***@cache", "from": "SPARKIS_UPSTREAM"}
     assert shown["port"] == {"value": "1", "from": f"{file}:5"}
     assert shown["maxclients"] == {"value": "100", "from": f"{file}:2"}
     assert shown["timeout"] == {"value": "0", "from": "default"}
