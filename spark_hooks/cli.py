@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn
 
 from sparkis import __version__
+from state_backend.log_lines import hide_secrets
 
 # What a shell reports of a process that SIGPIPE has ended.
 CLOSED_PIPE = 128 + 13
@@ -102,7 +103,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with a message."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {hide_secrets(message)}; see {self.prog} --help\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit because of words that are no options, with the nearest option of the first one."""
