@@ -34,6 +34,20 @@ BYTES_MAX = 64 << 20
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     default = Load(keys=0, updates=0, reads=0)
+    _add_options_of_keys(parser, default)
+    _add_options_of_queries(parser, default)
+    parser.add_argument(
+        "--busy",
+        type=whole_number(1, 100, "a percentage"),
+        default=round(100 * default.share_used),
+        metavar="PERCENT",
+        help="the part of a core that may be busy (default %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: load, size, costs")
+
+
+def _add_options_of_keys(parser: argparse.ArgumentParser, default: Load) -> None:
+    """Add the options of the keys, their reads and their copies."""
     parser.add_argument("--keys", type=_number({"": 1}), required=True, metavar="N", help="keys of all states (100M)")
     parser.add_argument(
         "--updates",
@@ -80,6 +94,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="MINUTES",
         help="how far back the log can be read (default %(default)s)",
     )
+
+
+def _add_options_of_queries(parser: argparse.ArgumentParser, default: Load) -> None:
+    """Add the options of the queries that write the keys."""
     parser.add_argument(
         "--epoch",
         type=_seconds,
@@ -109,14 +127,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the states are not values or maps of several columns, or expire: the compiled core does not apply them",
     )
-    parser.add_argument(
-        "--busy",
-        type=whole_number(1, 100, "a percentage"),
-        default=round(100 * default.share_used),
-        metavar="PERCENT",
-        help="the part of a core that may be busy (default %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON: load, size, costs")
 
 
 def run(options: argparse.Namespace) -> int:
