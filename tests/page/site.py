@@ -61,8 +61,12 @@ class Tab:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def complaints(self) -> list[str]:
-        """Return what the console of the browser says of mistakes: scripts that fail, content that is forbidden."""
-        return [each["message"] for each in self.browser.get_log("browser")]
+        """Return what the console of the browser says of mistakes: scripts that fail, content that is forbidden.
+
+        A socket that ends because the tab opens another page is none.
+        """
+        messages = [each["message"] for each in self.browser.get_log("browser")]
+        return [each for each in messages if "WebSocket" not in each]
 
     def requested(self) -> list[str]:
         """Return the URLs that were requested since the last call."""

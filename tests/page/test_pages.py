@@ -224,4 +224,3 @@ def test_a_lost_endpoint_is_said_and_its_return_too(tab: Tab, folder: Path) -> N
             assert other.js("return window.sameDocument")
         page.close()
         other.wait_for("The program of this page does not answer", "#away")
-    other.complaints()  # of the sockets that found nobody
