@@ -139,3 +139,11 @@ def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) 
         assert answered.returncode == 1
         (line,) = answered.stderr.splitlines()
         assert re.fullmatch(rf"sparkis {command[0]}: needs pyspark, .*: pip install 'sparkis\[{extra}\]'", line)
+
+
+@pytest.mark.parametrize("command", ["ui", "top"])
+def test_the_page_says_what_to_install_in_one_line(python: Path, command: str) -> None:
+    answered = run(python, "-m", "sparkis", command)
+    assert answered.returncode == 1
+    (line,) = answered.stderr.splitlines()
+    assert re.fullmatch(rf"sparkis {command}: needs redis, .*: pip install 'sparkis\[ui\]'", line)
