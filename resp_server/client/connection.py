@@ -734,7 +734,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def _reject_input(self, error: ProtocolError, out: list[bytes]) -> None:
         """Reply to a protocol error, and end the session."""
-        log.info("closed %s: %s", self.session.address, error)
+        log.info("closed the connection of %s: %s", self.session.address, error)
         self._server_context.stats.closed_for_input += isinstance(error, QueryBufferError)
         if not isinstance(error, QueryBufferError) and not self.session.is_silent:
             out.append(b"-%b\r\n" % error.line)

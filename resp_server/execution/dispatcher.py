@@ -480,7 +480,8 @@ class Dispatcher:
                 return self.error_reply(ExecAbortError(self._reply_error_for(error)))
         elif request[0].lower() in HTTP_WORDS:
             log.warning(
-                "closed %s: it speaks HTTP; a web page may have caused a browser to do so", context.session.address
+                "closed the connection of %s: it speaks HTTP; a web page may have caused a browser to do so",
+                context.session.address,
             )
             context.session.close()
             return b""

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from resp_server.commands.config import SETTINGS
+from resp_server.config import ServerConfig
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import Configuration
 from resp_server.programs.listening import config_of
 from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
+from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.server")
@@ -42,9 +44,12 @@ class Configurable(Protocol):
 
 
 class ConfigReload:
-    """Reloads the configuration file of a program; options: those of its start."""
+    """Reloads the configuration file of a program.
 
-    def __init__(self, options: argparse.Namespace, server: Configurable) -> None:
+    options: those of its start. server: None: the program has none, and only what it logs may change.
+    """
+
+    def __init__(self, options: argparse.Namespace, server: Configurable | None) -> None:
         self._server = server
         configuration: Configuration | None = getattr(options, "configuration", None)
         self._file = None if configuration is None else configuration.file
@@ -58,24 +63,25 @@ class ConfigReload:
             return
         try:
             options = self._parse_again()
-            before, after = config_of(self._options), config_of(options)
+            changes = {} if self._server is None else _changes(config_of(self._options), config_of(options))
         except (SparkisError, ValueError, OSError) as error:
             for each in mistakes_of(error):
                 logger.error("SIGHUP: %s; nothing changes", each)
             return
-        changes = {name: getattr(after, name) for name in FIELDS if getattr(after, name) != getattr(before, name)}
-        if changes:
+        if self._server is not None and changes:
             self._server.configure(changes)
         changed = self._changed_options(options)
         if changed & LOG_OPTIONS:
-            self._server.set_up_log(options.loglevel, options.log_format)
-        applied = sorted(changed & APPLIED)
+            set_up_log = log_lines.set_up if self._server is None else self._server.set_up_log
+            set_up_log(options.loglevel, options.log_format)
+        applicable = LOG_OPTIONS if self._server is None else APPLIED
+        applied = sorted(changed & applicable)
         logger.info(
             "SIGHUP: read %s; %s",
             self._file.path,
             f"changed: {', '.join(applied)}" if applied else "no setting changed",
         )
-        if waiting := sorted(changed - APPLIED):
+        if waiting := sorted(changed - applicable):
             logger.warning("SIGHUP: restart to apply what changed in %s: %s", self._file.path, ", ".join(waiting))
         self._options = options
 
@@ -84,3 +90,8 @@ class ConfigReload:
         before, after = vars(self._options), vars(options)
         named = self._options.configuration.options
         return {name for name, action in named.items() if before[action.dest] != after[action.dest]}
+
+
+def _changes(before: ServerConfig, after: ServerConfig) -> Mapping[str, Any]:
+    """Return the fields that differ, with their new values."""
+    return {name: getattr(after, name) for name in FIELDS if getattr(after, name) != getattr(before, name)}

@@ -18,6 +18,7 @@ from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Program, add_log_options, tcp_port, whole_number
+from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import Shutdown
 from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
 from resp_server.registry.record import FencedError, RegistryLease
@@ -95,7 +96,9 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
-    shutdown = asyncio.create_task(Shutdown(watches_input=options.child).wait())
+    shutdown = asyncio.create_task(
+        Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
+    )
     source = RegistrySource()
     metrics = listener_of(options, source)
     shutdown.add_done_callback(lambda _: metrics.drain())

@@ -165,6 +165,18 @@ def test_a_hangup_changes_what_is_logged_and_how_also_in_workers(
     assert "invalid bulk length" in fields["message"]
 
 
+def test_a_hangup_changes_what_a_registry_logs(start: Start, log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sparkis.toml"
+    file.write_text("replicas = 0\n")
+    registry = start("registry", "--config", file, "--log", log, "--port", 0)
+    registry.wait_for("started registry")
+    file.write_text('replicas = 1\nlog-format = "json"\n')
+    registry.hang_up()
+    said = json.loads(registry.wait_for(rf"\{{.*SIGHUP: read {file}.*\n")[0])
+    assert said["message"].endswith("changed: log-format")
+    registry.wait_for(rf"SIGHUP: restart to apply what changed in {file}: replicas")
+
+
 def can_log_in(port: int, user: str) -> bool:
     with Connection(port) as connection:
         return bool(connection.call("AUTH", user, "secret").value == b"OK")
