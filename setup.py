@@ -56,8 +56,9 @@ def readme() -> str:
     repository = tomllib.loads((here / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     version = re.search(r'^VERSION = "(.*)"', (here / "state_backend" / "__init__.py").read_text(), re.MULTILINE)
     assert version is not None
-    links = re.compile(r"(?<=\]\()(?!https?:|#)")
-    return links.sub(f"{repository}/blob/v{version[1]}/", (here / "README.md").read_text())
+    images, links = re.compile(r"(!\[[^]]*\]\()(?!https?:)"), re.compile(r"(?<=\]\()(?!https?:|#)")
+    text = images.sub(rf"\1{repository}/raw/v{version[1]}/", (here / "README.md").read_text())
+    return links.sub(f"{repository}/blob/v{version[1]}/", text)
 
 
 class BuildModules(build_ext):
