@@ -77,7 +77,7 @@ def check_tree(options: argparse.Namespace) -> None:
 
 
 def version_of(tag: str | None) -> str:
-    """Return the version; ReleaseError if the tag, or for a tag the change log, says another one."""
+    """Return the version; ReleaseError if the tag, or for a tag the change log, says another one, or a file is missing."""
     found = re.search(r'^VERSION = "(.*)"$', (ROOT / "state_backend" / "__init__.py").read_text(), re.MULTILINE)
     newest = re.search(r"^## (\S+) \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if found is None or newest is None:
@@ -88,6 +88,9 @@ def version_of(tag: str | None) -> str:
         raise ReleaseError(f"the tag is {tag}, but the version is {found[1]}")
     if tag is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[2]):
         raise ReleaseError(f"CHANGELOG.md says ({newest[2]}) beside {newest[1]}; write the date of the release")
+    golden = f"tests/golden/sparkis-{found[1]}.tar.xz"
+    if tag is not None and not (ROOT / golden).exists():
+        raise ReleaseError(f"{golden} is missing; write it with scripts/golden_release.py, and commit it")
     return found[1]
 
 

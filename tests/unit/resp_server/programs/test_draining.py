@@ -1,0 +1,75 @@
+"""The end of a program: its steps, how long they may take, and what a second signal does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+import pytest
+
+from resp_server.programs import draining
+from resp_server.programs.draining import Drain, add_drain_options
+
+
+def drain_of(*words: str) -> Drain:
+    parser = argparse.ArgumentParser()
+    add_drain_options(parser)
+    return Drain(parser.parse_args(words))
+
+
+def test_without_a_signal_no_step_runs() -> None:
+    drain = drain_of()
+
+    async def step(seconds_max: float) -> None:
+        raise AssertionError
+
+    asyncio.run(drain.run(step))
+    assert not drain.is_urgent
+
+
+def test_the_steps_share_the_time() -> None:
+    drain = drain_of("--drain-timeout", "7")
+    drain.signalled()
+    given: list[float] = []
+
+    async def step(seconds_max: float) -> None:
+        given.append(seconds_max)
+
+    asyncio.run(drain.run(step, step))
+    assert 0 < given[1] <= given[0] <= 7
+    assert not drain.is_urgent
+
+
+def test_a_second_signal_ends_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "SAME_SIGNAL_S", -1.0)
+    drain = drain_of()
+    drain.signalled()
+    was_cancelled: list[bool] = []
+
+    async def step(seconds_max: float) -> None:
+        drain.signalled()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_cancelled.append(True)
+
+    asyncio.run(drain.run(step))
+    assert drain.is_urgent and was_cancelled == [True]
+
+
+def test_signals_at_the_same_time_count_as_one() -> None:
+    drain = drain_of()
+    drain.signalled()
+    drain.signalled()
+    assert not drain.is_urgent
+
+
+def test_the_error_of_a_step_is_raised() -> None:
+    drain = drain_of()
+    drain.signalled()
+
+    async def step(seconds_max: float) -> None:
+        raise OSError("of a step")
+
+    with pytest.raises(OSError, match="of a step"):
+        asyncio.run(drain.run(step))
