@@ -19,8 +19,8 @@ DESCRIPTION = (
 EXAMPLES = """examples:
   sparkis ui                                        the server of this machine, at http://127.0.0.1:7380
   sparkis ui --url redis://cache.example:6379       any server, proxy, node of a cluster
-  sparkis ui --url rediss://proxy:6379 --tls-ca-file ca.pem
-  sparkis ui --bind 0.0.0.0 --host-name status.example --tls-cert-file page.pem --tls-key-file page.key
+  sparkis ui --url rediss://proxy:6379 --tls-ca-cert-file ca.pem
+  sparkis ui --bind 0.0.0.0 --host-name status.example --page-cert-file page.pem --page-key-file page.key
 
 A password is best in SPARKIS_PASSWORD. Without one, the page asks for user and password if the server wants them;
 they stay in this program's memory. A user needs +@read, +@connection and +info, and sees its own keys. Slow requests
@@ -50,14 +50,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # it ends with its standard input
     endpoint = parser.add_argument_group("TLS with the endpoint (rediss://)")
+    endpoint.add_argument("--tls-cert-file", metavar="FILE", help="the certificate to present")
+    endpoint.add_argument("--tls-key-file", metavar="FILE", help="its private key")
     endpoint.add_argument(
-        "--tls-ca-file", metavar="FILE", help="the CA of the endpoint (default: those of this machine)"
+        "--tls-ca-cert-file",
+        metavar="FILE",
+        help="the CA that must have signed the endpoint's certificate (default: those of this machine)",
     )
-    endpoint.add_argument("--tls-client-cert-file", metavar="FILE", help="this client's certificate")
-    endpoint.add_argument("--tls-client-key-file", metavar="FILE", help="this client's key")
     page = parser.add_argument_group("TLS with browsers (https://)")
-    page.add_argument("--tls-cert-file", metavar="FILE", help="the page's certificate")
-    page.add_argument("--tls-key-file", metavar="FILE", help="the page's key")
+    page.add_argument("--page-cert-file", metavar="FILE", help="the page's certificate")
+    page.add_argument("--page-key-file", metavar="FILE", help="its private key")
 
 
 def run(options: argparse.Namespace) -> int:

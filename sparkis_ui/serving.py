@@ -24,9 +24,9 @@ PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 def serve(options: argparse.Namespace) -> None:
     """Serve the page until a signal arrives. ValueError: the options; OSError: the address cannot be used."""
     endpoint = endpoint_of(options)
-    is_tls = options.tls_cert_file is not None
-    if is_tls != (options.tls_key_file is not None):
-        raise ValueError("--tls-cert-file and --tls-key-file belong together")
+    is_tls = options.page_cert_file is not None
+    if is_tls != (options.page_key_file is not None):
+        raise ValueError("--page-cert-file and --page-key-file belong together")
     listener = _listener(options.bind, options.port)
     port = listener.getsockname()[1]
     app = make_app(endpoint, names(options.bind, options.host_name), is_tls=is_tls)
@@ -35,8 +35,8 @@ def serve(options: argparse.Namespace) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        ssl_certfile=options.tls_cert_file,
-        ssl_keyfile=options.tls_key_file,
+        ssl_certfile=options.page_cert_file,
+        ssl_keyfile=options.page_key_file,
         timeout_graceful_shutdown=STOP_S_MAX,
         ws="websockets-sansio",
         ws_max_size=1024,  # a browser sends nothing
@@ -65,9 +65,9 @@ def _end_with_input(server: uvicorn.Server) -> None:
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
     """Return the endpoint of the options; ValueError if its user could be used by other machines without signing in."""
     files = {
-        "ssl_ca_certs": options.tls_ca_file,
-        "ssl_certfile": options.tls_client_cert_file,
-        "ssl_keyfile": options.tls_client_key_file,
+        "ssl_ca_certs": options.tls_ca_cert_file,
+        "ssl_certfile": options.tls_cert_file,
+        "ssl_keyfile": options.tls_key_file,
     }
     endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
     if not endpoint.password:

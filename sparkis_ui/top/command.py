@@ -23,7 +23,7 @@ EXAMPLES = """keys:
 examples:
   sparkis top                                       the server of this machine
   sparkis top --url redis://:password@cache.example:6379 --table servers
-  sparkis top --url rediss://proxy:6379 --tls-ca-file ca.pem
+  sparkis top --url rediss://proxy:6379 --tls-ca-cert-file ca.pem
 
 `sparkis status --json` prints the jobs for programs.
 """
@@ -39,9 +39,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--table", choices=TABLE_NAMES, default="jobs", help="the first table (default %(default)s)")
     tls = parser.add_argument_group("TLS (rediss://)")
-    tls.add_argument("--tls-ca-file", metavar="FILE", help="the CA of the endpoint (default: those of this machine)")
-    tls.add_argument("--tls-client-cert-file", metavar="FILE", help="this client's certificate")
-    tls.add_argument("--tls-client-key-file", metavar="FILE", help="this client's key")
+    tls.add_argument("--tls-cert-file", metavar="FILE", help="the certificate to present")
+    tls.add_argument("--tls-key-file", metavar="FILE", help="its private key")
+    tls.add_argument(
+        "--tls-ca-cert-file",
+        metavar="FILE",
+        help="the CA that must have signed the endpoint's certificate (default: those of this machine)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,9 +64,9 @@ def run(options: argparse.Namespace) -> int:
     from sparkis_ui.top.app import Top
 
     files = {
-        "ssl_ca_certs": options.tls_ca_file,
-        "ssl_certfile": options.tls_client_cert_file,
-        "ssl_keyfile": options.tls_client_key_file,
+        "ssl_ca_certs": options.tls_ca_cert_file,
+        "ssl_certfile": options.tls_cert_file,
+        "ssl_keyfile": options.tls_key_file,
     }
     try:
         endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})

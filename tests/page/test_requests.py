@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from compat.conformance.certificates import Authority
 from compat.conformance.servers import Running, has_redis, redis_server, sparkis_server
 from compat.page.browser import page_of
 from compat.waiting import WAIT_S_MAX, eventually
@@ -182,6 +183,21 @@ def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) ->
         pages += 1
     assert "cars:price:7" in page
     assert pages <= 2 + KEYS / 10_000
+
+
+def test_both_sides_may_have_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    cert, key = authority.issue("page")
+    (tmp_path / "log").mkdir()
+    options = ("--port", "0", *authority.options("node", auth_clients="yes"))
+    with ExitStack() as stack:
+        server = stack.enter_context(sparkis_server(tmp_path / "store", tmp_path / "log", *options, is_loaded=False))
+        given = (*authority.options("client"), "--page-cert-file", str(cert), "--page-key-file", str(key))
+        url = stack.enter_context(page_of(f"rediss://127.0.0.1:{server.tls_port or server.port}", *given))
+        client = stack.enter_context(httpx.Client(base_url=url, verify=authority.context(), timeout=WAIT_S_MAX))
+        assert url.startswith("https://")
+        shown = eventually(lambda: client.get("/overview").text, lambda found: "No jobs yet" in found, "the server")
+        assert f"rediss://127.0.0.1:{server.tls_port or server.port}" in shown
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")

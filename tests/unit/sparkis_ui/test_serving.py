@@ -22,7 +22,7 @@ def test_without_options_it_is_the_server_of_this_machine() -> None:
 
 def test_files_of_tls_are_those_of_the_endpoint() -> None:
     given = options(
-        "--url", "rediss://h", "--tls-ca-file", "ca.pem", "--tls-client-cert-file", "c", "--tls-client-key-file", "k"
+        "--url", "rediss://h", "--tls-ca-cert-file", "ca.pem", "--tls-cert-file", "c", "--tls-key-file", "k"
     )
     assert serving.endpoint_of(given).tls == {"ssl_ca_certs": "ca.pem", "ssl_certfile": "c", "ssl_keyfile": "k"}
 
@@ -65,4 +65,4 @@ def test_browsers_may_ask_for_the_given_names_and_this_machine() -> None:
 
 def test_both_files_of_a_certificate_are_needed() -> None:
     with pytest.raises(ValueError, match="belong together"):
-        serving.serve(options("--tls-cert-file", "page.pem"))
+        serving.serve(options("--page-cert-file", "page.pem"))
