@@ -135,7 +135,8 @@ WATCH u:1 j:v:1 | GET u:1 | UNWATCH | WATCH u:2 | MULTI | INCR u:2 | BLPOP u:1 0
 WATCH j:v:1 | MULTI | MGET n/1 f/s/a u:1 | LPUSH u:1 a | EXEC | BLPOP u:1 9
 GET n/1 | GET f/s/a | MGET n/1 f/s/a u:1 j:v:1 | HGETALL n/1 | TYPE f/s/b | TTL f/t/a
 GET j:v:3 | MGET j:v:3 u:1 j:v:1 | EXISTS j:v:3 j:v:8 | SET j:v:3 a | WATCH j:v:3 | MULTI | GET j:v:3 | EXEC
-GET p/1 | GET q/s/a | TTL q/s/a | MGET p/1 q/s/a u:1 j:v:1 | WATCH p/1 q/s/a | MULTI | GET p/2 | TTL q/s/b | EXEC | KEYS ?/*
+GET p/1 | GET q/s/a | TTL q/s/a | MGET p/1 q/s/a u:1 j:v:1 | KEYS ?/* | GETRANGE q/s/a 0 0
+WATCH p/1 q/s/a | MULTI | GET p/2 | TTL q/s/b | MGET p/1 u:1 q/s/a | EXEC
 HGETALL j:m:s | HMGET j:m:s a b | GET w/1 | MGET w/1 w/2 | GET w/1 | HELLO 3 | HGETALL j:m:s
 GET c:1 | GET c:1 | SET c:1 a | GET c:1 | HELLO 3 | GET c:1 | MGET c:1 c:2 | DEL c:1 c:2 | GET c:2
 GET t:1 | GET t:1 | MGET t:1 t:2 | SET t:1 a | GET t:1 | HELLO 3 | GET t:1 | STRLEN t:1 | MULTI | GET t:1 | EXEC
