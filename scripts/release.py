@@ -77,7 +77,7 @@ def check_tree(options: argparse.Namespace) -> None:
 
 
 def version_of(tag: str | None) -> str:
-    """Return the version; ReleaseError if the tag, or for a tag the change log, says another one, or a file is missing."""
+    """Return the version; ReleaseError if it is not ready for the tag: another version, no date, no golden folder."""
     found = re.search(r'^VERSION = "(.*)"$', (ROOT / "state_backend" / "__init__.py").read_text(), re.MULTILINE)
     newest = re.search(r"^## (\S+) \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if found is None or newest is None:

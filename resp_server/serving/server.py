@@ -211,11 +211,12 @@ class Server:
             for each in self._sockets:
                 leave_port(each)
             await asyncio.sleep(LEAVE_S)
+        await asyncio.sleep(DRAIN_POLL_S)  # for the event loop's own listeners, which accept clients as they come
         for listener in self._listeners:
-            if isinstance(listener, asyncio.Server):
-                listener.close()
-            else:
+            if isinstance(listener, (TlsListener, PolledListener)):
                 listener.finish()
+            else:
+                listener.close()
         self._sockets.clear()
 
     def cut_clients(self) -> None:

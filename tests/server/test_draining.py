@@ -80,6 +80,7 @@ def read_to_end(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(1 << 20), b""))
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_requests_that_arrived_are_answered_and_then_the_client_is_closed(
     start: Start, log: Path, tmp_path: Path, workers: int
