@@ -23,6 +23,8 @@ from sparkis_ui.values import SCAN_STEPS_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
+from tests.server.nodes import HALVES, Nodes
 from tests.server.swap import Swap
 
 USERS = """\
@@ -198,6 +200,31 @@ def test_both_sides_may_have_tls(tmp_path: Path) -> None:
         assert url.startswith("https://")
         shown = eventually(lambda: client.get("/overview").text, lambda found: "No jobs yet" in found, "the server")
         assert f"rediss://127.0.0.1:{server.tls_port or server.port}" in shown
+
+
+def test_a_node_of_a_cluster_shows_the_keys_of_all_nodes(tmp_path: Path) -> None:
+    keys = [b"cars:speed:%d" % number for number in range(8)]
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, *HALVES)
+        writer = stack.enter_context(LogWriter(nodes.log, "cars", STATES))
+        writer.publish(Change("speed", Op.PUT, key, value=b"first") for key in keys)
+        first, _ = nodes.start(0), nodes.start(1)
+        assert {slot_of(key) < 8192 for key in keys} == {True, False}
+        url = stack.enter_context(page_of(f"redis://127.0.0.1:{first.port}"))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
+
+        def all_pages(path: str) -> str:
+            text = client.get(path).text
+            found = re.search(r'rel="next" href="([^"]+)"', text)
+            return text + (all_pages(found[1].replace("&amp;", "&")) if found else "")
+
+        eventually(lambda: [key for key in keys if key.decode() not in all_pages("/browse")], lambda left: not left)
+        watched = "/watch?" + "&".join(f"key={key.decode()}" for key in keys)
+        eventually(lambda: client.get(watched).text.count(">first<"), lambda count: count == len(keys), "all values")
+        writer.publish(Change("speed", Op.PUT, key, value=b"second") for key in keys)
+        eventually(lambda: client.get(watched).text.count(">second<"), lambda count: count == len(keys), "all changes")
+        for key in keys:
+            assert ">second<" in client.get(f"/key?key={key.decode()}").text
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
