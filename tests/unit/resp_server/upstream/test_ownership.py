@@ -138,7 +138,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "owners.json").write_text(json.dumps({"format": 2, "sparkis": "0.7.0", "jobs": {}}))
     with pytest.raises(
-        OwnershipError, match="has format 2, which sparkis 0.7.0 wrote; .* reads up to format 1: upgrade"
+        OwnershipError, match=r"has format 2, which sparkis 0.7.0 wrote; .* reads up to format 1: upgrade"
     ):
         Ownership(tmp_path / "owners.json")
 
