@@ -53,15 +53,15 @@ def chromium(folder: Path, size: tuple[int, int] = LAPTOP, *, records_requests: 
 @contextmanager
 def page_of(url: str, *options: str) -> Iterator[str]:
     """Run `sparkis ui` for an endpoint, on a free port; return the page's address."""
-    command = [sys.executable, "-m", "sparkis", "ui", "--url", url, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.match(r"https?://\S+", line)
-        if found is None:
-            raise RuntimeError(f"sparkis ui does not start: exit code {process.wait(STOP_S_MAX)}")
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait(STOP_S_MAX)
+    command = [sys.executable, "-m", "sparkis", "ui", "--url", url, "--port", "0", "--child", *options]
+    # Its standard input stays open: it ends with this process.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.match(r"https?://\S+", process.stdout.readline())
+            if found is None:
+                raise RuntimeError(f"sparkis ui does not start: exit code {process.wait(STOP_S_MAX)}")
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(STOP_S_MAX)
