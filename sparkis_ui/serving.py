@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import signal
 import socket
 import sys
 import threading
@@ -43,16 +44,20 @@ def serve(options: argparse.Namespace) -> None:
         proxy_headers=False,
         lifespan="on",
     )
+    server = uvicorn.Server(config)
+
+    def end(*ignored: object) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)  # before uvicorn has its own; at its end it raises the signal once more
     host = f"[{options.bind}]" if ":" in options.bind else options.bind
     print(f"{'https' if is_tls else 'http'}://{host}:{port} shows {endpoint.url}; Ctrl-C ends it", flush=True)
-    server = uvicorn.Server(config)
     if options.child:
         threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
-    try:
-        server.run([listener])
-    except KeyboardInterrupt:
-        if not options.child:
-            print("ended", file=sys.stderr)
+    server.run([listener])
+    if not options.child:
+        print("ended", file=sys.stderr)
 
 
 def _end_with_input(server: uvicorn.Server) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from compat.conformance.certificates import Authority
-from compat.conformance.servers import Running, has_redis, redis_server, sparkis_server
+from compat.conformance.servers import Running, free_port, has_redis, redis_server, sparkis_server
 from compat.page.browser import page_of
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis_ui.app import SIGN_IN_CODE
@@ -185,6 +188,17 @@ def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) ->
         pages += 1
     assert "cars:price:7" in page
     assert pages <= 2 + KEYS / 10_000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_line(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "sparkis", "ui", "--url", f"redis://127.0.0.1:{free_port()}", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        assert page.stdout.readline().endswith("; Ctrl-C ends it\n")
+        page.send_signal(number)
+        assert page.communicate(timeout=WAIT_S_MAX) == ("", "ended\n")
+        assert page.returncode == 0
 
 
 def test_both_sides_may_have_tls(tmp_path: Path) -> None:
