@@ -96,7 +96,7 @@ bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists t
 	@sh scripts/program.sh nutcracker twemproxy
 	@$(RUN) python -m benchmarks $(ARGS)
 
-soak: setup-test ## run random epochs and kill readers for half an hour, and check all replies; ARGS="--minutes 5"
+soak: setup-test ## run random epochs, 10,000 clients and dying readers for an hour, and check all replies; ARGS="--minutes 5"
 	@$(RUN) python -m benchmarks.soak $(ARGS)
 
 chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on Spark while readers check replies, about ten minutes

@@ -1,9 +1,11 @@
-"""`make soak`: half an hour of random epochs, while readers compare replies and are killed, and sizes are checked.
+"""`make soak`: an hour of random epochs beside a crowd of clients; readers compare replies and are killed.
 
 A server with two workers applies a log that this process writes: puts, deletes, fields, lists, expiries, replaced
 states. Readers compare all replies with a model; epochs must not go backwards for them. Other readers pin old epochs
-and are killed with SIGKILL. The sizes of the store, the log and the heaps must be flat after a warm-up, and LMDB's
-reader table must not keep slots of dead processes. The first error ends the run with exit code 1 and its text.
+and are killed with SIGKILL. Beside them is a crowd (`soak_crowd`): thousands of clients, slow readers, floods, garbage,
+somebody who looks at the page, a scraper of the metrics. The sizes of the store, the log and the heaps must be flat
+after a warm-up, LMDB's reader table must not keep slots of dead processes, and the server counts no errors but those
+that the crowd provokes. The first error ends the run with exit code 1 and its text.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from benchmarks.options import end_in_order
 from benchmarks.servers import TOKEN, BenchmarkError, start_sparkis, supports_workers, temporary_folder
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
+from compat.conformance.servers import free_port
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
+from resp_server.net.listeners import raise_file_limit
 from state_backend.apply.applier import COMPACT_ABOVE_BYTES
 from state_backend.lmdb.layout import TABLES
 from state_backend.log.log_writer import LogWriter
@@ -40,6 +44,10 @@ from state_backend.model.errors import SparkisError
 
 WORKERS = 2
 CLIENTS = 2
+# Clients of each role of the crowd, but the calm ones (`--clients`).
+CROWD = {"slow": 20, "flood": 2, "garbage": 4}
+# What the crowd provokes: garbage that is no request, or no known one, and requests before the server has loaded.
+PROVOKED_ERRORS = {"ERR", "LOADING", "WRONGTYPE"}
 VICTIMS = 3
 KILLED_EVERY_S = 3.0
 SAMPLED_EVERY_S = 1.0
@@ -53,6 +61,8 @@ MIB = 1 << 20
 GROWTH_SHARE_MAX = 0.15
 GROWTH_BYTES_MAX = {"store": 16 * MIB, "log": 16 * MIB, "heap": 8 * MIB}
 START_S_MAX = 120.0
+# Room for all who are not calm.
+CLIENTS_BESIDE = 1_000
 FINISH_S_MAX = 120.0
 
 
@@ -73,9 +83,9 @@ class Reader:
     moved_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def start(cls, role: str, *given: str) -> Reader:
+    def start(cls, role: str, *given: str, module: str = "benchmarks.soak_readers") -> Reader:
         """Start a reader."""
-        command = [sys.executable, "-m", "benchmarks.soak_readers", role, *given]
+        command = [sys.executable, "-m", module, role, *given]
         environment = children.environment()
         pipe = subprocess.PIPE
         reader = cls(role, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
@@ -102,7 +112,7 @@ class Reader:
                 f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'without a message'}"
             )
         still_s = time.monotonic() - self.moved_s
-        if is_writing and self.role != "victim" and still_s > STILL_S_MAX:
+        if is_writing and self.role in ("client", "store") and still_s > STILL_S_MAX:
             raise SoakError(f"a {self.role} reader has seen nothing newer than epoch {self.epoch} for {still_s:.0f} s")
 
     def end(self) -> None:
@@ -132,7 +142,7 @@ class Sample:
 class Soak:
     """One run."""
 
-    def __init__(self, folder: Path, minutes: float, seed: int, period_ms: int) -> None:
+    def __init__(self, folder: Path, minutes: float, seed: int, period_ms: int, clients: int) -> None:
         self._log, self._folder = folder / "log", folder / "store" / JOB
         self._seconds = minutes * 60
         self._random = Random(seed)
@@ -148,7 +158,9 @@ class Soak:
         self._failure = ""
         self._ends = threading.Event()
         self._publish()
-        options = ["--compact", "--retention", str(RETENTION_MINUTES)]
+        self._clients, self._metrics = clients, f"127.0.0.1:{free_port()}"
+        options = ["--compact", "--retention", str(RETENTION_MINUTES), "--metrics", self._metrics]
+        options += ["--maxclients", str(clients + CLIENTS_BESIDE)]
         workers = WORKERS if supports_workers() else 1
         self._process, self._port, control_port = start_sparkis(
             self._log, folder / "store", workers=workers, options=options
@@ -156,6 +168,8 @@ class Soak:
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30)
         self._readers: list[Reader] = []
         self._victims: list[Reader] = []
+        self._crowd: list[Reader] = []
+        self._page: subprocess.Popen[str] | None = None
 
     def _start_readers(self) -> None:
         eventually(
@@ -168,6 +182,15 @@ class Soak:
         self._readers = [Reader.start("client", str(self._port), plan) for _ in range(CLIENTS)]
         self._readers += [Reader.start("store", str(self._folder), plan)]
         self._victims = [self._new_victim() for _ in range(VICTIMS)]
+        command = [sys.executable, "-m", "sparkis", "ui", "--url", f"redis://127.0.0.1:{self._port}", "--port", "0"]
+        pipe = subprocess.PIPE
+        self._page = subprocess.Popen([*command, "--child"], stdin=pipe, stdout=pipe, text=True)
+        assert self._page.stdout is not None
+        address = self._page.stdout.readline().partition(" ")[0]
+        roles = {"calm": self._clients, **CROWD}
+        given = [(role, str(self._port), str(count)) for role, count in roles.items()]
+        given.append(("look", address, f"http://{self._metrics}/metrics"))
+        self._crowd = [Reader.start(*each, module="benchmarks.soak_crowd") for each in given]
 
     def _read_marker(self) -> int | None:
         """Return the epoch that a client sees; None while the server is loading."""
@@ -201,14 +224,17 @@ class Soak:
         self._ends.set()
         writing.join(FINISH_S_MAX)
         self._check()
+        self._check_errors()
         self._compare_all()
         self._check_flat()
 
     def close(self) -> None:
         """Stop all processes."""
         self._ends.set()
-        for reader in (*self._readers, *self._victims):
+        for reader in (*self._readers, *self._victims, *self._crowd):
             reader.end()
+        if self._page is not None:
+            self._page.communicate()
         self._control.close()
         self._process.terminate()
         try:
@@ -227,8 +253,9 @@ class Soak:
             f"{last.at_s:.0f} s; {self._epoch + 1:,} epochs with {self._rows:,} changes; {self._kills} readers killed"
         )
         read = f"{self._compared():,} replies compared; {skipped:,} not: an epoch or an expiry was in between"
+        crowd = "replies to " + ", ".join(f"{each.role} clients {each.compared:,}" for each in self._crowd)
         made = f"{len(self._snapshots)} snapshots of the log, {len(self._stores)} successive files of the store"
-        lines = [done, read, made, f"{'MiB':28}{'first':>8}{'highest':>10}{'last':>8}"]
+        lines = [done, read, crowd, made, f"{'MiB':28}{'first':>8}{'highest':>10}{'last':>8}"]
         sizes = {
             "store file": [each.store for each in samples],
             "live pages": [each.live for each in samples],
@@ -315,6 +342,8 @@ class Soak:
             elif "resp_server" in command:
                 workers += 1
                 found[f"worker {workers}"] = pid
+        if self._page is not None:
+            found["page"] = self._page.pid
         if "applier" not in found:
             raise SoakError("there is no applier")
         return found
@@ -338,13 +367,22 @@ class Soak:
             raise SoakError(self._failure)
         if self._process.poll() is not None:
             raise SoakError(f"the server ended with {self._process.returncode}")
-        for reader in (*self._readers, *self._victims):
+        for reader in (*self._readers, *self._victims, *self._crowd):
             reader.check(is_writing=not self._ends.is_set())
 
     def _compared(self) -> int:
         return sum(each.compared for each in self._readers)
 
     # At the end
+
+    def _check_errors(self) -> None:
+        """Look at the errors that the server has counted."""
+        with redis.Redis(port=self._port) as client:
+            counted = {name.removeprefix("errorstat_") for name in client.info("errorstats")}
+        if counted - PROVOKED_ERRORS:
+            raise SoakError(
+                f"the server has replied with errors that nobody provoked: {sorted(counted - PROVOKED_ERRORS)}"
+            )
 
     def _compare_all(self) -> None:
         """Read every key at the last epoch, and keys that must be missing."""
@@ -429,22 +467,30 @@ def main() -> int:
     """Run the soak test; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (default %(default)g)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration in minutes (default %(default)g)")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the random epochs (default %(default)s)")
     parser.add_argument(
         "--period-ms", type=int, default=100, help="milliseconds between two epochs (default %(default)s)"
     )
+    parser.add_argument(
+        "--clients", type=int, default=10_000, help="calm clients beside the others (default %(default)s)"
+    )
     given = parser.parse_args()
+    raise_file_limit(given.clients)
     end_in_order()
 
     def report(text: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
-    print(f"soak: {given.minutes:g} minutes, an epoch every {given.period_ms} ms, seed {given.seed}", flush=True)
+    title = (
+        f"soak: {given.minutes:g} minutes, an epoch every {given.period_ms} ms, {given.clients:,} clients, "
+        f"seed {given.seed}"
+    )
+    print(title, flush=True)
     failure = ""
     with temporary_folder() as folder:
-        soak = Soak(folder, given.minutes, given.seed, given.period_ms)
+        soak = Soak(folder, given.minutes, given.seed, given.period_ms, given.clients)
         try:
             soak.run(report)
         except (SoakError, BenchmarkError, SparkisError, redis.RedisError, lmdb.Error, OSError) as error:
