@@ -20,10 +20,11 @@ def read_from(replies: bytes, count: int, *, epochs: bool) -> None:
         stream.feed_eof()
         writer: Any = None
         client = Client(stream, writer)
-        if not epochs:
-            return await client.read_replies(count)
-        for _ in range(count):
-            await client.read_epoch()
+        if epochs:
+            for _ in range(count):
+                await client.read_epoch()
+        else:
+            await client.read_replies(count)
 
     asyncio.run(read())
 
