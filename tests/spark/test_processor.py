@@ -349,7 +349,7 @@ def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis
     rows.add({"k": "a"}, {"k": "b"})
     made = counted(counted(rows.df, 1, ones="count"), 10)
     query = start(made.writeStream.format("noop").outputMode("append"), "first", tmp_path / "checkpoint")
-    with pytest.raises(DescriptorError, match=r"job 'first' is written already.*give this attachment another name"):
+    with pytest.raises(DescriptorError, match=r"writes job 'first'.*give this attachment another name"):
         sparkis.attach(query, operator=0, state="tens")
     with sparkis.attach(query, operator=0, state="tens", job="second") as other, sparkis.attach(query) as own:
         assert other.wait()
