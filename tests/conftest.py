@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from xdist.workermanage import WorkerController
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+from state_backend import log_lines
 
 HERE = Path(__file__).parent
 
@@ -171,6 +173,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     is_expected_failure = hasattr(report, "wasxfail")
     if report.skipped and not is_expected_failure and not report.nodeid.startswith(EXPECTED_SKIPS or ("\0",)):
         _unexpected_skips.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Undo `log_lines.set_up` of a program that a test ran in this process: its stream is the test's."""
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, log_lines.CountingHandler)]:
+        root.removeHandler(handler)
+        handler.close()
+        os.environ.pop(log_lines.CHILD_VARIABLE, None)
+        for name in (None, *log_lines.PARTS):
+            logging.getLogger(name).setLevel(logging.NOTSET if name else logging.WARNING)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

@@ -132,7 +132,8 @@ def test_each_epoch_that_can_be_read_is_that_of_the_model(epochs: list) -> None:
             before: WholeValue | None = None
             for number in range(readable.first.epoch, len(epochs)):
                 if (value := models[number].get(key)) != before:
-                    expected.append((number, value, number == readable.first.epoch and not readable.is_begun))
+                    is_oldest = number == readable.first.epoch and not readable.starts_at_first_epoch
+                    expected.append((number, value, is_oldest))
                 before = value
             found = [(each.epoch, each.value, each.is_oldest) for each in history_of(job, key, 100)]
             assert found == expected[::-1]
