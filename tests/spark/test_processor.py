@@ -373,7 +373,8 @@ def test_a_log_may_come_after_the_query(
         with pytest.raises(DescriptorError, match="there is no change log to write to"):
             sparkis.attach(query)
         eventually(
-            lambda: caplog.text, lambda found: "query 'late' declares states, and the session has no change log" in found
+            lambda: caplog.text,
+            lambda found: "query 'late' declares states, and the session has no change log" in found,
         )
     finally:
         spark.conf.set("spark.sparkis.log", log)
