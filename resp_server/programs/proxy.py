@@ -203,17 +203,6 @@ async def answer_clients(
     source_tasks: list[asyncio.Task[None]] = []
     drain = Drain(options)
     try:
-        await metrics.start()
-        for source in sources:
-            source.begin()
-            source_tasks.append(asyncio.create_task(source.follow()))
-        if swap is not None:
-            await _until_known(swap[1], loading_grace_s)
-        if config.shares_port:  # it takes over at once, so it must be able to answer
-            while not all(source.cluster.slots.is_complete for source in sources):
-                await asyncio.sleep(KNOWN_POLL_S)
-        if isinstance(server.dispatcher, SwapDispatcher):
-            await server.dispatcher.check_tracking()
         shutdown = Shutdown(
             watches_input=options.child and unused is None,
             users=server,
@@ -221,6 +210,17 @@ async def answer_clients(
             reload=lambda: _run_all(reloads),
             drain=drain,
         )
+        await metrics.start()
+        for source in sources:
+            source.begin()
+            source_tasks.append(asyncio.create_task(source.follow()))
+        if swap is not None:
+            await _until_known(swap[1], loading_grace_s, shutdown)
+        if config.shares_port:  # it takes over at once, so it must be able to answer
+            while not (shutdown.is_asked_for or all(source.cluster.slots.is_complete for source in sources)):
+                await asyncio.sleep(KNOWN_POLL_S)
+        if isinstance(server.dispatcher, SwapDispatcher):
+            await server.dispatcher.check_tracking()
         await server.start()
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
         log_started(config, server.port, server.tls_port)
@@ -279,10 +279,10 @@ def _make_server(
     return server
 
 
-async def _until_known(ownership: Ownership, seconds_max: float) -> None:
+async def _until_known(ownership: Ownership, seconds_max: float, shutdown: Shutdown) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
-    while not ownership.is_known and loop.time() < deadline_s:
+    while not (ownership.is_known or shutdown.is_asked_for) and loop.time() < deadline_s:
         await asyncio.sleep(KNOWN_POLL_S)
 
 
