@@ -6,7 +6,9 @@ process.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +33,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "STATE": frozenset(("HISTORY", "JOBS", "LIST", "LOCATE", "OWNERS", "SHADOW", "TOPOLOGY")),
 }
 CLIENT_NAME = "sparkis-ui"
+PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 DEFAULT_PORT = 6379
 CONNECTIONS_MAX = 4  # of one user to one server
 REDIRECTS_MAX = 2  # one stale answer is normal after a move
@@ -126,6 +129,19 @@ class Endpoint:
         username, password = unquote(parts.username or ""), unquote(parts.password or "")
         options = (tls or {}) if parts.scheme == "rediss" else None
         return cls(parts.hostname, parts.port or DEFAULT_PORT, username, password, options)
+
+    @classmethod
+    def of_options(cls, options: argparse.Namespace) -> Endpoint:
+        """Return the endpoint of `add_endpoint_options`, with the password of the environment if the URL has none."""
+        files = {
+            "ssl_ca_certs": options.tls_ca_cert_file,
+            "ssl_certfile": options.tls_cert_file,
+            "ssl_keyfile": options.tls_key_file,
+        }
+        endpoint = cls.of_url(options.url, {name: file for name, file in files.items() if file is not None})
+        if endpoint.password:
+            return endpoint
+        return endpoint.as_user(endpoint.username, os.environ.get(PASSWORD_VARIABLE, ""))
 
     @property
     def address(self) -> str:

@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 
 from sparkis_ui import DEFAULT_PAGE_PORT
+from sparkis_ui.endpoint_options import add_endpoint_options
 
-DEFAULT_URL = "redis://127.0.0.1:7379"
 DEFAULT_BIND = "127.0.0.1"
 NEEDED = ("redis", "starlette", "jinja2", "uvicorn", "websockets")
 DESCRIPTION = (
@@ -30,11 +30,7 @@ and clients need +slowlog, +latency and +client|list.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "--url",
-        default=DEFAULT_URL,
-        help="the endpoint: redis[s]://[[user]:password@]host[:port] (default %(default)s)",
-    )
+    add_endpoint_options(parser)
     parser.add_argument(
         "--port", type=_port, default=DEFAULT_PAGE_PORT, help="the page's port (default %(default)s; 0: a free one)"
     )
@@ -49,14 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a name under which browsers may ask for the page, beside localhost and the address; may be repeated",
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # it ends with its standard input
-    endpoint = parser.add_argument_group("TLS with the endpoint (rediss://)")
-    endpoint.add_argument("--tls-cert-file", metavar="FILE", help="the certificate to present")
-    endpoint.add_argument("--tls-key-file", metavar="FILE", help="its private key")
-    endpoint.add_argument(
-        "--tls-ca-cert-file",
-        metavar="FILE",
-        help="the CA that must have signed the endpoint's certificate (default: those of this machine)",
-    )
     page = parser.add_argument_group("TLS with browsers (https://)")
     page.add_argument("--page-cert-file", metavar="FILE", help="the page's certificate")
     page.add_argument("--page-key-file", metavar="FILE", help="its private key")

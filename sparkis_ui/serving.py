@@ -14,12 +14,11 @@ from collections.abc import Sequence
 import uvicorn
 
 from sparkis_ui.app import make_app
-from sparkis_ui.client import Endpoint
+from sparkis_ui.client import PASSWORD_VARIABLE, Endpoint
 from sparkis_ui.guards import LOOPBACK
 
 STOP_S_MAX = 3  # for tabs that are open
 BACKLOG = 128
-PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -69,14 +68,7 @@ def _end_with_input(server: uvicorn.Server) -> None:
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
     """Return the endpoint of the options; ValueError if its user could be used by other machines without signing in."""
-    files = {
-        "ssl_ca_certs": options.tls_ca_cert_file,
-        "ssl_certfile": options.tls_cert_file,
-        "ssl_keyfile": options.tls_key_file,
-    }
-    endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
-    if not endpoint.password:
-        endpoint = endpoint.as_user(endpoint.username, os.environ.get(PASSWORD_VARIABLE, ""))
+    endpoint = Endpoint.of_options(options)
     if endpoint.password and not is_loopback(options.bind):
         raise ValueError(
             f"a password in --url or {PASSWORD_VARIABLE} would sign in everybody who reaches this page: leave it out, "

@@ -6,7 +6,8 @@ import argparse
 import sys
 from importlib.util import find_spec
 
-DEFAULT_URL = "redis://127.0.0.1:7379"
+from sparkis_ui.endpoint_options import add_endpoint_options
+
 NEEDED = ("redis", "textual")
 DESCRIPTION = (
     "Show a running endpoint in the terminal, live: jobs, states, the servers of a cluster, commands, users, slow "
@@ -25,27 +26,15 @@ examples:
   sparkis top --url redis://:password@cache.example:6379 --table servers
   sparkis top --url rediss://proxy:6379 --tls-ca-cert-file ca.pem
 
-`sparkis status --json` prints the jobs for programs.
+A password is best in SPARKIS_PASSWORD. `sparkis status --json` prints the jobs for programs.
 """
 TABLE_NAMES = ("jobs", "states", "servers", "commands", "users", "slow")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "--url",
-        default=DEFAULT_URL,
-        help="the endpoint: redis[s]://[[user]:password@]host[:port] (default %(default)s)",
-    )
+    add_endpoint_options(parser)
     parser.add_argument("--table", choices=TABLE_NAMES, default="jobs", help="the first table (default %(default)s)")
-    tls = parser.add_argument_group("TLS (rediss://)")
-    tls.add_argument("--tls-cert-file", metavar="FILE", help="the certificate to present")
-    tls.add_argument("--tls-key-file", metavar="FILE", help="its private key")
-    tls.add_argument(
-        "--tls-ca-cert-file",
-        metavar="FILE",
-        help="the CA that must have signed the endpoint's certificate (default: those of this machine)",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,13 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from sparkis_ui.client import Endpoint
     from sparkis_ui.top.app import Top
 
-    files = {
-        "ssl_ca_certs": options.tls_ca_cert_file,
-        "ssl_certfile": options.tls_cert_file,
-        "ssl_keyfile": options.tls_key_file,
-    }
     try:
-        endpoint = Endpoint.of_url(options.url, {name: file for name, file in files.items() if file is not None})
+        endpoint = Endpoint.of_options(options)
     except ValueError as error:
         print(f"sparkis top: {error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from sparkis_ui import command, serving
+from sparkis_ui import client, command, serving
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -52,7 +52,7 @@ def test_addresses_of_this_machine_are_known(address: str, is_local: bool) -> No
 
 
 def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(serving.PASSWORD_VARIABLE, "of the environment")
+    monkeypatch.setenv(client.PASSWORD_VARIABLE, "of the environment")
     assert serving.endpoint_of(options()).password == "of the environment"
     assert serving.endpoint_of(options("--url", "redis://:given@h")).password == "given"
     with pytest.raises(ValueError, match="SPARKIS_PASSWORD would sign in everybody"):
