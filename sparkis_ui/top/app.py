@@ -220,24 +220,24 @@ class Top(App[None]):
         if not screen.query("#where"):  # the program ends
             return
         where = screen.query_one("#where", Static)
+        rows, count = rows_of(self._table, found, self._order, screen.query_one(Input).value)
         where.set_class(hub.error is not None, "lost")
-        where.update(self._where())
+        where.update(self._where(f"the first {len(rows):,} of {count:,} rows" if count > len(rows) else ""))
         numbers = [Text.assemble((text, "bold"), f" {name}") for name, text in summary_of(found, self._latest)]
         half = len(numbers) // 2
         lines = (Text("   ").join(numbers[:half]), Text("   ").join(numbers[half:]))
         screen.query_one("#summary", Static).update(Text("\n").join(lines))
         screen.query_one("#graph", Sparkline).data = [value or 0 for value in hub.series.of("requests")]
         table = screen.query_one(DataTable)
-        rows, count = rows_of(self._table, found, self._order, screen.query_one(Input).value)
         empty = screen.query_one("#empty", Static)
         table.display, empty.display = bool(rows), not rows
         if not rows:
             empty.update(self._nothing(found.at_s))
             return
         self._fill(table, rows)
-        table.border_subtitle = f"the first {len(rows):,} of {count:,}" if count > len(rows) else None
 
-    def _where(self) -> str:
+    def _where(self, part: str) -> str:
+        """Return the first line. part: says that only a part of the rows is shown."""
         hub = self._hub
         info = hub.facts.info
         parts = [hub.endpoint.url, f"sparkis {info['sparkis_version']}" if "sparkis_version" in info else ""]
@@ -247,7 +247,7 @@ class Top(App[None]):
             parts.append(f"{clock(hub.facts.at_s)} UTC")
         else:
             parts.append("connecting")
-        return "  ".join(filter(None, [*parts, "PAUSED" if self._is_paused else ""]))
+        return "  ".join(filter(None, [*parts, part, "PAUSED" if self._is_paused else ""]))
 
     def _nothing(self, at_s: float) -> str:
         errors = self._hub.facts.errors

@@ -270,7 +270,7 @@ TABLES = (
             Column("COMMANDS"),
         ),
         _users,
-        "the clients of more than 1,000 are not listed",
+        "no client is listed: there are more than 1,000, or CLIENT LIST is not allowed",
     ),
     Table(
         "slow",

@@ -9,17 +9,11 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
 from tests.server.swap import Swap
 from tests.server.test_swap_databases import scanned
+from tests.server.test_swap_names import fact, publish, score
 from tests.server.test_swap_rules import sparkis
 
-STATES = [
-    StateDescriptor("byAccount", key="account", value="score"),
-    StateDescriptor("facts", key="account", field="metric", value="n"),
-]
 RULES = """
 [[rule]]
 name = "scores"
@@ -37,19 +31,6 @@ field = "<metric>"
 # Names of which the states have 1, `old` is the upstream's only, and nobody has 9.
 MIXED = ["board/1/score", "board/old/score", "board/1/apdex", "a", "board/1/old", "board/9/score", "board/9/apdex"]
 VALUES = [b"1", b"old score", b"0.9", b"mine", b"old fact", None, None]
-
-
-def score(account: int, value: bytes) -> Change:
-    return Change("byAccount", Op.PUT, b"golden:byAccount:%d" % account, value=value)
-
-
-def fact(account: int, value: bytes) -> Change:
-    return Change("facts", Op.PUT, b"golden:facts:%d" % account, field=b"apdex", value=value)
-
-
-def publish(swap: Swap, *changes: Change) -> None:
-    with LogWriter(swap.log, "golden", STATES, "first-of-golden") as writer:
-        writer.publish(list(changes))
 
 
 @pytest.fixture(scope="module")
