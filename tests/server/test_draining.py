@@ -7,7 +7,6 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import sleep
 
@@ -21,26 +20,12 @@ from resp_server.registry.record import read_record
 from sparkis import Change, LogWriter, Op, StateDescriptor
 from state_backend.log.filesystems import open_filesystem
 from tests.server.restarts import GET, VALUE, Readers, activated, socket_unit
-from tests.server.test_signals import Command
+from tests.server.test_signals import Start
+from tests.server.test_signals import start as start
 
 READS = 2_000
 LARGE = b"x" * 1_000_000
 STARTED = r"started @ 127\.0\.0\.1:(\d+)"
-
-Start = Callable[..., Command]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    running: list[Command] = []
-
-    def started(*arguments: object) -> Command:
-        running.append(Command(*arguments))
-        return running[-1]
-
-    yield started
-    for each in reversed(running):
-        each.end()
 
 
 @pytest.fixture(scope="module")
