@@ -22,9 +22,10 @@ from textual.widgets import DataTable, Static
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, child_environment, free_port, sparkis_server, wait_for_keys
 from compat.waiting import WAIT_S_MAX
+from sparkis_ui import facts
 from sparkis_ui.client import Endpoint
 from sparkis_ui.top.app import Top
-from sparkis_ui.top.tables import TABLES
+from sparkis_ui.top.tables import ROWS_MAX, TABLES
 
 PROGRAM = [sys.executable, "-m", "sparkis", "top"]
 SIZE = (160, 40)
@@ -116,6 +117,20 @@ def test_a_server_that_is_lost_and_comes_back_is_read_again(
             with sparkis_server(tmp_path / "second", dataset_log, "--port", str(port)):
                 await until(app, pilot, rf"job .* {len(dataset.keys):,} ")
                 assert not app.query_one("#where").has_class("lost")
+
+    asyncio.run(look())
+
+
+def test_a_table_that_is_cut_says_so(sparkis: Running) -> None:
+    app = Top(endpoint(sparkis), "jobs")
+
+    async def look() -> None:
+        async with app.run_test(size=SIZE) as pilot:
+            await until(app, pilot, "job .* ")
+            await pilot.press("p")  # the shown facts stay
+            app._hub.facts.jobs = facts.jobs_of([{"name": b"%d" % number} for number in range(ROWS_MAX + 20)])
+            app._show()
+            assert f"the first {ROWS_MAX} of {ROWS_MAX + 20} rows" in str(app.query_one("#where", Static).content)
 
     asyncio.run(look())
 
