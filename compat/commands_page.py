@@ -76,7 +76,7 @@ to date.
   the reason.
 
 *since* is the version of Redis that introduced the command. *cluster* is the position of a request's keys: the first
-one (`1`), the first to the last one (`1..-1`; `1..-1/2`: every second word), or `by its arguments`. *proxy* is the
+one (`1`), the first to the last one (`1..-1`; `1..-1/2`: every second argument), or `by its arguments`. *proxy* is the
 process that replies through a [proxy](serving.md#a-proxy): a command with keys goes to the server that owns them; a
 split command takes keys of several slots.
 """

@@ -132,7 +132,8 @@ def split_of(command: Command, request: Request) -> RequestSplit | None:
 def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> PlainError:
     """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
-    return PlainError(f"'{name}' takes {words_max} words of {UNSPLIT_BYTES_MAX >> 20} MiB at once; split the request")
+    bytes_max = f"{UNSPLIT_BYTES_MAX >> 20} MiB"
+    return PlainError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
 
 
 def _is_counted(command: Command, split: RequestSplit, request: Request) -> bool:

@@ -17,7 +17,7 @@ SETTINGS = {
     ),
     "client-query-buffer-limit": ("BYTES", "the longest unfinished request of a client (default 1gb)"),
     "latency-monitor-threshold": ("MS", "requests that take this long are events of LATENCY (default 0: none)"),
-    "proto-max-bulk-len": ("BYTES", "the longest word of a request (default 1mb)"),
+    "proto-max-bulk-len": ("BYTES", "the longest argument of a request (default 1mb)"),
     "slowlog-log-slower-than": ("US", "requests that take longer, in microseconds, are in SLOWLOG (default 10000)"),
     "slowlog-max-len": ("N", "entries of SLOWLOG (default 128)"),
     "tcp-keepalive": ("SECONDS", "the pause before probes of an idle connection (default 300; 0: none)"),

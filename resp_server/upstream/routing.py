@@ -216,7 +216,9 @@ class SwapRouter:
         if long_at:
             request = without_long_words(request, long_at)
         if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
-            raise PlainError(f"'{routed.name}' takes {SEARCHED_WORDS_MAX} words through --upstream; split the request")
+            raise PlainError(
+                f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
+            )
         positions = self._positions(routed, request, is_long=True)
         if routed.name == "watch" and len(positions) > WATCHED_KEYS_MAX:
             raise PlainError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.pure
 MANY = 3 * PORTION_WORDS + 17
 KEYS = [b"job:temp:%d" % (at if at % 3 else at + 1_000_000) for at in range(MANY)]
 VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]
-TOO_LONG = b"takes 4096 words of 2 MiB at once; split the request"
+TOO_LONG = b"takes 4096 arguments of 2 MiB at once; split the request"
 
 
 def test_the_reply_is_that_of_a_short_request(serve: Callable[..., Any]) -> None:

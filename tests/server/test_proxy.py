@@ -172,9 +172,9 @@ def test_a_request_of_many_words_is_asked_for_in_portions(still: Behind, protoco
         assert connection.call("HMGET", "hash:one", *keys).plain == [None] * len(keys)
         assert b"WRONGTYPE" in connection.call("HMGET", MANY_KEY, *keys).plain
         for name in ("SINTER", "WATCH"):
-            assert b"words of 2 MiB at once; split the request" in connection.call(name, *keys).plain
+            assert b"arguments of 2 MiB at once; split the request" in connection.call(name, *keys).plain
         connection.call("MULTI")
-        assert b"words of 2 MiB at once; split the request" in connection.call("MGET", *keys).plain
+        assert b"arguments of 2 MiB at once; split the request" in connection.call("MGET", *keys).plain
         assert b"EXECABORT" in connection.call("EXEC").plain
         assert connection.call("MGET", *keys[:2]).plain == values[:2]
 

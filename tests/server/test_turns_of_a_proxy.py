@@ -265,7 +265,7 @@ def test_a_long_subscription_in_a_transaction_is_refused(attacked: Attacked) -> 
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("SUBSCRIBE", *many_fields()[:2_000]) + request("EXEC"))
     told = peer.read_until(b"EXECABORT Transaction discarded because of previous errors.\r\n")
-    assert b"-ERR 'subscribe' takes 1024 words of 2 MiB at once; split the request\r\n" in told
+    assert b"-ERR 'subscribe' takes 1024 arguments of 2 MiB at once; split the request\r\n" in told
     peer.socket.close()
 
 

@@ -174,7 +174,7 @@ def test_a_long_request_within_a_transaction_is_checked_when_it_is_queued(attack
     assert peer.ask("DEL", *names, OURS[7]) == b"ERR key 'job:temp:7' is owned by state job:temp"
     assert peer.ask("EXEC").startswith(b"EXECABORT")
     assert peer.ask("MULTI") == b"OK"
-    assert peer.ask("MGET", *names, OURS[7]) == b"ERR 'mget' takes 4096 words of 2 MiB at once; split the request"
+    assert peer.ask("MGET", *names, OURS[7]) == b"ERR 'mget' takes 4096 arguments of 2 MiB at once; split the request"
     assert peer.ask("EXEC").startswith(b"EXECABORT")
     peer.socket.close()
 

@@ -282,7 +282,7 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
 
 
 def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None:
-    with pytest.raises(PlainError, match=r"'xread' takes 32768 words through --upstream; split the request"):
+    with pytest.raises(PlainError, match=r"'xread' takes 32768 arguments through --upstream; split the request"):
         routed_in_steps(b"XREAD", *[b"x"] * 40_000)
     with pytest.raises(PlainError, match="a client may watch 16384 keys"):
         routed_in_steps(b"WATCH", *[b"x"] * 16_385)
