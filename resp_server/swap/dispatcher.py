@@ -554,6 +554,11 @@ class SwapDispatcher(SideSender):
             return Taken.IN_NEXT_BATCH
         return Taken.YES if is_confirmed is False else Taken.NO
 
+    def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
+        if command is not None and command.name == "exec":
+            self._pinned.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
+        return super()._rejected(context, command, request, error)
+
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         if command.name == "hello":
             if len(request) > 1 and request[1] in (b"2", b"3") and int(request[1]) != session.protocol:

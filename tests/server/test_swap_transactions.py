@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import redis
@@ -265,6 +266,29 @@ def test_a_select_within_a_transaction_has_the_effect_that_it_has_in_redis(
         b"OK",
         b"zero",
     ]
+
+
+@pytest.mark.parametrize("multi", [[], ["MULTI"]])
+def test_an_exec_that_is_rejected_forgets_watched_keys(
+    client: Connection, direct: Connection, multi: list[str]
+) -> None:
+    rejected = [*multi, "EXEC x", "MULTI", "PING", "EXEC"]
+    for connection in (client, direct):
+        assert call_each(connection, "WATCH n", "SET n 1", *rejected)[-1] == [b"PONG"]
+
+
+def test_an_exec_that_the_user_may_not_run_forgets_watched_keys(swap: Swap, direct: Connection, tmp_path: Path) -> None:
+    (users := tmp_path / "users.acl").write_text("user app on nopass ~* +@all -exec\nuser full on nopass ~* +@all\n")
+    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    for line in users.read_text().splitlines():
+        direct.call("ACL", "SETUSER", *line.split()[1:])
+    with proxy.connect() as client:
+        for connection in (client, direct):
+            for multi in ([], ["MULTI"]):
+                denied = call_each(connection, "AUTH app any", "WATCH n", "SET n 1", *multi, "EXEC")[-1]
+                assert isinstance(denied, bytes)
+                assert b"has no permissions to run the 'exec' command" in denied
+                assert call_each(connection, "AUTH full any", "MULTI", "PING", "EXEC")[-1] == [b"PONG"]
 
 
 def test_a_select_and_a_watch_are_of_one_transaction(client: Connection, direct: Connection) -> None:
