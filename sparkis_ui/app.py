@@ -1,7 +1,7 @@
-"""The web application: routes, signing in, and the sockets over which live pages are sent again.
+"""The web application: routes, signing in, and the WebSockets that update live pages.
 
-A page is HTML that a template makes of facts. The part that moves is its block `live`: it is made again in each turn
-of the hub, once for all tabs with the same URL, and sent when it differs.
+A template renders a page from facts. The part that changes is the template's block `live`. It is rendered in each turn
+of the hub, once for all tabs with the same URL, and sent if it differs from the last one.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sparkis_ui import charts, text
-from sparkis_ui.client import AskError, Endpoint, SignInError
+from sparkis_ui.client import Endpoint, RequestError, SignInError
 from sparkis_ui.guards import Guards
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.pages import browse, cluster, history, key, overview, shadow, slow, watch
 from sparkis_ui.polling import Hub
 from sparkis_ui.sessions import COOKIE, IDLE_S_MAX, Sessions
-from sparkis_ui.view import Page, View
 
 PAGES = tuple(each.PAGE for each in (overview, browse, watch, cluster, slow, shadow, history, key))
 HERE = Path(__file__).parent
 FORM_BYTES_MAX = 8192
-CHANGES_S = 0.1  # between two sendings of a page that follows changes
-SIGN_IN_CODE = 4401  # of a socket's end: the browser loads the page again, and is led to the form
+CHANGES_S = 0.1  # the shortest time between two updates of a page that follows changes
+SIGN_IN_CODE = 4401  # closes a socket: the browser loads the page again, and gets the form to sign in
 TABS_MAX = 500
 
 
 class Pages:
-    """The templates, and what all of them know."""
+    """The templates, and the names that all of them may use."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -58,12 +58,12 @@ class Pages:
             "pages": PAGES,
         }
 
-    def whole(self, name: str, facts: dict[str, Any]) -> str:
-        """Return a whole page."""
+    def render(self, name: str, facts: dict[str, Any]) -> str:
+        """Return a page."""
         return self._environment.get_template(f"{name}.html").render(facts)
 
-    def live(self, name: str, facts: dict[str, Any]) -> str:
-        """Return the part of a page that moves."""
+    def render_live(self, name: str, facts: dict[str, Any]) -> str:
+        """Return the part of a page that changes."""
         template = self._environment.get_template(f"{name}.html")
         return "".join(template.blocks["live"](template.new_context(facts)))
 
@@ -99,10 +99,10 @@ class Site:
 
     def _shower_of(self, page: Page) -> Callable[[Request], Any]:
         async def show(request: Request) -> Response:
-            view = self._view(request)
+            page_request = self._page_request(request)
             try:
-                await view.hub.view(page.groups)
-                return HTMLResponse(self._pages.whole(page.name, await self._read(page, view)))
+                await page_request.hub.poll(page.groups)
+                return HTMLResponse(self._pages.render(page.name, await self._read(page, page_request)))
             except SignInError:
                 here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return RedirectResponse(text.link("/sign-in", to=here), 303)
@@ -118,7 +118,7 @@ class Site:
             self._tabs += 1
             sending = asyncio.create_task(self._send(page, socket))
             try:
-                while True:  # a browser says nothing, but closes
+                while True:  # a browser sends nothing, and closes at the end
                     await socket.receive_text()
             except WebSocketDisconnect:
                 pass
@@ -131,29 +131,29 @@ class Site:
         return send
 
     async def _send(self, page: Page, socket: WebSocket) -> None:
-        """Send the live part of a page whenever it differs from what was sent before."""
-        view, sent = self._view(socket), ""
+        """Send the live part of a page whenever it differs from the last one."""
+        request, sent = self._page_request(socket), ""
         url = (page.name, socket.scope["query_string"])
         with suppress(WebSocketDisconnect, RuntimeError):  # the browser has gone
             while True:
-                turn, version = view.hub.turn, view.hub.watcher.version
+                turn, version = request.hub.turn, request.hub.watcher.version
                 name = (url, version if page.follows_changes else 0)
                 try:
-                    await view.hub.view(page.groups)
-                    html = await view.hub.once(name, lambda: self._live(page, view))
+                    await request.hub.poll(page.groups)
+                    html = await request.hub.once(name, lambda: self._live(page, request))
                 except SignInError:
                     await socket.close(SIGN_IN_CODE)
                     return
                 if html != sent:
                     await socket.send_text(html)
                     sent = html
-                await _next(view.hub, turn, version, page.follows_changes)
+                await _next(request.hub, turn, version, page.follows_changes)
 
-    async def _live(self, page: Page, view: View) -> str:
-        return self._pages.live(page.name, await self._read(page, view))
+    async def _live(self, page: Page, request: PageRequest) -> str:
+        return self._pages.render_live(page.name, await self._read(page, request))
 
-    async def _read(self, page: Page, view: View) -> dict[str, Any]:
-        hub = view.hub
+    async def _read(self, page: Page, request: PageRequest) -> dict[str, Any]:
+        hub = request.hub
         return {
             "page": page,
             "user": hub.endpoint.username,
@@ -161,7 +161,7 @@ class Site:
             "hub": hub,
             "is_loading": hub.facts.info.get("loading") == "1",
             "page_error": hub.facts.errors.get("jobs", ""),
-            **await page.read(view),
+            **await page.read(request),
         }
 
     async def _sign_in(self, request: Request) -> Response:
@@ -171,7 +171,7 @@ class Site:
             username, to = form.get("username", ""), form.get("to", "")
             try:
                 cookie = await self._sessions.sign_in(username, form.get("password", ""))
-            except AskError as refusal:
+            except RequestError as refusal:
                 error = str(refusal)
             else:
                 response = RedirectResponse(_inside(to), 303)
@@ -186,7 +186,7 @@ class Site:
             "error": error,
             "url": self._sessions.endpoint.url,
         }
-        return HTMLResponse(self._pages.whole("sign_in", facts), 403 if error else 200)
+        return HTMLResponse(self._pages.render("sign_in", facts), 403 if error else 200)
 
     async def _sign_out(self, request: Request) -> Response:
         await self._sessions.sign_out(request.cookies.get(COOKIE))
@@ -194,9 +194,9 @@ class Site:
         response.delete_cookie(COOKIE)
         return response
 
-    def _view(self, connection: HTTPConnection) -> View:
+    def _page_request(self, connection: HTTPConnection) -> PageRequest:
         hub = self._sessions.hub_of(connection.cookies.get(COOKIE))
-        return View(hub, text.Query(connection.scope["query_string"]))
+        return PageRequest(hub, text.Query(connection.scope["query_string"]))
 
 
 async def _next(hub: Hub, turn: int, version: int, follows_changes: bool) -> None:
@@ -217,7 +217,7 @@ async def _next(hub: Hub, turn: int, version: int, follows_changes: bool) -> Non
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; a longer one is none."""
+    """Return the fields of a form; none if it is longer than `FORM_BYTES_MAX`."""
     body = b""
     async for part in request.stream():
         body += part
@@ -227,7 +227,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _inside(path: str) -> str:
-    """Return a path of this site; that of its first page for any other place."""
+    """Return a path of this site; for any other URL the path of the first page."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) else "/"
 
 
@@ -236,7 +236,7 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def make_app(endpoint: Endpoint, hosts: Sequence[str], *, is_tls: bool = False) -> Guards:
-    """Return the application. hosts: the names under which browsers may reach it. is_tls: they use https."""
+    """Return the application. hosts: the names under which browsers may reach it. is_tls: browsers use https."""
     site = Site(endpoint, is_tls)
     app = Starlette(routes=site.routes(), lifespan=site.lifespan, exception_handlers={Exception: _fail})
     return Guards(app, hosts)

@@ -12,7 +12,7 @@ SLOTS = 16_384
 
 
 class Graph(NamedTuple):
-    """A line, the area below it, and what the texts beside it say."""
+    """A line, the area below it, and the numbers for the texts beside it."""
 
     line: str
     area: str

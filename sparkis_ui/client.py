@@ -1,7 +1,6 @@
-"""The Redis client of the page: what it may send, and how its errors are called. The only module that imports redis-py.
+"""The Redis client of the page, its allowed commands and its errors. The only module that imports redis-py.
 
-Every request of every connection, redis-py's own handshake too, passes `check`: nothing but ALLOWED leaves this
-process.
+`check` refuses every request that is not in ALLOWED, on every connection, also in redis-py's own handshake.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ CALL_S_MAX = REPLY_S_MAX + CONNECT_S_MAX
 
 
 class NotAllowedError(Exception):
-    """A request that is not in ALLOWED: a mistake in this program."""
+    """The request is not in ALLOWED: a bug of this program."""
 
 
-class AskError(Exception):
-    """A request got no reply, or an error."""
+class RequestError(Exception):
+    """The request got no reply, or an error."""
 
 
-class LostError(AskError):
+class LostError(RequestError):
     """The server cannot be reached."""
 
 
-class SignInError(AskError):
-    """The server wants a user and a password, or does not accept the given ones."""
+class SignInError(RequestError):
+    """The server requires a user and a password, or does not accept the given ones."""
 
 
-class RefusedError(AskError):
+class RefusedError(RequestError):
     """The server refuses a request."""
 
 
-class RedirectError(AskError):
+class RedirectError(RequestError):
     """Another node of the cluster owns the key."""
 
     def __init__(self, text: str, host: str, port: int) -> None:
@@ -85,7 +84,7 @@ def check(words: Iterable[Any]) -> None:
 
 
 class _Checked:
-    """What both kinds of connections have in common: each request is checked."""
+    """The common part of both kinds of connections: checks each request."""
 
     def pack_command(self, *words: Any) -> Any:
         """Encode a request."""
@@ -110,7 +109,7 @@ class TlsConnection(_Checked, SSLConnection):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address, and the user of the URL. tls: redis-py's options of TLS; None: no TLS."""
+    """An address, and the user in its URL. tls: redis-py's options of TLS; None: no TLS."""
 
     host: str
     port: int
@@ -197,22 +196,22 @@ class Client:
             **endpoint.connection_options(protocol=3),
         )
         self._redis = Redis.from_pool(pool)
-        self._redis.response_callbacks.clear()  # replies as they are: `facts` reads them
+        self._redis.response_callbacks.clear()  # `facts` parses the replies
         self._free = asyncio.Semaphore(CONNECTIONS_MAX)
 
-    async def ask(self, *words: str | bytes | int) -> Any:
-        """Send a request and return its reply in RESP3, with bytes as they are; follow `MOVED`. AskError: no reply."""
+    async def execute(self, *words: str | bytes | int) -> Any:
+        """Send a request and return its RESP3 reply, undecoded; follow `MOVED`. RequestError: no reply, or an error."""
         client = self
         for _ in range(REDIRECTS_MAX):
             try:
-                return await client._ask_here(*words)
+                return await client._execute_here(*words)
             except RedirectError as moved:
                 client = self.at(moved.host, moved.port)
-        return await client._ask_here(*words)
+        return await client._execute_here(*words)
 
-    async def ask_all(self, *requests: tuple[str | bytes | int, ...]) -> list[Any]:
-        """Send several requests at once; an error takes the place of its reply, except that of a lost server."""
-        replies = await asyncio.gather(*(self.ask(*each) for each in requests), return_exceptions=True)
+    async def execute_all(self, *requests: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Send several requests at once. A refusal takes the place of its reply; any other error is raised."""
+        replies = await asyncio.gather(*(self.execute(*each) for each in requests), return_exceptions=True)
         for each in replies:
             if isinstance(each, BaseException) and not isinstance(each, RefusedError):
                 raise each
@@ -227,7 +226,7 @@ class Client:
             self._nodes[endpoint.address] = Client(endpoint)
         return self._nodes[endpoint.address]
 
-    async def _ask_here(self, *words: str | bytes | int) -> Any:
+    async def _execute_here(self, *words: str | bytes | int) -> Any:
         check(words)
         try:
             async with self._free, asyncio.timeout(CALL_S_MAX):
@@ -243,14 +242,14 @@ class Client:
 
 
 class Listener:
-    """A connection for pushed messages, in RESP2, where every message is an array."""
+    """A connection for messages. It speaks RESP2, in which every message is an array."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._connection = endpoint.connection_class(**endpoint.connection_options(protocol=2))
 
     async def send(self, *words: str | bytes | int) -> None:
-        """Send a request, connected or not yet; its reply comes from `receive`."""
+        """Connect if needed, and send a request; `receive` returns its reply."""
         try:
             await self._connection.connect()  # type: ignore[no-untyped-call]
             await self._connection.send_command(*words)
@@ -270,14 +269,14 @@ class Listener:
 
 
 class TrackedReader:
-    """One connection whose reads the server remembers, to send their invalidations to a listener."""
+    """A connection whose reads the server tracks: invalidations of their keys go to a listener."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._connection = endpoint.connection_class(**endpoint.connection_options(protocol=3))
         self._turn = asyncio.Lock()
 
-    async def ask(self, *words: str | bytes | int) -> Any:
+    async def execute(self, *words: str | bytes | int) -> Any:
         """Send a request on this connection and return its reply."""
         try:
             async with self._turn, asyncio.timeout(CALL_S_MAX):
@@ -292,8 +291,8 @@ class TrackedReader:
         await self._connection.disconnect()
 
 
-def error_of(error: Exception, endpoint: Endpoint) -> AskError:
-    """Return redis-py's error in the words of this page."""
+def error_of(error: Exception, endpoint: Endpoint) -> RequestError:
+    """Return the `RequestError` for an error of redis-py."""
     text = str(error)
     if isinstance(error, redis.exceptions.MovedError):
         return RedirectError(text, error.host, error.port)

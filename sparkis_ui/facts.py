@@ -1,6 +1,6 @@
-"""The facts of an endpoint, from its replies in RESP3. Pure: no socket, no clock.
+"""The facts of an endpoint, parsed from its replies in RESP3. Pure: no socket, no clock.
 
-A reply may come from an older or newer server: a field that is missing is None, one that is unknown is left out.
+The server may be older or newer: a missing field is None, an unknown one is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkis_ui.text import shown
 
-# A job whose readable state is older than this, or so many epochs behind, is shown among those to look at.
+# A job with a longer lag is shown as `behind`.
 LAG_MS_MAX = 10_000
 CLIENTS_SHOWN_MAX = 200
 NAME_CHARS_MAX = 200
@@ -26,7 +26,7 @@ def text_of(value: Any) -> str:
 
 
 def fields_of(reply: Any) -> dict[str, Any]:
-    """Return a map of a reply by the names of its fields; RESP2's flat arrays, too."""
+    """Return a reply as a map by the names of its fields. The reply may be a flat array, as in RESP2."""
     if isinstance(reply, Mapping):
         return {text_of(name): value for name, value in reply.items()}
     items = reply if isinstance(reply, list | tuple) else []
@@ -39,8 +39,8 @@ def info_of(reply: bytes | str) -> dict[str, str]:
     return dict(line.partition(":")[::2] for line in text.splitlines() if ":" in line and not line.startswith("#"))
 
 
-def whole(value: Any) -> int | None:
-    """Return a whole number of a reply; None if it is none."""
+def integer(value: Any) -> int | None:
+    """Return a value of a reply as an integer; None if it is not one."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def condition(self) -> str:
-        """The worst of what may be said of a job, in one word or two."""
+        """The job's worst condition."""
         if self.error:
             return "failing"
         if self.is_stale:
@@ -87,13 +87,13 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """The job's place in a list that begins with what is to be looked at."""
+        """The job's place in a list that begins with the worst condition."""
         order = ("failing", "stale", "behind", "held back", "incomplete", "live", "past")
         return order.index(self.condition)
 
 
 def jobs_of(reply: Any) -> list[Job]:
-    """Return the rows of STATE JOBS: what is failing or stale first, then by name."""
+    """Return the rows of STATE JOBS, the worst condition first, then by name."""
     return sorted((_job_of(fields_of(row)) for row in reply), key=lambda job: (job.rank, job.name))
 
 
@@ -103,20 +103,20 @@ def _job_of(row: Mapping[str, Any]) -> Job:
         generation=text_of(row.get("generation", b"")),
         states=tuple(map(text_of, row.get("state_names") or ())),
         key_formats=tuple(map(text_of, row.get("key_formats") or ())),
-        keys=whole(row.get("keys")) or 0,
-        applied=whole(row.get("applied")),
-        committed=whole(row.get("committed")),
-        lag_epochs=whole(row.get("lag_epochs")) or 0,
-        lag_ms=whole(row.get("lag_ms")),
-        age_ms=whole(row.get("age_ms")),
-        epochs_per_minute=whole(row.get("epochs_per_minute")),
-        changes_per_minute=whole(row.get("changes_per_minute")),
+        keys=integer(row.get("keys")) or 0,
+        applied=integer(row.get("applied")),
+        committed=integer(row.get("committed")),
+        lag_epochs=integer(row.get("lag_epochs")) or 0,
+        lag_ms=integer(row.get("lag_ms")),
+        age_ms=integer(row.get("age_ms")),
+        epochs_per_minute=integer(row.get("epochs_per_minute")),
+        changes_per_minute=integer(row.get("changes_per_minute")),
         is_stale=bool(row.get("stale")),
         is_incomplete=bool(row.get("incomplete")),
-        held_back_epoch=whole(row.get("held_back_epoch")),
+        held_back_epoch=integer(row.get("held_back_epoch")),
         as_of=text_of(row.get("as_of") or b""),
         error=text_of(row.get("error") or b""),
-        store_bytes=whole(row.get("store_bytes")),
+        store_bytes=integer(row.get("store_bytes")),
     )
 
 
@@ -132,7 +132,7 @@ class State:
 def states_of(reply: Any) -> list[State]:
     """Return the rows of STATE LIST."""
     rows = map(fields_of, reply)
-    return [State(text_of(row.get("name")), text_of(row.get("kind")), whole(row.get("keys")) or 0) for row in rows]
+    return [State(text_of(row.get("name")), text_of(row.get("kind")), integer(row.get("keys")) or 0) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def ranges_of(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def moves_of(before: Iterable[Node], after: Iterable[Node]) -> list[tuple[int, int, str, str]]:
-    """Return the slots whose owner is another one: (first, last, old address, new address); empty: no owner."""
+    """Return the slots whose owner has changed, as (first, last, old address, new address); empty: no owner."""
     old, new = _owners(before), _owners(after)
     found: list[tuple[int, int, str, str]] = []
     for slot, (source, target) in enumerate(zip(old, new, strict=True)):
@@ -250,7 +250,7 @@ class Command:
 
 
 def commands_of(info: Mapping[str, str]) -> list[Command]:
-    """Return the commands of INFO commandstats, by the time that they took."""
+    """Return the commands of INFO commandstats, those with the most processor time first."""
     found = []
     for name, text in info.items():
         if name.startswith("cmdstat_"):
@@ -272,7 +272,7 @@ def clients_of(reply: bytes | str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class User:
-    """What a user's clients do. active: those that sent a request within the last two seconds."""
+    """The clients of a user. active: those that sent a request within the last two seconds."""
 
     name: str
     clients: int
@@ -297,10 +297,10 @@ def _user(name: str, clients: list[Mapping[str, str]]) -> User:
     return User(
         name,
         len(clients),
-        sum((whole(client.get("idle")) or 0) < 2 for client in clients),
+        sum((integer(client.get("idle")) or 0) < 2 for client in clients),
         sum("t" in client.get("flags", "") for client in clients),
-        sum(any((whole(client.get(kind)) or 0) for kind in ("sub", "psub", "ssub")) for client in clients),
-        sum(whole(client.get("omem")) or 0 for client in clients),
+        sum(any((integer(client.get(kind)) or 0) for kind in ("sub", "psub", "ssub")) for client in clients),
+        sum(integer(client.get("omem")) or 0 for client in clients),
         ", ".join(name for name, _ in commands.most_common(3)),
     )
 

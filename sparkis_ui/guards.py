@@ -1,7 +1,7 @@
-"""What every response says, and which requests are refused before any page sees them.
+"""Headers of all responses, and refusals of requests that other sites cause.
 
-A page of another site may make a browser send requests here: under another name that leads to this machine (DNS
-rebinding; `Host`), or as a form or a socket (`Origin`).
+A page of another site may make a browser send requests here. With DNS rebinding they have a foreign `Host`. Forms and
+WebSockets of the other page have a foreign `Origin`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One polling loop for each user of the endpoint, however many tabs look on.
+"""One polling loop for each user of the endpoint, however many tabs are open.
 
-A loop asks for the facts that some page has wanted lately, once a second, and rests when nobody has looked for a
-minute. What one tab has read in a turn, all others of that turn get, too (`once`).
+Once a second a loop reads the facts that pages have wanted in the last seconds. It ends after a minute without a tab.
+Tabs with the same URL share the reads of a turn (`Hub.once`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sparkis_ui import facts
-from sparkis_ui.client import AskError, Client, Endpoint, LostError, RefusedError, SignInError
+from sparkis_ui.client import Client, Endpoint, LostError, RefusedError, RequestError, SignInError
 from sparkis_ui.watching import Watcher
 
 Found = TypeVar("Found")
 
 TURN_S = 1.0
-REST_AFTER_S = 60.0  # without a viewer
-WANTED_S = 10.0  # facts that no page has asked for since are not polled
+REST_AFTER_S = 60.0  # without a tab
+WANTED_S = 10.0  # facts that no page has wanted for this time are not read
 POINTS = 300  # five minutes of graphs
 POINTS_MIN = 60  # the width of a graph that has fewer
 MOVES_MAX = 50
 FIRST_WAIT_S_MAX = 4.0
 SLOWLOG_MAX = 64
 CLIENTS_LISTED_MAX = 1000  # with more, CLIENT LIST would be long: its page says so
-JOBS_LISTED_MAX = 200  # of so many jobs at most the states are listed
-# The groups of facts, and every how many turns they are asked for.
+JOBS_LISTED_MAX = 200  # jobs whose states are listed
+# The groups of facts, and the number of turns between two reads of each.
 TURNS = {"jobs": 1, "states": 3, "cluster": 1, "clients": 2, "shadow": 2, "upstream": 10}
 
 
@@ -64,12 +64,12 @@ class Cluster:
     info: dict[str, dict[str, str]] = field(default_factory=dict)
     jobs: dict[str, list[facts.Job]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-    through: str = ""  # the proxy's server that named them; empty if the endpoint is one of them
+    through: str = ""  # the server behind a proxy that listed them; empty if the endpoint is a server itself
 
 
 @dataclass
 class Facts:
-    """What is known of the endpoint. errors: the groups that the server refused, and why."""
+    """The facts of the endpoint. errors: the refused groups, with the server's error."""
 
     at_s: float = 0.0
     info: dict[str, str] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Facts:
 
 
 class Hub:
-    """Everything that the tabs of one user share: the client, the facts, the graphs, what was read in this turn."""
+    """All that the tabs of one user share: the client, the facts, the graphs, and the reads of this turn."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -96,27 +96,27 @@ class Hub:
         self.series = Series()
         self.watcher = Watcher(self.client)
         self.moves: deque[tuple[float, int, int, str, str]] = deque(maxlen=MOVES_MAX)
-        self.error: AskError | None = None
+        self.error: RequestError | None = None
         self.lost_since_s = 0.0
         self.turn = 0
         self._wanted: dict[str, float] = {}
-        self._viewed_s = 0.0
+        self._polled_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._turned = asyncio.Condition()
-        self._wished = asyncio.Event()  # a page wants facts that were not polled
+        self._has_new_group = asyncio.Event()  # a page wants facts that the loop does not read yet
         self._read: dict[Hashable, asyncio.Future[Any]] = {}
 
-    async def view(self, groups: Iterable[str] = ()) -> None:
-        """Take part in the loop: it goes on, and asks for these groups. Waits for the first facts."""
-        self._viewed_s = time.monotonic()
+    async def poll(self, groups: Iterable[str] = ()) -> None:
+        """Keep the loop running, with these groups of facts. Waits for the first facts of a new group."""
+        self._polled_s = time.monotonic()
         is_new = False
         for group in ("jobs", "upstream", *groups):
-            is_new |= self._viewed_s - self._wanted.get(group, -WANTED_S) >= WANTED_S
-            self._wanted[group] = self._viewed_s
+            is_new |= self._polled_s - self._wanted.get(group, -WANTED_S) >= WANTED_S
+            self._wanted[group] = self._polled_s
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
         if is_new:
-            self._wished.set()
+            self._has_new_group.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WAIT_S_MAX):
                     await self.wait_for_turn(self.turn + 1)
@@ -129,7 +129,7 @@ class Hub:
             await self._turned.wait_for(lambda: self.turn >= turn)
 
     async def once(self, name: Hashable, read: Callable[[], Awaitable[Found]]) -> Found:
-        """Return what `read` returns, read once in a turn for all tabs that ask by the same name."""
+        """Return the result of `read`, which is called once in a turn for all tabs that pass the same name."""
         found = self._read.get(name)
         if found is None:
             found = self._read[name] = asyncio.ensure_future(read())
@@ -145,30 +145,30 @@ class Hub:
         await self.client.close()
 
     async def _run(self) -> None:
-        asked: dict[str, int] = {}
-        self.facts, self.series = Facts(), Series()  # after a rest, graphs begin anew
-        while time.monotonic() - self._viewed_s < REST_AFTER_S:
+        last_turns: dict[str, int] = {}
+        self.facts, self.series = Facts(), Series()  # graphs do not show the time without a tab
+        while time.monotonic() - self._polled_s < REST_AFTER_S:
             started_s = time.monotonic()
             due = [
                 group
                 for group, turns in TURNS.items()
                 if started_s - self._wanted.get(group, -WANTED_S) < WANTED_S
-                and self.turn - asked.get(group, -turns) >= turns
+                and self.turn - last_turns.get(group, -turns) >= turns
             ]
-            await self._ask_for(due)
-            asked |= dict.fromkeys(due, self.turn)
+            await self._poll(due)
+            last_turns |= dict.fromkeys(due, self.turn)
             self._read.clear()
             async with self._turned:
                 self.turn += 1
                 self._turned.notify_all()
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, TURN_S - (time.monotonic() - started_s))):
-                    await self._wished.wait()
-            self._wished.clear()
+                    await self._has_new_group.wait()
+            self._has_new_group.clear()
         await self.watcher.close()
         await self.client.close()  # the next request connects again
 
-    async def _ask_for(self, groups: Sequence[str]) -> None:
+    async def _poll(self, groups: Sequence[str]) -> None:
         readers = {
             "jobs": self._read_jobs,
             "states": self._read_states,
@@ -183,17 +183,17 @@ class Hub:
                 self.facts.errors.pop(group, None)
             except RefusedError as error:
                 self.facts.errors[group] = str(error)
-            except (AskError, TimeoutError) as error:
+            except (RequestError, TimeoutError) as error:
                 if self.error is None:
                     self.lost_since_s = time.time()
-                self.error = error if isinstance(error, AskError) else LostError(f"{self.endpoint.url} is too slow")
+                self.error = error if isinstance(error, RequestError) else LostError(f"{self.endpoint.url} is too slow")
                 self.series.add({})
                 return
         self.error = None
 
     async def _read_jobs(self) -> None:
         before = self.facts.info
-        info, jobs = await self.client.ask_all(("INFO",), ("STATE", "JOBS"))
+        info, jobs = await self.client.execute_all(("INFO",), ("STATE", "JOBS"))
         since_s, self.facts.at_s = self.facts.at_s, time.time()
         self.facts.info = {} if isinstance(info, RefusedError) else facts.info_of(info)
         if isinstance(jobs, RefusedError):
@@ -206,7 +206,7 @@ class Hub:
         now, jobs = self.facts.info, self.facts.jobs
 
         def rate(*names: str) -> float | None:
-            pairs = [(facts.whole(before.get(name)), facts.whole(now.get(name))) for name in names]
+            pairs = [(facts.integer(before.get(name)), facts.integer(now.get(name))) for name in names]
             if seconds <= 0 or any(old is None or new is None or new < old for old, new in pairs):
                 return None  # the first turn, or another server
             return sum((new or 0) - (old or 0) for old, new in pairs) / seconds
@@ -216,7 +216,7 @@ class Hub:
             "reads": rate("keyspace_hits", "keyspace_misses"),
             "requests": rate("total_commands_processed"),
             "out": rate("total_net_output_bytes"),
-            "clients": facts.whole(now.get("connected_clients")),
+            "clients": facts.integer(now.get("connected_clients")),
             "keys": sum(job.keys for job in jobs),
             "epochs": sum(job.epochs_per_minute or 0 for job in jobs if job.condition != "stale"),
             "changes": sum(job.changes_per_minute or 0 for job in jobs if job.condition != "stale"),
@@ -229,7 +229,7 @@ class Hub:
 
     async def _read_states(self) -> None:
         names = [job.name for job in self.facts.jobs][:JOBS_LISTED_MAX]
-        replies = await self.client.ask_all(*(("STATE", "LIST", name) for name in names))
+        replies = await self.client.execute_all(*(("STATE", "LIST", name) for name in names))
         self.facts.states = {
             name: [] if isinstance(reply, RefusedError) else facts.states_of(reply)
             for name, reply in zip(names, replies, strict=True)
@@ -237,11 +237,11 @@ class Hub:
 
     async def _read_cluster(self) -> None:
         before, through = self.facts.cluster.nodes, ""
-        (topology,) = await self.client.ask_all(("STATE", "TOPOLOGY"))
+        (topology,) = await self.client.execute_all(("STATE", "TOPOLOGY"))
         client = self.client
         if isinstance(topology, RefusedError):
             client, through = await self._server_of_proxy(topology)
-            topology = await client.ask("STATE", "TOPOLOGY")
+            topology = await client.execute("STATE", "TOPOLOGY")
         cluster = Cluster(nodes=facts.nodes_of(topology), through=through)
         await asyncio.gather(*(self._read_node(cluster, node) for node in cluster.nodes))
         if before:
@@ -249,8 +249,11 @@ class Hub:
         self.facts.cluster = cluster
 
     async def _server_of_proxy(self, refusal: RefusedError) -> tuple[Client, str]:
-        """Return the client of a server behind a proxy, which says where a key is; raise the error if there is none."""
-        where = facts.text_of(facts.fields_of(await self.client.ask("STATE", "LOCATE", "sparkis-ui")).get("where"))
+        """Return the client and the address of a server behind a proxy; raise the refusal if there is none.
+
+        The proxy names the server in its reply to STATE LOCATE.
+        """
+        where = facts.text_of(facts.fields_of(await self.client.execute("STATE", "LOCATE", "sparkis-ui")).get("where"))
         host, _, port = where.rpartition(":")
         if not host or not port.isdigit():
             raise refusal
@@ -259,14 +262,14 @@ class Hub:
     async def _read_node(self, cluster: Cluster, node: facts.Node) -> None:
         try:
             client = self.client.at(node.host, node.port)
-            info, jobs = await client.ask_all(("INFO",), ("STATE", "JOBS"))
+            info, jobs = await client.execute_all(("INFO",), ("STATE", "JOBS"))
             cluster.info[node.address] = {} if isinstance(info, RefusedError) else facts.info_of(info)
             cluster.jobs[node.address] = [] if isinstance(jobs, RefusedError) else facts.jobs_of(jobs)
-        except (AskError, TimeoutError) as error:
+        except (RequestError, TimeoutError) as error:
             cluster.errors[node.address] = str(error) or "no reply in time"
 
     async def _read_clients(self) -> None:
-        known = facts.whole(self.facts.info.get("connected_clients")) or 0
+        known = facts.integer(self.facts.info.get("connected_clients")) or 0
         requests: list[tuple[str | bytes | int, ...]] = [
             ("SLOWLOG", "GET", SLOWLOG_MAX),
             ("LATENCY", "LATEST"),
@@ -274,7 +277,7 @@ class Hub:
         ]
         if known <= CLIENTS_LISTED_MAX:
             requests.append(("CLIENT", "LIST"))
-        slow, events, commands, *clients = await self.client.ask_all(*requests)
+        slow, events, commands, *clients = await self.client.execute_all(*requests)
         self.facts.slow = [] if isinstance(slow, RefusedError) else facts.slow_requests_of(slow)
         self.facts.events = [] if isinstance(events, RefusedError) else facts.events_of(events)
         self.facts.commands = [] if isinstance(commands, RefusedError) else facts.commands_of(facts.info_of(commands))
@@ -285,7 +288,7 @@ class Hub:
             raise RefusedError(refused[0])
 
     async def _read_shadow(self) -> None:
-        shadow, owners = await self.client.ask_all(("STATE", "SHADOW"), ("STATE", "OWNERS"))
+        shadow, owners = await self.client.execute_all(("STATE", "SHADOW"), ("STATE", "OWNERS"))
         self.facts.owners = [] if isinstance(owners, RefusedError) else facts.rows_of(owners)
         if isinstance(shadow, RefusedError):
             self.facts.shadow = []
@@ -293,5 +296,5 @@ class Hub:
         self.facts.shadow = facts.rows_of(shadow)
 
     async def _read_upstream(self) -> None:
-        (owners,) = await self.client.ask_all(("STATE", "OWNERS"))
+        (owners,) = await self.client.execute_all(("STATE", "OWNERS"))
         self.facts.has_upstream = not isinstance(owners, RefusedError)

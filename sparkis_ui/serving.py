@@ -22,7 +22,7 @@ BACKLOG = 128
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Serve the page until a signal arrives. ValueError: the options; OSError: the address cannot be used."""
+    """Serve the page until a signal arrives. ValueError: wrong options. OSError: the address cannot be used."""
     endpoint = endpoint_of(options)
     is_tls = options.page_cert_file is not None
     if is_tls != (options.page_key_file is not None):
@@ -49,7 +49,8 @@ def serve(options: argparse.Namespace) -> None:
         server.should_exit = True
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)  # before uvicorn has its own; at its end it raises the signal once more
+        # Until uvicorn sets its own handlers, and again at its end, when it raises the signal once more.
+        signal.signal(number, end)
     host = f"[{options.bind}]" if ":" in options.bind else options.bind
     print(f"{'https' if is_tls else 'http'}://{host}:{port} shows {endpoint.url}; Ctrl-C ends it", flush=True)
     if options.child:
@@ -60,14 +61,14 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def _end_with_input(server: uvicorn.Server) -> None:
-    """End a server when the process that started it has ended, or closes this process's standard input."""
+    """End a server when standard input ends: the parent process has ended, or closed it."""
     while os.read(0, 4096):  # not `sys.stdin`, whose lock would be in the way at the end
         pass
     server.should_exit = True
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
-    """Return the endpoint of the options; ValueError if its user could be used by other machines without signing in."""
+    """Return the endpoint of the options; ValueError if other machines could use its user without signing in."""
     endpoint = Endpoint.of_options(options)
     if endpoint.password and not is_loopback(options.bind):
         raise ValueError(
@@ -78,7 +79,7 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address is one of this machine only."""
+    """Tell whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

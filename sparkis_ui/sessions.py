@@ -1,4 +1,4 @@
-"""Who has signed in. Users and passwords are in this process's memory only; a browser has a random name of its session.
+"""Sessions of users who have signed in. Passwords stay in this process's memory; a browser's cookie is a random name.
 
 Sessions of the same user with the same password share a hub, and so its connections and its polling loop.
 """
@@ -10,13 +10,13 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from sparkis_ui.client import AskError, Client, Endpoint
+from sparkis_ui.client import Client, Endpoint, RequestError
 from sparkis_ui.polling import Hub
 
 COOKIE = "sparkis_ui"
 SESSIONS_MAX = 1000
 IDLE_S_MAX = 12 * 3600.0
-FAILED_S = 1.0  # one wrong password a second, whoever tries
+FAILED_S = 1.0  # all browsers together can try one wrong password a second
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Session:
 
 
 class Sessions:
-    """The sessions, and the hub of those who have not signed in: it has the user of the URL, or none."""
+    """The sessions, and one hub for all browsers without a session, with the user of the URL or none."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -45,13 +45,13 @@ class Sessions:
         return session.hub
 
     async def sign_in(self, username: str, password: str) -> str:
-        """Start a session for a Redis user; return its cookie. AskError if the server does not accept the user."""
+        """Start a session for a Redis user; return its cookie. RequestError if the server does not accept the user."""
         endpoint = self.endpoint.as_user(username or "default", password)
         async with self._signing_in:
             client = Client(endpoint)
             try:
-                await client.ask("PING")
-            except AskError:
+                await client.execute("PING")
+            except RequestError:
                 await asyncio.sleep(FAILED_S)
                 raise
             finally:

@@ -96,7 +96,7 @@ def clock(seconds: float) -> str:
 
 
 def numeric(data: bytes | str) -> float | None:
-    """Return the finite number that a value is; None if it is no number."""
+    """Return a value as a finite number; None if it is none."""
     if len(data) > 32:
         return None
     try:
@@ -125,8 +125,8 @@ class Query:
         """Return all parameters of a name as bytes, without empty ones."""
         return [_bytes(value) for each, value in self._pairs if each == name and value]
 
-    def whole(self, name: str, default: int, most: int) -> int:
-        """Return a parameter as a whole number from 0 to `most`; the default if it is none."""
+    def integer(self, name: str, default: int, most: int) -> int:
+        """Return a parameter as an integer from 0 to `most`; the default if it is not a number."""
         text = self.text(name)
         return min(int(text), most) if re.fullmatch(r"\d{1,18}", text) else default
 

@@ -1,4 +1,4 @@
-"""Keys and values, a page of each at a time: no request asks for more than a page, however large the key is."""
+"""Reads keys and values a page at a time: no request reads more than a page, however large the key is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkis_ui.client import AskError, Client, RefusedError
-from sparkis_ui.facts import Node, text_of, whole
+from sparkis_ui.client import Client, RefusedError, RequestError
+from sparkis_ui.facts import Node, integer, text_of
 
 PAGE_ELEMENTS = 50
 PAGE_BYTES = 4 << 20  # of the elements of a page together, by their mean size
@@ -23,7 +23,7 @@ SCAN_STEPS_MAX = 16
 
 @dataclass
 class Value:
-    """A page of a key's value. kind: the word of TYPE. rows: fields and values, or ranks, members and scores."""
+    """A page of a key's value. kind: the reply of TYPE. rows: fields and values, or ranks, members and scores."""
 
     key: bytes
     kind: str = "none"
@@ -43,15 +43,15 @@ class Value:
 
 async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = b"") -> Value:
     """Read a page of a value. at: the offset or cursor at which it begins; pattern: of fields or members."""
-    kind, ttl_ms, located, size = await client.ask_all(
+    kind, ttl_ms, located, size = await client.execute_all(
         ("TYPE", key), ("PTTL", key), ("STATE", "LOCATE", key), ("MEMORY", "USAGE", key)
     )
     if isinstance(kind, RefusedError):
         raise kind
-    value = Value(key, text_of(kind), ttl_ms if isinstance(ttl_ms, int) else -1, size=whole(size))
+    value = Value(key, text_of(kind), ttl_ms if isinstance(ttl_ms, int) else -1, size=integer(size))
     if not isinstance(located, RefusedError):
         value.job, value.state = (text_of(located.get(name) or b"") for name in (b"job", b"state"))
-        value.slot, value.where = whole(located.get(b"slot")), text_of(located.get(b"where") or b"")
+        value.slot, value.where = integer(located.get(b"slot")), text_of(located.get(b"where") or b"")
     offset = int(at) if at.isdigit() else 0
     readers = {"string": _string, "list": _list, "hash": _hash, "set": _set, "zset": _sorted_set}
     if value.kind in readers:
@@ -60,10 +60,10 @@ async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = 
 
 
 async def _string(client: Client, value: Value, offset: int, pattern: bytes) -> None:
-    value.length = await client.ask("STRLEN", value.key)
+    value.length = await client.execute("STRLEN", value.key)
     is_short = value.length <= JSON_BYTES_MAX and not offset
     last = (JSON_BYTES_MAX if is_short else offset + TEXT_BYTES) - 1
-    value.text = await client.ask("GETRANGE", value.key, offset, last)
+    value.text = await client.execute("GETRANGE", value.key, offset, last)
     if is_short and value.text[:1] in (b"{", b"["):
         try:
             value.parsed, value.is_json = json.loads(value.text), True
@@ -75,34 +75,34 @@ async def _string(client: Client, value: Value, offset: int, pattern: bytes) -> 
 
 
 async def _list(client: Client, value: Value, offset: int, pattern: bytes) -> None:
-    value.length = await client.ask("LLEN", value.key)
+    value.length = await client.execute("LLEN", value.key)
     count = _page(value)
-    found = await client.ask("LRANGE", value.key, offset, offset + count - 1)
+    found = await client.execute("LRANGE", value.key, offset, offset + count - 1)
     value.rows = [(offset + at, each) for at, each in enumerate(found) if pattern in each]
     value.next = _after(offset, count, value.length)
 
 
 async def _sorted_set(client: Client, value: Value, offset: int, pattern: bytes) -> None:
-    value.length = await client.ask("ZCARD", value.key)
+    value.length = await client.execute("ZCARD", value.key)
     count = _page(value)
     if pattern:
         flat, value.next = await _scan(client, "ZSCAN", value, offset, pattern, items=2)
         pairs = scored(flat)
         value.rows = [("", member, score) for member, score in sorted(pairs, key=lambda pair: -pair[1])]
         return
-    pairs = scored(await client.ask("ZREVRANGE", value.key, offset, offset + count - 1, "WITHSCORES"))
+    pairs = scored(await client.execute("ZREVRANGE", value.key, offset, offset + count - 1, "WITHSCORES"))
     value.rows = [(offset + at + 1, member, score) for at, (member, score) in enumerate(pairs)]
     value.next = _after(offset, count, value.length)
 
 
 async def _hash(client: Client, value: Value, offset: int, pattern: bytes) -> None:
-    value.length = await client.ask("HLEN", value.key)
+    value.length = await client.execute("HLEN", value.key)
     flat, value.next = await _scan(client, "HSCAN", value, offset, pattern, items=2)
     value.rows = list(zip(flat[::2], flat[1::2], strict=True))
 
 
 async def _set(client: Client, value: Value, offset: int, pattern: bytes) -> None:
-    value.length = await client.ask("SCARD", value.key)
+    value.length = await client.execute("SCARD", value.key)
     members, value.next = await _scan(client, "SSCAN", value, offset, pattern)
     value.rows = [(member,) for member in members]
 
@@ -110,15 +110,15 @@ async def _set(client: Client, value: Value, offset: int, pattern: bytes) -> Non
 async def _scan(
     client: Client, command: str, value: Value, cursor: int, pattern: bytes, items: int = 1
 ) -> tuple[list[Any], str]:
-    """Return a page of elements that match, by some steps at most, and the cursor after it; empty at the end.
+    """Return a page of matching elements, and the cursor after it; empty at the end.
 
-    items: of the reply for each element.
+    It takes at most `SCAN_STEPS_MAX` steps. items: the number of items of the reply for each element.
     """
     found: list[Any] = []
     count = _page(value)
     wanted, count_max = items * count, _page(value, SCAN_COUNT_MAX) if pattern else count
     for _ in range(SCAN_STEPS_MAX):
-        reply, elements = await client.ask(command, value.key, cursor, *_match(pattern), "COUNT", count)
+        reply, elements = await client.execute(command, value.key, cursor, *_match(pattern), "COUNT", count)
         cursor, count = int(reply), min(2 * count, count_max)
         found += elements
         if cursor == 0 or len(found) >= wanted:
@@ -134,7 +134,7 @@ def scored(reply: Sequence[Any]) -> list[tuple[bytes, float]]:
 
 
 def _page(value: Value, most: int = PAGE_ELEMENTS) -> int:
-    """Return how many elements a page has: fewer, if they are large."""
+    """Return the number of elements of a page: fewer than `most` if they are large."""
     mean = (value.size or 0) / max(1, value.length)
     return max(1, min(most, int(PAGE_BYTES / max(1.0, mean))))
 
@@ -148,13 +148,13 @@ def _match(pattern: bytes) -> tuple[str | bytes, ...]:
 
 
 def _contains(pattern: bytes) -> bytes:
-    """Return a pattern as it is; a plain word becomes a pattern of everything that contains it."""
+    """Return a pattern unchanged; a text without wildcards becomes the pattern of all names that contain it."""
     return pattern if any(each in pattern for each in b"*?[") else b"*" + pattern + b"*"
 
 
 @dataclass
 class Keys:
-    """Some keys, with their types. cursor: from where to go on, empty at the end. scanned: steps that were made."""
+    """A page of keys with their types. cursor: of the next page, empty at the end. steps: the number of SCANs."""
 
     keys: list[tuple[bytes, str]]
     cursor: str
@@ -162,7 +162,7 @@ class Keys:
 
 
 async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Sequence[Node] = ()) -> Keys:
-    """Return the next page of keys that match a pattern, by steps of SCAN only.
+    """Return the next page of keys that match a pattern, by SCAN alone.
 
     nodes: the masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
     """
@@ -173,7 +173,7 @@ async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Seq
     while steps < SCAN_STEPS_MAX:
         steps += 1
         server = client.at(nodes[number].host, nodes[number].port) if number < len(nodes) else client
-        reply, keys = await server.ask("SCAN", position, "MATCH", pattern or b"*", "COUNT", count)
+        reply, keys = await server.execute("SCAN", position, "MATCH", pattern or b"*", "COUNT", count)
         position, count = int(reply), min(2 * count, SCAN_COUNT_MAX)
         found |= dict.fromkeys(keys)
         if position == 0:
@@ -188,6 +188,6 @@ async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Seq
 async def kind_of(client: Client, key: bytes) -> str:
     """Return the type of a key; empty if it cannot be read."""
     try:
-        return text_of(await client.ask("TYPE", key))
-    except AskError:
+        return text_of(await client.execute("TYPE", key))
+    except RequestError:
         return ""

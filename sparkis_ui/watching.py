@@ -1,8 +1,8 @@
-"""Keys that change before one's eyes: one watcher for each user, however many tabs watch.
+"""Watched keys: one watcher for each user, however many tabs watch.
 
-A key is read once, on a connection whose reads the server tracks (client-side caching). It is read again when the
-server says that it has changed, and only then. Keys of a pattern are found by a page of SCAN at the beginning, and by
-keyspace notifications, if the server sends them.
+A key is read once, on a connection whose reads the server tracks (client-side caching). It is read again only when the
+server has invalidated it. Keys of a pattern are found by a page of SCAN at the beginning, and by keyspace
+notifications, if the server sends them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparkis_ui.client import (
-    AskError,
     Client,
     Endpoint,
     Listener,
     LostError,
     RedirectError,
     RefusedError,
+    RequestError,
     TrackedReader,
 )
-from sparkis_ui.facts import Node, text_of, whole
+from sparkis_ui.facts import Node, integer, text_of
 from sparkis_ui.text import numeric
 from sparkis_ui.values import read_keys, scored
 
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Watched:
-    """A key and what it was lately. rows: names (of fields, members; empty for the value itself) and values."""
+    """A key and its last values. rows: names and values; a name is a field or a member, or empty for a string."""
 
     key: bytes
     kind: str = ""
@@ -66,7 +66,7 @@ class Watched:
     error: str = ""
 
     def take(self, kind: str, length: int, rows: Sequence[tuple[bytes, bytes | float]]) -> None:
-        """Take the value that was read."""
+        """Record a value that was read."""
         if self.kind:
             self.changes += 1
         self.kind, self.length, self.rows, self.error = kind, length, list(rows), ""
@@ -88,12 +88,12 @@ class Tracking:
         self.patterns: set[bytes] = set()
 
     async def start(self) -> None:
-        """Connect both, and let the server send invalidations of one to the other."""
+        """Connect both; the server then sends the reader's invalidations to the listener."""
         await self.listener.send("CLIENT", "ID")
         listener = await self.listener.receive()
         await self.listener.send("SUBSCRIBE", INVALIDATE)
         await self.listener.receive()
-        await self.reader.ask("CLIENT", "TRACKING", "ON", "REDIRECT", listener)
+        await self.reader.execute("CLIENT", "TRACKING", "ON", "REDIRECT", listener)
 
     async def subscribe(self, patterns: set[bytes]) -> None:
         """Get the notifications of keys that match these patterns, and no others."""
@@ -131,7 +131,7 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     def want(self, keys: Iterable[bytes], patterns: Iterable[bytes], nodes: Sequence[Node] = ()) -> None:
-        """Watch these for the next seconds; nodes: the masters of a cluster."""
+        """Watch keys and patterns for the next `WANTED_S` seconds. nodes: the masters of a cluster."""
         now_s = time.monotonic()
         self._nodes = nodes
         for pattern in list(patterns)[:PATTERNS_MAX]:
@@ -180,12 +180,12 @@ class Watcher:
                     await self._turn()
                     if self.error:
                         self.error = ""
-                        await self._tell()
-                except (AskError, TimeoutError) as error:
+                        await self._notify()
+                except (RequestError, TimeoutError) as error:
                     self.error = str(error) or "no reply in time"
                     await self._disconnect()
                     self._due |= dict.fromkeys(self.keys)
-                    await self._tell()
+                    await self._notify()
                     await asyncio.sleep(RETRY_S)
         finally:
             await self._disconnect()
@@ -205,7 +205,7 @@ class Watcher:
             if key in self.keys:
                 await self._read(self.keys[key])
         if due:
-            await self._tell()
+            await self._notify()
         for task in self._listening.values():
             if task.done():
                 raise task.exception() or LostError("the connection for changes has ended")
@@ -215,12 +215,12 @@ class Watcher:
         self._wake.clear()
 
     def _endpoints(self, patterns: set[bytes]) -> list[Endpoint]:
-        """Return the servers that tell of changes: all masters of a cluster, for patterns."""
+        """Return the servers to listen to: for patterns all masters of a cluster, otherwise the endpoint."""
         nodes = [self._client.at(node.host, node.port).endpoint for node in self._nodes] if patterns else []
         return nodes or [self._client.endpoint]
 
     def _forget(self) -> None:
-        """Forget what no page has wanted lately."""
+        """Remove keys and patterns that no page has wanted for `WANTED_S` seconds."""
         oldest_s = time.monotonic() - WANTED_S
         for pattern in [each for each, wanted_s in self._wanted_patterns.items() if wanted_s < oldest_s]:
             del self._wanted_patterns[pattern]
@@ -275,7 +275,7 @@ class Watcher:
                 watched.take(kind, length, rows)
             return
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self.version += 1
             self._changed.notify_all()
@@ -284,7 +284,7 @@ class Watcher:
         tasks, self._listening = self._listening, {}
         for task in tasks.values():
             task.cancel()
-            with suppress(asyncio.CancelledError, AskError):
+            with suppress(asyncio.CancelledError, RequestError):
                 await task
         trackings, self._tracking = self._tracking, {}
         self._homes.clear()
@@ -294,19 +294,23 @@ class Watcher:
 
 async def read_small(reader: TrackedReader, key: bytes) -> tuple[str, int, list[tuple[bytes, bytes | float]]]:
     """Return a key's type, its length, and the beginning of its value; of a list the end."""
-    kind = text_of(await reader.ask("TYPE", key))
+    kind = text_of(await reader.execute("TYPE", key))
     if kind == "string":
-        return kind, await reader.ask("STRLEN", key), [(b"", await reader.ask("GETRANGE", key, 0, TEXT_BYTES - 1))]
+        return (
+            kind,
+            await reader.execute("STRLEN", key),
+            [(b"", await reader.execute("GETRANGE", key, 0, TEXT_BYTES - 1))],
+        )
     if kind == "hash":
-        _, flat = await reader.ask("HSCAN", key, 0, "COUNT", NUMBERS_MAX)
+        _, flat = await reader.execute("HSCAN", key, 0, "COUNT", NUMBERS_MAX)
         pairs = list(zip(flat[::2], flat[1::2], strict=True))[:NUMBERS_MAX]
-        return kind, await reader.ask("HLEN", key), [(name, value[:TEXT_BYTES]) for name, value in pairs]
+        return kind, await reader.execute("HLEN", key), [(name, value[:TEXT_BYTES]) for name, value in pairs]
     if kind == "zset":
-        reply = await reader.ask("ZREVRANGE", key, 0, NUMBERS_MAX - 1, "WITHSCORES")
-        return kind, await reader.ask("ZCARD", key), list(scored(reply))
+        reply = await reader.execute("ZREVRANGE", key, 0, NUMBERS_MAX - 1, "WITHSCORES")
+        return kind, await reader.execute("ZCARD", key), list(scored(reply))
     if kind == "list":
-        last = await reader.ask("LRANGE", key, -3, -1)
-        return kind, await reader.ask("LLEN", key), [(b"", each[:TEXT_BYTES]) for each in reversed(last)]
+        last = await reader.execute("LRANGE", key, -3, -1)
+        return kind, await reader.execute("LLEN", key), [(b"", each[:TEXT_BYTES]) for each in reversed(last)]
     if kind == "set":
-        return kind, whole(await reader.ask("SCARD", key)) or 0, []
+        return kind, integer(await reader.execute("SCARD", key)) or 0, []
     return kind, 0, []

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkis_ui.client import AskError
+from sparkis_ui.client import RequestError
 from sparkis_ui.facts import Job
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.pages.cluster import masters
 from sparkis_ui.values import Keys, read_keys
-from sparkis_ui.view import Page, View
 
 PLACEHOLDER = "*"
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    query, jobs = view.query, view.hub.facts.jobs
+    query, jobs = request.query, request.hub.facts.jobs
     job, state = query.text("job"), query.text("state")
     pattern = query.raw("pattern") or pattern_of(jobs, job, state).encode("utf-8", "surrogateescape")
     found, error = Keys([], "", 0), ""
     try:
-        found = await read_keys(view.hub.client, pattern, query.text("cursor"), await masters(view.hub))
-    except AskError as refusal:
+        found = await read_keys(request.hub.client, pattern, query.text("cursor"), await masters(request.hub))
+    except RequestError as refusal:
         error = str(refusal)
     states = next((each.states for each in jobs if each.name == job), ())
     return {

@@ -1,19 +1,19 @@
-"""Cluster: the servers, the 16,384 slots and their moves, and the ways of a row and of a request with live numbers."""
+"""Cluster: the servers, the 16,384 slots and their moves, and the paths of a row and of a request with live numbers."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from sparkis_ui import charts, text
-from sparkis_ui.facts import Node, whole
+from sparkis_ui.facts import Node, integer
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.polling import Hub
-from sparkis_ui.view import Page, View
 
 COLOURS = 8
 
 
 class Server(NamedTuple):
-    """A server's line. number: of its colour. master: of a replica, the master's address."""
+    """A server's line. number: its colour. master: the address of a replica's master."""
 
     node: Node
     number: int
@@ -33,14 +33,14 @@ async def masters(hub: Hub) -> list[Node]:
     """Return the masters of the cluster of which the endpoint is a node; none for any other endpoint."""
     if hub.facts.info.get("cluster_enabled") != "1" or hub.facts.has_upstream:
         return []
-    await hub.view(("cluster",))
+    await hub.poll(("cluster",))
     cluster = hub.facts.cluster
     return [node for node in cluster.nodes if not node.replica_of and node.slots] if not cluster.through else []
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    hub, facts = view.hub, view.hub.facts
+    hub, facts = request.hub, request.hub.facts
     cluster = facts.cluster
     servers = _servers(hub)
     jobs = facts.jobs
@@ -95,9 +95,9 @@ def _servers(hub: Hub) -> list[Server]:
                 sum(job.keys for job in jobs),
                 max((job.lag_ms or 0 for job in jobs), default=0),
                 max((job.lag_epochs for job in jobs), default=0),
-                text.short(whole(info.get("instantaneous_ops_per_sec"))),
-                text.short(whole(info.get("connected_clients"))),
-                text.size(whole(info.get("used_memory"))),
+                text.short(integer(info.get("instantaneous_ops_per_sec"))),
+                text.short(integer(info.get("connected_clients"))),
+                text.size(integer(info.get("used_memory"))),
                 cluster.errors.get(node.address, ""),
             )
         )

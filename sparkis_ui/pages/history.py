@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparkis_ui import charts, text
-from sparkis_ui.client import AskError
-from sparkis_ui.facts import fields_of, text_of, whole
-from sparkis_ui.view import Page, View
+from sparkis_ui.client import RequestError
+from sparkis_ui.facts import fields_of, integer, text_of
+from sparkis_ui.page import Page, PageRequest
 
 COUNT = 50
 COUNT_MAX = 500
@@ -16,7 +16,7 @@ ELEMENTS_SHOWN = 12
 
 
 class Moment(NamedTuple):
-    """A value that the key had from an epoch on. differs: the names in it whose values are other ones than before."""
+    """A value that the key had from an epoch on. differs: the fields or members whose values changed in this epoch."""
 
     epoch: int | None
     at: str
@@ -27,15 +27,15 @@ class Moment(NamedTuple):
     is_gone: bool
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    key, count = view.query.raw("key"), view.query.whole("count", COUNT, COUNT_MAX) or COUNT
+    key, count = request.query.raw("key"), request.query.integer("count", COUNT, COUNT_MAX) or COUNT
     rows: list[dict[str, Any]] = []
     error = ""
     if key:
         try:
-            rows = [fields_of(row) for row in await view.hub.client.ask("STATE", "HISTORY", key, "COUNT", count)]
-        except (AskError, TimeoutError) as refusal:
+            rows = [fields_of(row) for row in await request.hub.client.execute("STATE", "HISTORY", key, "COUNT", count)]
+        except (RequestError, TimeoutError) as refusal:
             error = str(refusal) or "the history took too long"
     numbers = [text.numeric(row["value"]) if isinstance(row.get("value"), bytes) else None for row in reversed(rows)]
     return {
@@ -49,7 +49,7 @@ async def read(view: View) -> dict[str, Any]:
 
 
 def moments_of(rows: Sequence[Mapping[str, Any]]) -> list[Moment]:
-    """Return the rows of STATE HISTORY, which begin with the newest; the oldest differs in nothing."""
+    """Return the moments of STATE HISTORY's rows, the newest first. The oldest one differs in nothing."""
     pairs = [_pairs(row.get("value"), text_of(row.get("kind") or "")) for row in rows]
     before = [*pairs[1:], *pairs[-1:]]
     return [_moment(row, now, dict(old)) for row, now, old in zip(rows, pairs, before, strict=True)]
@@ -58,7 +58,7 @@ def moments_of(rows: Sequence[Mapping[str, Any]]) -> list[Moment]:
 def _moment(row: Mapping[str, Any], pairs: list[tuple[str, str]], before: dict[str, str]) -> Moment:
     value = row.get("value")
     return Moment(
-        whole(row.get("epoch")),
+        integer(row.get("epoch")),
         text_of(row.get("committed_at") or ""),
         text.shown(value, 400) if isinstance(value, bytes) else "",
         pairs[:ELEMENTS_SHOWN],

@@ -1,13 +1,13 @@
-"""Overview: is all well? Jobs, with what is stale or failing first, and the graphs of the endpoint."""
+"""Overview: jobs, the failing and stale ones first, and graphs of the endpoint."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from sparkis_ui import charts, text
-from sparkis_ui.facts import whole
+from sparkis_ui.facts import integer
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.polling import POINTS_MIN, TURN_S
-from sparkis_ui.view import Page, View
 
 GRAPHS = (
     ("reads", "Reads per second", text.short),
@@ -27,18 +27,18 @@ class Shown(NamedTuple):
     graph: charts.Graph
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    hub, facts = view.hub, view.hub.facts
+    hub, facts = request.hub, request.hub.facts
     jobs = facts.jobs
-    sort = view.query.text("sort")
+    sort = request.query.text("sort")
     if sort in SORTS:
         jobs = sorted(jobs, key=lambda job: _sort_key(job, sort))
     graphs = []
     for name, title, unit in GRAPHS:
         made = charts.graph(hub.series.of(name), slots=POINTS_MIN)
         graphs.append(Shown(title, unit(made.last), unit(made.highest), made))
-    hits, misses = (whole(facts.info.get(name)) or 0 for name in ("keyspace_hits", "keyspace_misses"))
+    hits, misses = (integer(facts.info.get(name)) or 0 for name in ("keyspace_hits", "keyspace_misses"))
     return {
         "jobs": jobs,
         "graphs": graphs,
@@ -50,7 +50,7 @@ async def read(view: View) -> dict[str, Any]:
         "keys": sum(job.keys for job in jobs),
         "store_bytes": sum(job.store_bytes or 0 for job in jobs),
         "hit_rate": f"{100 * hits / (hits + misses):.1f} %" if hits + misses else text.UNKNOWN,
-        "uptime_ms": (whole(facts.info.get("uptime_in_seconds")) or 0) * 1000,
+        "uptime_ms": (integer(facts.info.get("uptime_in_seconds")) or 0) * 1000,
     }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkis_ui.view import Page, View
+from sparkis_ui.page import Page, PageRequest
 
 COUNTS = ("compared", "equal", "different", "missing_in_upstream", "missing_in_state", "skipped", "failed")
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    facts = view.hub.facts
+    facts = request.hub.facts
     return {
         "rules": facts.shadow,
         "owners": facts.owners,

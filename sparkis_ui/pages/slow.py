@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sparkis_ui import charts, text
-from sparkis_ui.facts import CLIENTS_SHOWN_MAX, users_of, whole
+from sparkis_ui.facts import CLIENTS_SHOWN_MAX, integer, users_of
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.polling import CLIENTS_LISTED_MAX, POINTS_MIN
-from sparkis_ui.view import Page, View
 
 COMMANDS_SHOWN_MAX = 20
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    facts, user = view.hub.facts, view.query.text("user")
+    facts, user = request.hub.facts, request.query.text("user")
     listed = [client for client in facts.clients if not user or client.get("user") == user]
-    graph = charts.graph(view.hub.series.of("requests"), slots=POINTS_MIN)
+    graph = charts.graph(request.hub.series.of("requests"), slots=POINTS_MIN)
     return {
         "slow": facts.slow,
         "events": facts.events,
@@ -25,7 +25,7 @@ async def read(view: View) -> dict[str, Any]:
         "user": user,
         "clients": listed[:CLIENTS_SHOWN_MAX],
         "client_count": len(listed),
-        "connected": whole(facts.info.get("connected_clients")) or 0,
+        "connected": integer(facts.info.get("connected_clients")) or 0,
         "listed_max": CLIENTS_LISTED_MAX,
         "refusal": facts.errors.get("clients", ""),
         "requests": graph,

@@ -1,4 +1,4 @@
-"""Watch: keys, patterns and leaderboards that change before one's eyes."""
+"""Watch: keys, patterns and leaderboards, updated with each change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sparkis_ui import charts, text
+from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.pages.cluster import masters
-from sparkis_ui.view import Page, View
 from sparkis_ui.watching import POINTS_MIN, Watched
 
 
 class Row(NamedTuple):
-    """A line of a card. moved: by how many ranks up a member is now; share: of the highest score."""
+    """A line of a card. moved: the number of ranks that a member has gained; share: its part of the highest score."""
 
     name: bytes
     value: str
@@ -29,10 +29,10 @@ class Card(NamedTuple):
     remove: str
 
 
-async def read(view: View) -> dict[str, Any]:
+async def read(request: PageRequest) -> dict[str, Any]:
     """Return what the page shows."""
-    watcher, keys, patterns = view.hub.watcher, view.query.all("key"), view.query.all("pattern")
-    watcher.want(keys, patterns, await masters(view.hub))
+    watcher, keys, patterns = request.hub.watcher, request.query.all("key"), request.query.all("pattern")
+    watcher.want(keys, patterns, await masters(request.hub))
     found = [key for pattern in patterns for key in watcher.matching(pattern) if key not in keys]
     shown = [watcher.keys[key] for key in dict.fromkeys([*keys, *found]) if key in watcher.keys]
     return {

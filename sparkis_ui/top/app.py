@@ -56,7 +56,7 @@ class Help(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """Shows an endpoint's facts until the user ends it. refusal: why it ended by itself."""
+    """Shows an endpoint's facts until the user quits. refusal: the reason if the program ended by itself."""
 
     TITLE = "sparkis top"
     ENABLE_COMMAND_PALETTE = False
@@ -124,7 +124,7 @@ class Top(App[None]):
         """Show the facts of each turn."""
         try:
             while True:
-                await self._hub.view(self._table.groups)
+                await self._hub.poll(self._table.groups)
                 if not self._is_paused:
                     self._show()
                 await self._hub.wait_for_turn(self._hub.turn + 1)
@@ -157,7 +157,7 @@ class Top(App[None]):
     async def _read_now(self) -> None:
         """Read the facts of a table that was just chosen."""
         with suppress(SignInError):  # `_follow` ends the program
-            await self._hub.view(self._table.groups)
+            await self._hub.poll(self._table.groups)
         self._show()
 
     def action_sort(self, step: int) -> None:

@@ -13,14 +13,14 @@ from sparkis_ui.text import clock, duration, number, short, size
 
 ROWS_MAX = 500  # a table with more rows shows its first ones, in its order
 
-# Conditions of a job or a server, by how they are to be seen.
+# Severities of the conditions of jobs and servers.
 GOOD, WARNING, BAD = "good", "warning", "bad"
 SEVERITIES = {"live": GOOD, "online": GOOD, "failing": BAD, "stale": BAD, "unreachable": BAD}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a row: what is shown, and what it is sorted by. None sorts last."""
+    """A cell of a row. value: rows are sorted by it; None sorts last."""
 
     text: str
     value: Any = None
@@ -37,9 +37,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its place in the tabs, the facts that it needs (`polling.TURNS`), its columns, and its rows.
+    """A table. groups: the groups of facts that it needs (`polling.TURNS`). empty: the text in place of rows.
 
-    rows: returns a row's name, which stays the same from turn to turn, and its cells. empty: what is said without rows.
+    rows: returns each row's name, which is the same in each turn, and its cells.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a table's rows: by a column, from its start or its end. column None: as the facts come."""
+    """The order of a table's rows. column: rows are sorted by it; None: rows stay in the order of the facts."""
 
     column: int | None = None
     is_reversed: bool = False
@@ -91,7 +91,7 @@ def _text(text: str) -> Cell:
     return Cell(text, text.casefold() or None)
 
 
-def _whole(value: int | None) -> Cell:
+def _integer(value: int | None) -> Cell:
     return Cell(number(value), value)
 
 
@@ -110,13 +110,13 @@ def _jobs(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
             (
                 _text(job.name),
                 _condition(job.condition),
-                _whole(len(job.states)),
-                _whole(job.keys),
-                _whole(job.applied),
-                _whole(job.lag_epochs),
+                _integer(len(job.states)),
+                _integer(job.keys),
+                _integer(job.applied),
+                _integer(job.lag_epochs),
                 _time(job.age_ms),
-                _whole(job.epochs_per_minute),
-                _whole(job.changes_per_minute),
+                _integer(job.epochs_per_minute),
+                _integer(job.changes_per_minute),
                 Cell(size(job.store_bytes), job.store_bytes),
                 _text(_remark(job)),
             ),
@@ -139,7 +139,7 @@ def _states(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
                 _text(job.name),
                 _text(state.name),
                 _text(state.kind),
-                _whole(state.keys),
+                _integer(state.keys),
                 _text(formats.get(state.name, "")),
             )
             yield f"{job.name}\0{state.name}", cells
@@ -152,7 +152,7 @@ def _servers(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
         info, jobs = cluster.info.get(node.address, {}), cluster.jobs.get(node.address, [])
         error = cluster.errors.get(node.address, "")
         lags = [job.lag_ms for job in jobs if job.lag_ms is not None]
-        memory = facts.whole(info.get("used_memory"))
+        memory = facts.integer(info.get("used_memory"))
         yield (
             node.address,
             (
@@ -160,11 +160,11 @@ def _servers(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
                 _condition("unreachable" if error else node.health),
                 _text(f"replica of {masters.get(node.replica_of, node.replica_of)}" if node.replica_of else "master"),
                 _text(node.zone),
-                _whole(node.slot_count),
-                _whole(sum(job.keys for job in jobs) if jobs else None),
+                _integer(node.slot_count),
+                _integer(sum(job.keys for job in jobs) if jobs else None),
                 _time(max(lags, default=None)),
-                _whole(facts.whole(info.get("instantaneous_ops_per_sec"))),
-                _whole(facts.whole(info.get("connected_clients"))),
+                _integer(facts.integer(info.get("instantaneous_ops_per_sec"))),
+                _integer(facts.integer(info.get("connected_clients"))),
                 Cell(size(memory), memory),
                 _text(error),
             ),
@@ -177,10 +177,10 @@ def _commands(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
         share = each.calls * each.us_per_call / total_us
         cells = (
             _text(each.name.replace("|", " ").upper()),
-            _whole(each.calls),
+            _integer(each.calls),
             Cell(f"{each.us_per_call:.1f} µs", each.us_per_call),
             Cell(f"{share:.1%}", share),
-            _whole(each.failed),
+            _integer(each.failed),
         )
         yield each.name, cells
 
@@ -189,10 +189,10 @@ def _users(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
     for user in facts.users_of(found.clients):
         cells = (
             _text(user.name),
-            _whole(user.clients),
-            _whole(user.active),
-            _whole(user.tracking),
-            _whole(user.subscribed),
+            _integer(user.clients),
+            _integer(user.active),
+            _integer(user.tracking),
+            _integer(user.subscribed),
             Cell(size(user.waiting_bytes), user.waiting_bytes),
             _text(user.commands),
         )
@@ -286,7 +286,7 @@ TABLES = (
 def summary_of(found: Facts, latest: Callable[[str], float | None]) -> list[tuple[str, str]]:
     """Return the numbers above the tables as (name, text). latest: the last point of a graph."""
     info = found.info
-    hits, misses = (facts.whole(info.get(f"keyspace_{name}")) for name in ("hits", "misses"))
+    hits, misses = (facts.integer(info.get(f"keyspace_{name}")) for name in ("hits", "misses"))
     share = None if not hits and not misses else (hits or 0) / ((hits or 0) + (misses or 0))
     to_look_at = sum(job.condition not in ("live", "past") for job in found.jobs)
     return [

@@ -88,11 +88,13 @@ def test_a_link_leads_back_to_the_same_bytes(key: bytes) -> None:
     assert found.all("key") == [key, b"other"]
     assert found.raw("key") == key
     assert found.text("pattern", "none") == "none"
-    assert found.whole("count", 1, 2) == 2
+    assert found.integer("count", 1, 2) == 2
 
 
 def test_a_parameter_that_is_no_number_has_its_default() -> None:
-    assert [text.Query(f"count={each}".encode()).whole("count", 7, 10) for each in ("x", "-1", "", "9" * 30)] == [7] * 4
+    assert [text.Query(f"count={each}".encode()).integer("count", 7, 10) for each in ("x", "-1", "", "9" * 30)] == [
+        7
+    ] * 4
 
 
 def test_a_url_has_a_limited_number_of_parameters() -> None:

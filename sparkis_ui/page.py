@@ -1,4 +1,4 @@
-"""What a page is: its place in the menu, the facts that it needs, and the function that reads what it shows."""
+"""A page: its place in the menu, the facts that it needs, and the function that reads its data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sparkis_ui.text import Query
 
 
 @dataclass(frozen=True)
-class View:
-    """One look at a page: the hub of the user, and the parameters of the URL."""
+class PageRequest:
+    """A request for a page: the hub of the user, and the parameters of the URL."""
 
     hub: Hub
     query: Query
@@ -20,14 +20,15 @@ class View:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. read: returns what its template shows. groups: of facts (`polling.TURNS`). is_live: moves by itself.
+    """A page. read: returns the names for its template. groups: its groups of facts (`polling.TURNS`).
 
-    follows_changes: it is sent again at each change of a watched key, too. key: of the keyboard.
+    is_live: open pages are updated. follows_changes: also at each change of a watched key. key: the key of the keyboard
+    that opens the page.
     """
 
     name: str
     title: str
-    read: Callable[[View], Awaitable[dict[str, Any]]]
+    read: Callable[[PageRequest], Awaitable[dict[str, Any]]]
     groups: tuple[str, ...] = ()
     is_live: bool = True
     follows_changes: bool = False
