@@ -1,4 +1,4 @@
-"""The options of a program that a configuration file and the environment give; the command line is stronger.
+"""A program's options in a configuration file and in the environment; the command line takes precedence.
 
 A configuration file is TOML. Its keys are the names of options, in a table named after the program; keys before the
 first table are for all programs. In the environment, `SPARKIS_UPSTREAM_TIMEOUT` is `--upstream-timeout`. The program's
@@ -31,7 +31,7 @@ TABLE = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
 
-class Found(NamedTuple):
+class ConfigValue(NamedTuple):
     """A value that is not from the command line. origin: the file and line, or the variable."""
 
     value: Any
@@ -43,7 +43,7 @@ class ConfigFile:
     """A configuration file as it was read: the values by table and key, "" for keys before the first table."""
 
     path: str
-    tables: Mapping[str, Mapping[str, Found]]
+    tables: Mapping[str, Mapping[str, ConfigValue]]
 
     @classmethod
     def read(cls, path: str) -> ConfigFile:
@@ -54,16 +54,18 @@ class ConfigFile:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
         lines = _lines_of(text)
-        tables: dict[str, dict[str, Found]] = {"": {}}
+        tables: dict[str, dict[str, ConfigValue]] = {"": {}}
         for name, value in parsed.items():
             if isinstance(value, dict):
-                tables[name] = {key: Found(each, _at(path, lines.get((name, key)))) for key, each in value.items()}
+                tables[name] = {
+                    key: ConfigValue(each, _at(path, lines.get((name, key)))) for key, each in value.items()
+                }
             else:
-                tables[""][name] = Found(value, _at(path, lines.get(("", name))))
+                tables[""][name] = ConfigValue(value, _at(path, lines.get(("", name))))
         return cls(path, tables)
 
-    def values_for(self, program: str) -> Mapping[str, Found]:
-        """Return the values of a program; those of its own table are stronger than those for all programs."""
+    def values_for(self, program: str) -> Mapping[str, ConfigValue]:
+        """Return the values of a program; those of its own table take precedence over those for all programs."""
         return {**self.tables[""], **self.tables.get(program, {})}
 
 
@@ -123,13 +125,13 @@ class Configuration:
                 mistakes.add(text)
         mistakes.raise_if_any()
 
-    def _given(self, environment: Mapping[str, str]) -> Iterator[tuple[str, Found]]:
-        """Yield the strongest value of each option that has one."""
+    def _given(self, environment: Mapping[str, str]) -> Iterator[tuple[str, ConfigValue]]:
+        """Yield the options that have a value; the environment takes precedence over the file."""
         in_file = {} if self.file is None else self.file.values_for(self.program)
         for name in self.options:
             text = environment.get(variable_of(name))
             if text is not None and not (name == "port" and KUBERNETES_ADDRESS.match(text)):
-                yield name, Found(text, variable_of(name))
+                yield name, ConfigValue(text, variable_of(name))
             elif name in in_file:
                 yield name, in_file[name]
 
@@ -144,7 +146,7 @@ class Configuration:
 
 
 def value_of(action: argparse.Action, value: Any) -> Any:
-    """Return the value of an option, as its parser would from the command line; ValueError says what is allowed.
+    """Return the value of an option, parsed as on the command line; the text of ValueError says what is allowed.
 
     value: a variable's text, which for an option with several values is split like a shell's words; or a value of TOML.
     """

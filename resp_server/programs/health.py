@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print why the answer is no; return the exit code."""
+    """Query the server, print the reason if it is not ready or alive, and return the exit code."""
     try:
         reason = _reason_by_http(options) if options.metrics is not None else _reason_by_redis(options)
     except ErrorReplyError as error:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _reason_by_http(options: argparse.Namespace) -> str:
-    """Return why the answer is no, empty if it is yes. OSError, HTTPException if no answer comes."""
+    """Return the reason by /readyz or /livez; empty: ready, or alive. OSError, HTTPException: no reply."""
     connection = http.client.HTTPConnection(options.metrics.host, options.metrics.port, timeout=options.timeout)
     try:
         connection.request("GET", "/livez" if options.live else "/readyz")
@@ -84,7 +84,7 @@ def _reason_by_http(options: argparse.Namespace) -> str:
 
 
 def _reason_by_redis(options: argparse.Namespace) -> str:
-    """Return why the answer is no, empty if it is yes. SparkisError, OSError if no answer comes."""
+    """Return the reason by PING and STATE LAG; empty: ready, or alive. SparkisError, OSError: no reply."""
     password = os.environ.get(PASSWORD_VARIABLE)
     with Client.from_url(options.url, options.timeout, files_of(options)) as client:
         if password and urlsplit(options.url).password is None:

@@ -282,8 +282,8 @@ class Shutdown:
             loop.add_reader(lifeline, self._on_input, lifeline)
 
     @property
-    def is_asked_for(self) -> bool:
-        """Tell whether the program is to end."""
+    def is_requested(self) -> bool:
+        """Tell whether the end was requested."""
         return self._ended.is_set()
 
     async def wait(self) -> None:

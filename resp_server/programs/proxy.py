@@ -217,7 +217,7 @@ async def answer_clients(
         if swap is not None:
             await _until_known(swap[1], loading_grace_s, shutdown)
         if config.shares_port:  # it takes over at once, so it must be able to answer
-            while not (shutdown.is_asked_for or all(source.cluster.slots.is_complete for source in sources)):
+            while not (shutdown.is_requested or all(source.cluster.slots.is_complete for source in sources)):
                 await asyncio.sleep(KNOWN_POLL_S)
         if isinstance(server.dispatcher, SwapDispatcher):
             await server.dispatcher.check_tracking()
@@ -282,7 +282,7 @@ def _make_server(
 async def _until_known(ownership: Ownership, seconds_max: float, shutdown: Shutdown) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
-    while not (ownership.is_known or shutdown.is_asked_for) and loop.time() < deadline_s:
+    while not (ownership.is_known or shutdown.is_requested) and loop.time() < deadline_s:
         await asyncio.sleep(KNOWN_POLL_S)
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.programs import unit_costs
 from resp_server.programs.command_line import whole_number
-from resp_server.programs.sizing import Load, Size, SizeError, change_bytes, size_of, store_bytes_of_a_key
+from resp_server.programs.sizing import Estimate, Load, SizeError, change_bytes, estimate, store_bytes_of_a_key
 from resp_server.programs.status import table
 
 DESCRIPTION = """\
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the estimate; return the exit code."""
     load = _load_of(options)
     try:
-        size = size_of(load)
+        size = estimate(load)
     except SizeError as error:
         print(f"sparkis size: {error}", file=sys.stderr)
         return 1
@@ -160,12 +160,12 @@ def _load_of(options: argparse.Namespace) -> Load:
     )
 
 
-def _json_of(load: Load, size: Size) -> str:
+def _json_of(load: Load, size: Estimate) -> str:
     used = [asdict(cost) for cost in unit_costs.ALL]
     return json.dumps({"load": asdict(load), "size": asdict(size), "costs": used}, indent=1, ensure_ascii=False)
 
 
-def _text_of(load: Load, size: Size) -> str:
+def _text_of(load: Load, size: Estimate) -> str:
     each = "the server" if size.servers == 1 else f"each of {size.servers} servers"
     rows = [
         ("NEEDED", "AMOUNT", "BECAUSE"),
@@ -209,7 +209,7 @@ def _text_of(load: Load, size: Size) -> str:
     return "\n\n".join(parts)
 
 
-def _why_servers(load: Load, size: Size) -> str:
+def _why_servers(load: Load, size: Estimate) -> str:
     shards = f"{size.shards} with a part of the keys each" if size.shards > 1 else "1 has all keys"
     copies = f", and {load.replicas} replica{'s' if load.replicas > 1 else ''} of each" if load.replicas else ""
     return shards + copies

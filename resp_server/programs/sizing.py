@@ -15,7 +15,7 @@ from resp_server.programs import unit_costs as costs
 PAGE_BYTES = 4096
 # Of a log with several owners: its intervals may be rounded up to twice (docs/change-log.md).
 ROUNDED_INTERVAL = 2
-# More servers than anybody has tried: the load does not fit one job.
+# A load that needs more servers does not fit one job; so many were never tried.
 SHARDS_MAX = 1000
 
 
@@ -25,7 +25,7 @@ class SizeError(ValueError):
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the servers. Rates are per second.
+    """The load on the servers. Rates are per second.
 
     share_used: the part of a core that may be busy. shuffled: the states have order_by or reduce, or are several.
     in_python: the states are neither values nor maps of several columns, or they expire.
@@ -48,8 +48,8 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Size:
-    """What a load needs. Bytes and cores are of one server unless `all` is in the name."""
+class Estimate:
+    """The hardware that a load needs. Bytes and cores are of one server unless `all` is in the name."""
 
     shards: int
     servers: int
@@ -72,8 +72,8 @@ class Size:
     warnings: tuple[str, ...] = field(default=())
 
 
-def size_of(load: Load) -> Size:
-    """Return what a load needs; SizeError if no number of servers suffices."""
+def estimate(load: Load) -> Estimate:
+    """Return the hardware that a load needs; SizeError if no number of servers suffices."""
     applying = (costs.APPLYING_IN_PYTHON if load.in_python else costs.APPLYING).value
     shards = max(
         _shards_for_updates(load, applying), _at_least_one(_busy(load.reads, reading_us(load)) / load.share_used)
@@ -86,7 +86,7 @@ def size_of(load: Load) -> Size:
     change = change_bytes(load)
     written = load.updates * change
     files = load.jobs * (load.partitions + 1) / load.epoch_s if load.updates else 0.0
-    size = Size(
+    size = Estimate(
         shards=shards,
         servers=servers,
         serving_cores=_busy(load.reads, reading_us(load)) / shards,
@@ -185,11 +185,11 @@ def _log_bytes(load: Load, written_per_s: float, snapshot_bytes: float, shards: 
     return costs.SNAPSHOTS_KEPT.value * snapshot_bytes + written_per_s * kept_s
 
 
-def _with_warnings(size: Size) -> Size:
-    return Size(**{**vars(size), "warnings": tuple(_warnings(size))})
+def _with_warnings(size: Estimate) -> Estimate:
+    return Estimate(**{**vars(size), "warnings": tuple(_warnings(size))})
 
 
-def _warnings(size: Size) -> Iterator[str]:
+def _warnings(size: Estimate) -> Iterator[str]:
     """Yield what becomes a bottleneck first (docs/scale.md)."""
     if size.log_reads_per_s_all > costs.OBJECT_READS.value:
         yield (

@@ -23,9 +23,9 @@ from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.replies import Reply, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asked_keys import KeyQuestions
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import HISTORY, HOP_NAME_BYTES_MAX, Taken
+from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import StartableExec
 from resp_server.session.session import Session
@@ -107,7 +107,7 @@ class SwapDispatcher(SideSender):
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
         applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
-        self._questions = KeyQuestions(upstream, self.router.asked)
+        self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
         self._cache = ResultCache(time.monotonic)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
         self.cached = CachedReads(self._cache, self._key_changes)
@@ -302,9 +302,9 @@ class SwapDispatcher(SideSender):
             try:
                 route = self.router.route(request, session.next_db)
             except PlainError as error:
-                if not self.router.needs_question(request):
+                if not self.router.needs_getkeys(request):
                     raise
-                self._questions.ask(request, error, session, batch)
+                self._getkeys.look_up(request, error, session, batch)
                 return Taken.IN_NEXT_BATCH
             return self._take_routed(context, route, request, batch)
         decided = self._long.route_of(context, request, batch)
@@ -392,7 +392,7 @@ class SwapDispatcher(SideSender):
         self._pinned.leave(session)
         self.cached.leave(session)
         self._logins.leave(session.id)
-        self._questions.leave(session)
+        self._getkeys.leave(session)
         self._subscriptions.leave(session)
 
     def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:

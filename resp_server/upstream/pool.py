@@ -357,7 +357,7 @@ class UpstreamPool:
         if not self.breaker.is_open:
             logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
         if self.locator is not None:
-            self.locator.ask_now()
+            self.locator.check_now()
         self.on_failed()
         return self.breaker.failed(reason)
 
@@ -366,7 +366,7 @@ class UpstreamPool:
         self.losses += 1
         logger.info("lost a connection to the upstream %s: %s", self.url.address, reason)
         if self.locator is not None:
-            self.locator.ask_now()
+            self.locator.check_now()
         self.on_failed()
 
     def refused_write(self, connection: UpstreamConnection) -> None:

@@ -106,7 +106,7 @@ class Destination(Enum):
 class RoutedCommand(NamedTuple):
     """How one command is routed. command: None if the command table lacks it.
 
-    single_key_at: the position of the only key; 0: the command has no key, or may have several. asks_keys: only the
+    single_key_at: the position of the only key; 0: the command has no key, or may have several. needs_getkeys: only the
     upstream knows the keys of a request. is_subscription: the upstream may send frames without a request from then on.
     """
 
@@ -116,7 +116,7 @@ class RoutedCommand(NamedTuple):
     command: Command | None = None
     is_read: bool = False
     single_key_at: int = 0
-    asks_keys: bool = False
+    needs_getkeys: bool = False
     is_subscription: bool = False
 
 
@@ -188,7 +188,7 @@ class RoutedCommands:
             is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
             if (
                 is_plain
-                and not routed.asks_keys
+                and not routed.needs_getkeys
                 and name not in OTHER_DATABASES
                 and not {"blocking", "movablekeys"} & set(facts.flags)
             ):
@@ -208,7 +208,7 @@ class RoutedCommands:
             return None
         container = name.partition("|")[0]
         destination = Destination.UPSTREAM
-        asks_keys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
+        needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         is_denied = (name in DENIED or container in DENIED) and name not in READS_OF_DENIED
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed:
@@ -221,15 +221,15 @@ class RoutedCommands:
             destination = Destination.SELECT
         elif name == "info":
             destination = Destination.BY_SECTIONS
-        elif facts.key_specs or asks_keys:
+        elif facts.key_specs or needs_getkeys:
             destination = Destination.BY_KEYS
         flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
         is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
         is_single = is_fixed and 0 < facts.first_key == facts.last_key
         is_read = "readonly" in facts.flags
         is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
-        single_key_at = facts.first_key if is_single and not asks_keys else 0
-        return RoutedCommand(name, destination, facts, command, is_read, single_key_at, asks_keys, is_subscription)
+        single_key_at = facts.first_key if is_single and not needs_getkeys else 0
+        return RoutedCommand(name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription)
 
     def _facts(self, name: str, command: Command | None) -> Facts | None:
         container, _, sub = name.partition("|")

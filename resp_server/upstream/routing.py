@@ -50,9 +50,9 @@ KEYS_AT_ONCE = 256
 SEARCHED_WORDS_MAX = 1 << 15
 # Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
 OTHERS_MAX = 4097
-# Requests whose keys the upstream has told, and the words of the longest (guesses: a few MB, and as many as a request
+# Cached replies to COMMAND GETKEYS, and the words of the longest request (guesses: a few MB, and as many as a request
 # may have that is not routed in steps).
-ASKED_MAX, ASKED_WORDS_MAX = 1024, 1024
+GETKEYS_CACHED_MAX, GETKEYS_WORDS_MAX = 1024, 1024
 # Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
 SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.
@@ -114,22 +114,22 @@ class Shadowed(NamedTuple):
     convert: ConvertReplies | None = None
 
 
-class AskedKeys:
-    """The keys of requests that the upstream has told, by the words of the request; the latest ones."""
+class GetkeysCache:
+    """Caches the keys that the upstream has returned to COMMAND GETKEYS, by the words of the request."""
 
     def __init__(self) -> None:
         self._keys: dict[Request, Sequence[bytes]] = {}
 
-    def learn(self, request: Request, keys: Sequence[bytes]) -> None:
-        """Take the keys of a request."""
-        if len(self._keys) >= ASKED_MAX:
+    def add(self, request: Request, keys: Sequence[bytes]) -> None:
+        """Cache the keys of a request; the oldest entry makes room."""
+        if len(self._keys) >= GETKEYS_CACHED_MAX:
             del self._keys[next(iter(self._keys))]
         self._keys[tuple(request)] = keys
 
     def positions(self, name: str, request: Request) -> Sequence[int]:
         """Return the positions of a request's keys; PlainError if they are not known."""
         words = tuple(request)
-        keys = None if len(request) > ASKED_WORDS_MAX else self._keys.get(words)
+        keys = None if len(request) > GETKEYS_WORDS_MAX else self._keys.get(words)
         if keys is None:
             raise PlainError(f"the upstream does not say where the keys of '{name}' are, so it is not passed on")
         return sorted({words.index(key, 1) for key in keys})
@@ -140,7 +140,7 @@ class AskedKeys:
 
 
 class SwapRouter:
-    """Decides the destination of requests. commands: what is known of each command. asked: keys that were asked.
+    """Decides the destination of requests. commands: the facts of each command. getkeys_cache: see `GetkeysCache`.
 
     allowed: see `RoutedCommands`.
     own_database: the upstream's number of the clients' database 0.
@@ -148,7 +148,7 @@ class SwapRouter:
 
     def __init__(self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = ()) -> None:
         self.commands = RoutedCommands(table, allowed)
-        self.asked = AskedKeys()
+        self.getkeys_cache = GetkeysCache()
         self.own_database = 0
         self._ownership = ownership
 
@@ -196,10 +196,10 @@ class SwapRouter:
         )
         return Route(routed.destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
-    def needs_question(self, request: Request) -> bool:
-        """Tell whether the upstream has to be asked where the keys of a request are."""
+    def needs_getkeys(self, request: Request) -> bool:
+        """Tell whether only COMMAND GETKEYS of the upstream can find the keys of a request."""
         routed = self.commands.of(request)
-        return routed is not None and routed.asks_keys and not self.asked.has(request)
+        return routed is not None and routed.needs_getkeys and not self.getkeys_cache.has(request)
 
     def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
         """Return the route of a request, in steps if it is long. A long read of both sides gets `PORTIONS`."""
@@ -461,8 +461,8 @@ class SwapRouter:
 
     def _positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
         """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
-        if routed.asks_keys:
-            return self.asked.positions(routed.name, request)
+        if routed.needs_getkeys:
+            return self.getkeys_cache.positions(routed.name, request)
         runs = [positions for positions, flags in key_runs(routed.facts, request) or () if "not_key" not in flags]
         if len(runs) == 1:
             return runs[0]

@@ -69,8 +69,8 @@ class MasterLocator:
             self._task.cancel()
             self._task = None
 
-    def ask_now(self) -> None:
-        """Ask again: the master has failed."""
+    def check_now(self) -> None:
+        """Check at once, because the master has failed."""
         self._is_due.set()
 
     def check(self) -> None:

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from resp_server.programs import unit_costs
-from resp_server.programs.sizing import Load, size_of, store_bytes_of_a_key
+from resp_server.programs.sizing import Load, estimate, store_bytes_of_a_key
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost.md").read_text()
 LOAD = Load(keys=100e6, updates=71e6 / 60, reads=1e6, pipeline=16, replicas=1)
-SIZE = size_of(LOAD)
+SIZE = estimate(LOAD)
 # Of redis-server, as on the page.
 CHANGE_US, GET_US, KEY_BYTES = 0.98, 1.1, 128
 # A bulk string of a key, and one of a value, in an MSET.
@@ -59,7 +59,7 @@ def test_memory_disk_and_network_follow_from_the_unit_costs() -> None:
 
 
 def test_the_log_and_its_price_follow_from_the_unit_costs() -> None:
-    none = size_of(Load(keys=100e6, updates=71e6 / 60, reads=1e6, pipeline=16, replicas=1, retention_minutes=0))
+    none = estimate(Load(keys=100e6, updates=71e6 / 60, reads=1e6, pipeline=16, replicas=1, retention_minutes=0))
     kept = f"{SIZE.log_bytes_max / 1e9:.0f} GB / {none.log_bytes_max / 1e9:.0f} GB"
     assert row("the log, with a retention of an hour / of none")[0] == kept
     puts = SIZE.log_files_per_s * 730 * 3600 / 1e6

@@ -14,9 +14,9 @@ from resp_server.programs.sizing import (
     Load,
     SizeError,
     change_bytes,
+    estimate,
     reply_bytes,
     request_bytes,
-    size_of,
     store_bytes_of_a_key,
 )
 from spark_hooks.cli import main
@@ -54,20 +54,20 @@ def test_numbers_of_the_pages_follow_from_the_costs() -> None:
 
 def test_the_estimate_of_71_million_updates_a_minute_is_that_of_the_page() -> None:
     section = page("docs/scale.md").partition("## 71 million updates a minute")[2].partition("## 10 million reads")[0]
-    size = size_of(replace(AT_SCALE, reads=0))
+    size = estimate(replace(AT_SCALE, reads=0))
     assert f"{size.writing_cores_all:.1f} cores of executors" in section
     assert f"{size.log_bytes_per_s / 1e6:.0f} MB/s to the log's storage" in section
     assert f"{size.log_files_per_s:.0f} new files a second" in section
     assert f"{size.store_bytes_all / 1e9:.0f} GB of store for each 100 million" in section
     assert size.shards == 1 and "**one server at least**" in section
     assert f"{size.applying_cores:.1f} cores in all" in section
-    in_python = size_of(replace(AT_SCALE, reads=0, in_python=True, share_used=1.0))
+    in_python = estimate(replace(AT_SCALE, reads=0, in_python=True, share_used=1.0))
     assert f"need 6 cores, and with the reading of other servers' changes {in_python.shards} servers" in section
 
 
 @pytest.mark.parametrize("pipeline", [1, 16, 100])
 def test_the_table_of_10_million_reads_is_that_of_the_page(pipeline: int) -> None:
-    size = size_of(replace(AT_SCALE, pipeline=pipeline, updates=0))
+    size = estimate(replace(AT_SCALE, pipeline=pipeline, updates=0))
     how = "one request at a time" if pipeline == 1 else f"pipelines of {pipeline}"
     table = page("docs/scale.md").partition("## 10 million reads a second")[2]
     assert f"| cluster clients, {how} | {size.servers} | none |" in table
@@ -77,7 +77,7 @@ def test_the_table_of_10_million_reads_is_that_of_the_page(pipeline: int) -> Non
 def test_more_of_anything_never_needs_less() -> None:
     load = Load(keys=1e6, updates=1e5, reads=1e5)
     for name, factors in (("keys", (1, 10, 1000)), ("updates", (1, 10, 50)), ("reads", (1, 10, 1000))):
-        sizes = [size_of(replace(load, **{name: getattr(load, name) * factor})) for factor in factors]
+        sizes = [estimate(replace(load, **{name: getattr(load, name) * factor})) for factor in factors]
         for what in ("servers", "proxies", "store_bytes_all", "log_bytes_max", "log_bytes_per_s"):
             amounts = [getattr(size, what) for size in sizes]
             assert amounts == sorted(amounts), (name, what)
@@ -90,12 +90,12 @@ def test_appliers_and_clients_stay_within_the_part_of_a_core_that_may_be_busy() 
         Load(keys=1e6, updates=2e6, reads=3e6, jobs=3, pipeline=16),
     ):
         chosen = replace(load, share_used=0.5)
-        size = size_of(chosen)
+        size = estimate(chosen)
         assert size.serving_cores <= 0.5 + 1e-6 and size.applying_cores <= 0.5 * chosen.jobs + 1e-6
 
 
 def test_each_replica_is_a_copy_of_all_that_a_server_has() -> None:
-    alone, copied = size_of(AT_SCALE), size_of(replace(AT_SCALE, replicas=2))
+    alone, copied = estimate(AT_SCALE), estimate(replace(AT_SCALE, replicas=2))
     assert copied.servers == 3 * alone.servers and copied.store_bytes_all == 3 * alone.store_bytes_all
     assert copied.log_read_bytes_per_s_all == 3 * alone.log_read_bytes_per_s_all
     assert copied.log_bytes_max == alone.log_bytes_max
@@ -104,23 +104,23 @@ def test_each_replica_is_a_copy_of_all_that_a_server_has() -> None:
 def test_updates_that_no_number_of_servers_takes_need_several_jobs() -> None:
     load = Load(keys=1e6, updates=100e6, reads=0)
     with pytest.raises(SizeError, match=r"too many for one job.*--jobs"):
-        size_of(load)
-    assert size_of(replace(load, jobs=10)).servers > 1
+        estimate(load)
+    assert estimate(replace(load, jobs=10)).servers > 1
 
 
 def test_no_load_needs_one_server() -> None:
-    size = size_of(Load(keys=0, updates=0, reads=0))
+    size = estimate(Load(keys=0, updates=0, reads=0))
     assert (size.servers, size.proxies, size.store_bytes_all, size.log_bytes_max) == (1, 0, 0, 0)
 
 
 def test_a_log_keeps_what_its_page_says() -> None:
     # Epochs of a second: an interval of at most 1,000 s, so an hour and a half and one interval.
     load = Load(keys=1e6, updates=1e4, reads=0)
-    size, snapshot = size_of(load), 1e6 * 72
+    size, snapshot = estimate(load), 1e6 * 72
     assert size.log_bytes_max == pytest.approx(5 * snapshot + 1e4 * 72 * (5400 + 200))
     # Two intervals where they are longer than the retention.
     rare = replace(load, updates=1, epoch_s=60)
-    assert size_of(rare).log_bytes_max == pytest.approx(2 * snapshot + 72 * 2 * 60_000)
+    assert estimate(rare).log_bytes_max == pytest.approx(2 * snapshot + 72 * 2 * 60_000)
 
 
 def test_requests_and_replies_have_the_bytes_of_the_protocol() -> None:
@@ -129,8 +129,8 @@ def test_requests_and_replies_have_the_bytes_of_the_protocol() -> None:
 
 
 def test_bottlenecks_are_named() -> None:
-    assert size_of(Load(keys=1e6, updates=1e3, reads=0)).warnings == ()
-    many = size_of(Load(keys=1e8, updates=71e6 / 60, reads=10e6))
+    assert estimate(Load(keys=1e6, updates=1e3, reads=0)).warnings == ()
+    many = estimate(Load(keys=1e8, updates=71e6 / 60, reads=10e6))
     assert len(many.warnings) == 2 and "files of the log" in many.warnings[0] and "GB of the log" in many.warnings[1]
 
 
@@ -146,7 +146,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["load"]["updates"] == pytest.approx(71e6 / 60)
-    assert printed["size"]["servers"] == size_of(Load(keys=1e8, updates=71e6 / 60, reads=1e7, share_used=0.67)).servers
+    assert printed["size"]["servers"] == estimate(Load(keys=1e8, updates=71e6 / 60, reads=1e7, share_used=0.67)).servers
     assert {cost["page"] for cost in printed["costs"]} <= {"docs/scale.md", "docs/performance.md", "docs/change-log.md"}
 
 

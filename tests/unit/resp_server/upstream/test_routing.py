@@ -194,15 +194,15 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
     )
     with pytest.raises(PlainError, match=r"does not say where the keys of 'mod\.do' are"):
         destination("MOD.DO a", made)
-    assert made.needs_question([b"MOD.DO", b"a"]) and not made.needs_question([b"GET", b"a"])
-    made.asked.learn([b"MOD.DO", b"a"], [b"a"])
-    made.asked.learn([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
-    assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_question([b"MOD.DO", b"a"])
+    assert made.needs_getkeys([b"MOD.DO", b"a"]) and not made.needs_getkeys([b"GET", b"a"])
+    made.getkeys_cache.add([b"MOD.DO", b"a"], [b"a"])
+    made.getkeys_cache.add([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
+    assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_getkeys([b"MOD.DO", b"a"])
     with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
         destination("MOD.DO a job:speed:1", made)
     for number in range(1024):
-        made.asked.learn([b"MOD.DO", b"%d" % number], [])
-    assert made.needs_question([b"MOD.DO", b"a"])
+        made.getkeys_cache.add([b"MOD.DO", b"%d" % number], [])
+    assert made.needs_getkeys([b"MOD.DO", b"a"])
 
 
 def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> None:

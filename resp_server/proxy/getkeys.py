@@ -1,7 +1,7 @@
-"""Asks the upstream by COMMAND GETKEYS where the keys of a request are, if the facts of its command do not tell them.
+"""Finds the keys of a request by COMMAND GETKEYS at the upstream, if the facts of its command do not tell them.
 
 Only modules' commands need this. The request waits for the reply, and is then dispatched again. A reply depends on the
-words of the request only, so it also answers later requests with the same words.
+words of the request only, so it is cached for later requests with the same words.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.upstream.pushed_frames import words_in
-from resp_server.upstream.routing import AskedKeys
+from resp_server.upstream.routing import GetkeysCache
 from resp_server.upstream.upstream import Upstream
 
 # The reply to COMMAND GETKEYS for a request without keys.
 WITHOUT_KEYS = b"-ERR The command has no key arguments\r\n"
 
 
-class KeyQuestions:
-    """Asks for keys. Runs on the event loop's thread."""
+class GetkeysLookup:
+    """Looks up the keys of requests. Runs on the event loop's thread."""
 
-    def __init__(self, upstream: Upstream, asked: AskedKeys) -> None:
-        self._upstream, self._asked = upstream, asked
-        # By client: the request whose keys the upstream did not tell, and the upstream's error.
+    def __init__(self, upstream: Upstream, cache: GetkeysCache) -> None:
+        self._upstream, self._cache = upstream, cache
+        # By client: the request whose keys the upstream refused to return, and the upstream's error.
         self._refused: dict[int, tuple[Request, str]] = {}
 
-    def ask(self, request: Request, unknown: PlainError, session: Session, batch: ReplyBatch) -> None:
-        """Ask for the keys of a request; PlainError if the upstream did not tell them before."""
+    def look_up(self, request: Request, unknown: PlainError, session: Session, batch: ReplyBatch) -> None:
+        """Look up the keys of a request; PlainError if the upstream has refused that for this same request."""
         refused, reason = self._refused.pop(session.id, (None, ""))
         if refused is request:
             raise PlainError(f"{unknown}: {reason}")
@@ -40,22 +40,22 @@ class KeyQuestions:
             0, 0, 2, packed, _KeysSink(self, request, session, batch), batch.expect(is_silent=True)
         )
 
-    def learn(self, request: Request, session: Session, reply: RawReply) -> None:
+    def take(self, request: Request, session: Session, reply: RawReply) -> None:
         """Take the upstream's reply."""
         try:
             text = as_bytes(reply)
             if text == WITHOUT_KEYS:
-                self._asked.learn(request, ())
+                self._cache.add(request, ())
             elif is_error(reply):
                 self.refuse(request, session, text[1:-2].decode("utf-8", "replace"))
             else:
-                self._asked.learn(request, words_in(text))
+                self._cache.add(request, words_in(text))
         except MALFORMED_REPLY_ERRORS as error:
             malformed_reply(error)
             self.refuse(request, session, "its reply has an unexpected form")
 
     def refuse(self, request: Request, session: Session, reason: str) -> None:
-        """Remember that the upstream did not tell the keys."""
+        """Record that the upstream refused to return the keys."""
         self._refused[session.id] = request, reason
 
     def leave(self, session: Session) -> None:
@@ -66,13 +66,13 @@ class KeyQuestions:
 class _KeysSink(ReplySink):
     """Takes the reply to COMMAND GETKEYS; the client's batch gets an empty reply."""
 
-    def __init__(self, questions: KeyQuestions, request: Request, session: Session, batch: ReplyBatch) -> None:
-        self._questions, self._request, self._session, self._batch = questions, request, session, batch
+    def __init__(self, lookup: GetkeysLookup, request: Request, session: Session, batch: ReplyBatch) -> None:
+        self._lookup, self._request, self._session, self._batch = lookup, request, session, batch
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._questions.learn(self._request, self._session, reply)
+        self._lookup.take(self._request, self._session, reply)
         self._batch.put(index, b"")
 
     def fail(self, index: int, error: Exception) -> None:
-        self._questions.refuse(self._request, self._session, str(error))
+        self._lookup.refuse(self._request, self._session, str(error))
         self._batch.put(index, b"")
