@@ -177,14 +177,7 @@ def serve(
     linger_s = seconds_of(linger)
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")
-    chosen = log or spark.conf.get(LOG_SETTING, None)
-    if chosen is None:
-        raise DescriptorError(
-            f"sparkis.serve needs a change log: pass log='/a/permanent/folder', or set {LOG_SETTING}. The log belongs "
-            f"to the queries' checkpoints: put it beside them, and keep or delete both together"
-        )
-    root = open_filesystem(chosen).root
-    check_writable(root)
+    root = _log_root(spark, log)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     metrics_arguments = _metrics_arguments(metrics)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
@@ -261,6 +254,19 @@ def serve(
         )
     spark.conf.set(LOG_SETTING, root)
     return endpoint
+
+
+def _log_root(spark: SparkSession, argument: str | Path | None) -> str:
+    """Return the root of the log, which can be written; DescriptorError if none is given."""
+    chosen = argument or spark.conf.get(LOG_SETTING, None)
+    if chosen is None:
+        raise DescriptorError(
+            f"sparkis.serve needs a change log: pass log='/a/permanent/folder', or set {LOG_SETTING}. The log belongs "
+            f"to the queries' checkpoints: put it beside them, and keep or delete both together"
+        )
+    root = open_filesystem(chosen).root
+    check_writable(root)
+    return root
 
 
 def _placement(spark: SparkSession, argument: str | None) -> Placement:
