@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,9 +270,24 @@ def clients_of(reply: bytes | str) -> list[dict[str, str]]:
     ]
 
 
+# Counters of a client since it connected, in CLIENT LIST of Redis 8.
+CLIENT_COUNTERS = ("tot-cmds", "tot-net-in", "tot-net-out")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A reply of CLIENT LIST, and when it came, by any clock in seconds."""
+
+    clients: Sequence[Mapping[str, str]]
+    at_s: float
+
+
 @dataclass(frozen=True)
 class User:
-    """The clients of a user. active: those that sent a request within the last two seconds."""
+    """The clients of a user. active: those that sent a request within the last two seconds.
+
+    requests_per_s, input_per_s, output_per_s: between two listings; None: there is only one, or no counters.
+    """
 
     name: str
     clients: int
@@ -281,18 +296,42 @@ class User:
     subscribed: int
     waiting_bytes: int
     commands: str
+    requests_per_s: float | None = None
+    input_per_s: float | None = None
+    output_per_s: float | None = None
 
 
-def users_of(clients: Iterable[Mapping[str, str]]) -> list[User]:
-    """Return the users of clients, those with the most clients first."""
+def users_of(now: Listing, before: Listing | None = None) -> list[User]:
+    """Return the users of clients, those with the most clients first. before: an earlier listing, for rates.
+
+    A client that connected since then counts whole. What a client did between the earlier listing and its end is lost.
+    """
     by_user: dict[str, list[Mapping[str, str]]] = {}
-    for client in clients:
+    for client in now.clients:
         by_user.setdefault(client.get("user", ""), []).append(client)
-    found = [_user(name, theirs) for name, theirs in by_user.items()]
+    seconds = 0.0 if before is None else now.at_s - before.at_s
+    earlier = {} if before is None else {client.get("id"): client for client in before.clients}
+    found = [_user(name, theirs, earlier, seconds) for name, theirs in by_user.items()]
     return sorted(found, key=lambda user: (-user.clients, user.name))
 
 
-def _user(name: str, clients: list[Mapping[str, str]]) -> User:
+def _rate(
+    name: str, clients: Iterable[Mapping[str, str]], earlier: Mapping[str | None, Mapping[str, str]], seconds: float
+) -> float | None:
+    """Return by how much a counter of clients grew in a second; None: it is not known."""
+    total = 0
+    for client in clients:
+        count = integer(client.get(name))
+        if count is None or seconds <= 0:
+            return None
+        then = integer(earlier.get(client.get("id"), {}).get(name)) or 0
+        total += count - then if count >= then else count  # less: another client, of a server that was started again
+    return total / seconds
+
+
+def _user(
+    name: str, clients: list[Mapping[str, str]], earlier: Mapping[str | None, Mapping[str, str]], seconds: float
+) -> User:
     commands = Counter(client.get("cmd", "") for client in clients)
     return User(
         name,
@@ -302,6 +341,7 @@ def _user(name: str, clients: list[Mapping[str, str]]) -> User:
         sum(any((integer(client.get(kind)) or 0) for kind in ("sub", "psub", "ssub")) for client in clients),
         sum(integer(client.get("omem")) or 0 for client in clients),
         ", ".join(name for name, _ in commands.most_common(3)),
+        *(_rate(counter, clients, earlier, seconds) for counter in CLIENT_COUNTERS),
     )
 
 

@@ -80,6 +80,7 @@ class Facts:
     events: list[facts.Event] = field(default_factory=list)
     commands: list[facts.Command] = field(default_factory=list)
     clients: list[dict[str, str]] = field(default_factory=list)
+    users: list[facts.User] = field(default_factory=list)
     has_upstream: bool = False
     shadow: list[dict[str, Any]] = field(default_factory=list)
     owners: list[dict[str, Any]] = field(default_factory=list)
@@ -103,6 +104,7 @@ class Hub:
         self._polled_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._turned = asyncio.Condition()
+        self._listing: facts.Listing | None = None  # the last reply of CLIENT LIST
         self._has_new_group = asyncio.Event()  # a page wants facts that the loop does not read yet
         self._read: dict[Hashable, asyncio.Future[Any]] = {}
 
@@ -283,6 +285,10 @@ class Hub:
         self.facts.commands = [] if isinstance(commands, RefusedError) else facts.commands_of(facts.info_of(commands))
         listed = clients and not isinstance(clients[0], RefusedError)
         self.facts.clients = facts.clients_of(clients[0]) if listed else []
+        before, self._listing = self._listing, facts.Listing(self.facts.clients, time.monotonic()) if listed else None
+        if before is not None and time.monotonic() - before.at_s > WANTED_S:
+            before = None  # nobody has looked since
+        self.facts.users = [] if self._listing is None else facts.users_of(self._listing, before)
         refused = [str(each) for each in (slow, events, commands, *clients) if isinstance(each, RefusedError)]
         if refused:
             raise RefusedError(refused[0])

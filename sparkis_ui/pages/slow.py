@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkis_ui import charts, text
-from sparkis_ui.facts import CLIENTS_SHOWN_MAX, integer, users_of
+from sparkis_ui.facts import CLIENTS_SHOWN_MAX, integer
 from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.polling import CLIENTS_LISTED_MAX, POINTS_MIN
 
@@ -21,7 +21,7 @@ async def read(request: PageRequest) -> dict[str, Any]:
         "slow": facts.slow,
         "events": facts.events,
         "commands": facts.commands[:COMMANDS_SHOWN_MAX],
-        "users": users_of(facts.clients),
+        "users": facts.users,
         "user": user,
         "clients": listed[:CLIENTS_SHOWN_MAX],
         "client_count": len(listed),

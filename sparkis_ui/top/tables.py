@@ -186,11 +186,14 @@ def _commands(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
 
 
 def _users(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
-    for user in facts.users_of(found.clients):
+    for user in found.users:
         cells = (
             _text(user.name),
             _integer(user.clients),
             _integer(user.active),
+            Cell(short(user.requests_per_s), user.requests_per_s),
+            Cell(size(user.input_per_s), user.input_per_s),
+            Cell(size(user.output_per_s), user.output_per_s),
             _integer(user.tracking),
             _integer(user.subscribed),
             Cell(size(user.waiting_bytes), user.waiting_bytes),
@@ -266,7 +269,7 @@ TABLES = (
         ("clients",),
         (
             Column("USER"),
-            *map(_number, ("CLIENTS", "ACTIVE", "TRACKING", "SUBSCRIBED", "WAITING")),
+            *map(_number, ("CLIENTS", "ACTIVE", "REQUESTS/S", "IN/S", "OUT/S", "TRACKING", "SUBSCRIBED", "WAITING")),
             Column("COMMANDS"),
         ),
         _users,

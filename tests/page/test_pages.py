@@ -13,6 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from compat.conformance.servers import sparkis_server
+from compat.conformance.wire import Connection, requests
 from compat.page.browser import LAPTOP, PHONE, has_chromium, page_of
 from compat.page.world import CARRIERS, CONTROLS, FIELDS, JSON, LARGE, MANY_FIELDS, MARKUP, PLAYERS, SCRIPT, Writer
 from compat.waiting import eventually
@@ -176,6 +177,20 @@ def test_a_value_of_five_megabytes_is_shown_a_page_at_a_time(tab: Tab) -> None:
     tab.press("n")
     eventually(lambda: "at=" in tab.browser.current_url, awaited="the next page")
     assert tab.wait_for("0123456789abcdef", "pre.value")
+
+
+def test_the_rate_of_a_user_is_that_of_its_clients(tab: Tab, site: Site) -> None:
+    tab.open("/slow")
+    with Connection(site.server.port) as client:
+        ping = requests([[b"PING"]] * 2_000)
+
+        def rate() -> str:
+            client.send(ping)
+            for _ in range(2_000):
+                client.read()
+            return tab.text("#user-default td:nth-child(4)")
+
+        eventually(rate, lambda found: found.endswith(" k"), "a rate of thousands")
 
 
 def test_the_chosen_theme_stays(tab: Tab) -> None:

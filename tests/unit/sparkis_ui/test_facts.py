@@ -107,6 +107,34 @@ def test_clients_are_counted_by_user() -> None:
         "id=2 user=app idle=60 flags=N sub=0 psub=0 omem=5 cmd=get",
         "id=3 user=ops idle=1 flags=N cmd=info",
     ]
-    app, ops = facts.users_of(facts.clients_of("\n".join(lines).encode()))
+    app, ops = facts.users_of(facts.Listing(facts.clients_of("\n".join(lines).encode()), 0.0))
     assert app == facts.User("app", 2, 1, 1, 1, 15, "get")
     assert (ops.name, ops.clients, ops.active) == ("ops", 1, 1)
+
+
+def listing(at_s: float, *clients: tuple[int, str, int]) -> facts.Listing:
+    """Return a listing of clients: (id, user, requests so far), with ten bytes in and a hundred out for each request."""
+    lines = [f"id={i} user={user} tot-net-in={n * 10} tot-net-out={n * 100} tot-cmds={n}" for i, user, n in clients]
+    return facts.Listing(facts.clients_of("\n".join(lines).encode()), at_s)
+
+
+def test_rates_of_users_are_the_differences_of_two_listings() -> None:
+    before = listing(10.0, (1, "app", 100), (2, "app", 50), (3, "gone", 7), (4, "ops", 9))
+    now = listing(12.0, (1, "app", 300), (2, "app", 50), (4, "ops", 9), (5, "new", 30))
+    rates = {user.name: user.requests_per_s for user in facts.users_of(now, before)}
+    assert rates == {"app": 100.0, "ops": 0.0, "new": 15.0}
+    (app, *_) = facts.users_of(now, before)
+    assert (app.input_per_s, app.output_per_s) == (1_000.0, 10_000.0)
+
+
+def test_the_clients_of_a_server_that_was_started_again_count_whole() -> None:
+    (app,) = facts.users_of(listing(12.0, (1, "app", 30)), listing(10.0, (1, "app", 100)))
+    assert app.requests_per_s == 15.0
+
+
+def test_one_listing_and_a_server_that_does_not_count_give_no_rates() -> None:
+    (app,) = facts.users_of(listing(12.0, (1, "app", 30)))
+    assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)
+    old = facts.Listing(facts.clients_of(b"id=1 user=app cmd=get"), 10.0)
+    (app,) = facts.users_of(facts.Listing(old.clients, 12.0), old)
+    assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)

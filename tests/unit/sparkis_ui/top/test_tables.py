@@ -142,9 +142,11 @@ def test_a_command_has_its_part_of_the_time() -> None:
 
 def test_users_and_slow_requests() -> None:
     known = found()
-    known.clients = facts.clients_of(b"id=1 user=ada cmd=get idle=0 flags=t\nid=2 user=ada cmd=get idle=9 flags=N\n")
+    lines = b"id=1 user=ada cmd=get idle=0 flags=t tot-cmds=%d tot-net-in=0 tot-net-out=0\n"
+    before, now = (facts.Listing(facts.clients_of(lines % count), at_s) for count, at_s in ((1, 1.0), (5, 3.0)))
+    known.users = facts.users_of(now, before)
     known.slow = facts.slow_requests_of([(1, 60, 25_000, [b"KEYS", b"*"], b"127.0.0.1:9", b"web")])
-    assert texts("users", known) == [["ada", "2", "1", "1", "0", "0 B", "get"]]
+    assert texts("users", known) == [["ada", "1", "1", "2", "0 B", "0 B", "1", "0", "0 B", "get"]]
     assert texts("slow", known) == [["25 ms", "00:01:00 UTC", "KEYS *", "127.0.0.1:9", "web"]]
 
 
