@@ -218,7 +218,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
             stats.reads += not self._is_polled  # the poller counts its own reads
             if not self.is_idle:
                 self._buffer_input(data)
-            elif self._round is None:
+                return
+            self.session.input_bytes += len(data)
+            if self._round is None:
                 self.input = data
                 self._answer_input()
             elif self.input:  # in the round already; answered now, so that only one input buffer is kept
@@ -234,6 +236,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Handle requests that the compiled core parsed. size_bytes: their size. data: the input after them."""
         try:
             self._server_context.stats.input_bytes += size_bytes + len(data)
+            self.session.input_bytes += size_bytes + len(data)
             self._requests, self.input = requests, data
             self._answer_input(size_bytes)
         except Exception as error:
@@ -256,6 +259,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Buffer input that arrived after unanswered requests; answer it if no turn is scheduled."""
         if self._transport.is_closing():
             return  # not admitted, or closing
+        self.session.input_bytes += len(data)
         self.input += data
         self._has_partial_request = False
         if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
@@ -314,6 +318,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
                 return
             server.stats.writes += 1
             server.stats.output_bytes += len(replies)
+            session.output_bytes += len(replies)
             self._transport.write(replies)
             if len(replies) + server.config.output_pause_bytes > server.config.output_bytes_max:
                 self._check_output()
@@ -828,6 +833,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def _write(self, reply: bytes) -> None:
         self._server_context.stats.output_bytes += len(reply)
+        self.session.output_bytes += len(reply)
         self._transmit(reply)
 
     def _close_transport(self) -> None:

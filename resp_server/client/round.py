@@ -121,6 +121,7 @@ class Round:
             at = sum(counts[:done])
             if answered > at:
                 rest = requests[answered : at + counts[done]]
+                clients[done].session.calls += answered - at
                 clients[done].answer_rest(replies[at:], list(rest), later)
                 at, done = at + counts[done], done + 1
             clients, counts, contexts, requests = clients[done:], counts[done:], contexts[at:], requests[at:]
@@ -134,5 +135,6 @@ class Round:
                 break
             left -= count
             done += 1
+            client.session.calls += count
             client.send_replies(next(unsent) if count == 1 else b"".join(islice(unsent, count)), command)
         return done

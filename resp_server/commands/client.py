@@ -164,7 +164,8 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
         f"user={client_text(session.user.name)} redir={state.redirect if state.is_on else -1} "
-        f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)}\n"
+        f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)} "
+        f"tot-net-in={session.input_bytes} tot-net-out={session.output_bytes} tot-cmds={session.calls}\n"
     )
 
 

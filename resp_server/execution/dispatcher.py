@@ -181,6 +181,7 @@ class Dispatcher:
             run = same_command_prefix(requests[at:end])
             answered, later, is_over = self.answer_run([context] * len(run), key_command, run, out, ends_ns)
             at += answered
+        session.calls += at
         del requests[:at]
         return later
 

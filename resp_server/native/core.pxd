@@ -131,6 +131,7 @@ cdef class SessionFields:
     cdef public bint can_use_checked_fast_path
     cdef public int protocol
     cdef public object user, tracking_state, epoch_feed, active_ms, last_command
+    cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around
 
 cdef class ConnectionFields:
     cdef public bint is_idle  # it is admitted, and nothing waits: no output, and no input but what the round will answer

@@ -1456,7 +1456,7 @@ cdef class FastPath:
             out.used = before
             return 0
         elapsed_ns = monotonic_ns() - started_ns
-        self.count(elapsed_ns)
+        session.calls += self.count(elapsed_ns)
         session.active_ms = core.now
         session.last_command = self.names[core.last_command]
         if elapsed_ns >= self.slow_ns:
@@ -1475,7 +1475,7 @@ cdef class FastPath:
         return took
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
-        """Count the calls that the core just answered; each call gets the same share of the time."""
+        """Count the calls that the core just answered, and return their number; each gets the same share of the time."""
         cdef int command, bits
         cdef uint64_t total = 0, mean
         cdef Core core = self.core
@@ -1490,7 +1490,7 @@ cdef class FastPath:
                 core.calls[command] += core.answered[command]
                 self.nanoseconds[command] += mean * core.answered[command]
                 self.times[command][min(bits, 63)] += core.answered[command]
-        return 0
+        return total
 
     def collect(self):
         """Add the counts to the server's statistics."""

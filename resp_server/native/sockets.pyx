@@ -517,6 +517,8 @@ cdef class Transport:
             took = poller.fast_path.answer_front(self.connection.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
+                self.connection.session.input_bytes += took
+                self.connection.session.output_bytes += poller.out.used - before
                 self.claim_replies(before)
             if took == size:
                 return self.drop_partial()

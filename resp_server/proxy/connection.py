@@ -41,6 +41,7 @@ class ProxyConnection(Connection):
                 self.close_on_error(error)
                 return
             self._stats.input_bytes += len(data) - len(rest)
+            self.session.input_bytes += len(data) - len(rest)
         if rest:
             super().data_received(rest)
 

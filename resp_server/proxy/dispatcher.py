@@ -202,6 +202,7 @@ class ProxyDispatcher(Dispatcher):
                 self._reply_error(session, request, batch, index, error)
             if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
+        session.calls += answered
         del requests[:answered]
         return self._finish(batch, later, session.protocol, out)
 

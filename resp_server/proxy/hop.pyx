@@ -22,7 +22,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport InputInterceptor, glob
+from resp_server.native.core cimport InputInterceptor, SessionFields, glob
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
@@ -570,6 +570,7 @@ cdef class Hop:
     cdef list batches
     cdef public bint has_partial
     cdef readonly object last_command
+    cdef uint64_t last_count  # requests of the batch that was sent last
 
     def __init__(self, cluster, server, commands):
         cdef int i = 0
@@ -851,6 +852,7 @@ cdef class Hop:
         for j in range(self.used_count):
             self.batches[self.used[j]] = None
         self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
+        self.last_count = client_batch.request_count
         return 0
 
     cdef int send_mget(self, ClientBatch client_batch, uint32_t index, uint16_t number) except -1:
@@ -941,16 +943,20 @@ cdef class ClientForwarder(InputInterceptor):
 
     cdef Hop hop
     cdef object connection, session, write, last_epochs
+    cdef SessionFields fields  # of the session
+    cdef uint64_t forwarded  # requests of the batch that waits for its replies
     cdef bytes partial_request  # the start of a request that the hop may forward
 
     def __init__(self, Hop hop, connection, write):
         self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
+        self.fields = self.session
         self.partial_request = b""
 
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
         if self.partial_request or not self.try_forward(data, size):
             return 0
         self.hop.input_bytes += size
+        self.fields.input_bytes += size
         return size
 
     def forward_input(self, bytes data):
@@ -981,6 +987,8 @@ cdef class ClientForwarder(InputInterceptor):
         if not took:
             return False
         session.last_command = self.hop.last_command
+        self.forwarded = self.hop.last_count
+        self.fields.calls += self.forwarded
         connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
         return True
 
@@ -1003,6 +1011,7 @@ cdef class ClientForwarder(InputInterceptor):
 
     def resend(self, data, epochs):
         """Have the general path answer the requests, from servers that have reached these epochs."""
+        self.fields.calls -= self.forwarded  # the general path counts them, too
         self.connection.resend(data, epochs)
 
     def error_reply(self, error):
@@ -1018,6 +1027,7 @@ cdef class ClientForwarder(InputInterceptor):
             self.session.close()
             if type(replies) is bytes:
                 self.hop.output_bytes += len(replies)
+                self.fields.output_bytes += len(replies)
                 self.write(replies)
                 connection.close()
             else:
@@ -1044,6 +1054,7 @@ cdef class ClientForwarder(InputInterceptor):
                 connection.send_stream(reply)
                 return
             hop.output_bytes += len(reply)
+            self.fields.output_bytes += len(reply)
             self.write(reply)
             if connection.is_drained:
                 connection.is_idle = True

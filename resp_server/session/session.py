@@ -60,9 +60,12 @@ if TYPE_CHECKING or native.core is None:
 
         __slots__ = (
             "active_ms",
+            "calls",
             "can_use_checked_fast_path",
             "epoch_feed",
+            "input_bytes",
             "last_command",
+            "output_bytes",
             "protocol",
             "tracking_state",
             "user",
@@ -83,6 +86,8 @@ class Session(SessionFields):
     can_use_checked_fast_path: the same, but the user may be restricted, and the client may track keys.
     is_observed: the fast path is off for all connections, because requests are monitored, timed or paused one by one.
     is_paused: CLIENT PAUSE stopped the client.
+    calls: the answered requests, counted with their batch. input_bytes, output_bytes: what the connection received and
+    was sent, or will be.
     seen: the epochs of the replies so far; only a proxy fills it, because its servers may be an epoch apart.
     """
 
@@ -124,6 +129,7 @@ class Session(SessionFields):
         self.created_ms = now_ms
         self.active_ms = now_ms
         self.last_command = ""
+        self.calls = self.input_bytes = self.output_bytes = 0
         self.lib_name = b""
         self.lib_ver = b""
         self.is_no_evict = False

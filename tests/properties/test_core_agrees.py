@@ -259,6 +259,7 @@ async def _answered(
         counted,
         session.last_command,
         session.active_ms,
+        (session.calls, session.input_bytes),
         held,
     )
 

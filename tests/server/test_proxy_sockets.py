@@ -23,8 +23,8 @@ def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     made.stop()
 
 
-def conversation(dice: random.Random) -> tuple[bytes, bytes]:
-    """Return requests, of which the hop asks for most, and what has to be answered."""
+def conversation(dice: random.Random) -> tuple[bytes, bytes, int]:
+    """Return requests, of which the hop asks for most, what has to be answered, and the number of requests."""
     sent, expected = [], []
     for _ in range(dice.choice([1, 3, 300, 700])):  # the hop takes no more than 256 at once
         number, other = dice.sample(range(len(KEYS)), 2)
@@ -39,17 +39,21 @@ def conversation(dice: random.Random) -> tuple[bytes, bytes]:
         else:
             sent.append(request("GET", KEYS[number]))
             expected.append(value)
-    return b"".join(sent), b"".join(expected)
+    return b"".join(sent), b"".join(expected), len(sent)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_replies_are_in_order_and_bytes_are_counted_once_however_requests_are_cut(scene: Scene, seed: int) -> None:
+def test_replies_are_in_order_and_bytes_and_requests_are_counted_once_however_they_are_cut(
+    scene: Scene, seed: int
+) -> None:
     dice = random.Random(seed)
     sent_bytes = expected_bytes = 0
     for _ in range(8):
-        peer = scene.connect(scene.port("proxy"))
+        peer, before = scene.connect(scene.port("proxy")), (sent_bytes, expected_bytes)
+        asked = 0
         for _ in range(3):
-            sent, expected = conversation(dice)
+            sent, expected, count = conversation(dice)
+            asked += count
             cuts = sorted(dice.sample(range(1, len(sent)), min(4, len(sent) - 1)))
             for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
                 peer.send(sent[start:end])
@@ -57,6 +61,10 @@ def test_replies_are_in_order_and_bytes_are_counted_once_however_requests_are_cu
                     scene.call(lambda: None)
             assert peer.read(len(expected)) == expected
             sent_bytes, expected_bytes = sent_bytes + len(sent), expected_bytes + len(expected)
+        session = scene.call(lambda: list(scene.proxy.context.sessions.values())[-1])
+        bytes_of_client = sent_bytes - before[0], expected_bytes - before[1]
+        scene.call(lambda: None)
+        assert (session.calls, session.input_bytes, session.output_bytes) == (asked, *bytes_of_client)
     stats = scene.proxy.context.stats
     scene.call(lambda: None)
     scene.call(stats.collect)

@@ -216,3 +216,4 @@ def test_input_of_several_reads_in_one_round_is_answered_once_and_in_order(serve
     running.call(stats.collect)
     asked = sum(map(len, (get(1), get(2), get(3), *[get(9)] * 4, *[request("PING")] * 2)))
     assert (stats.commands["get"].calls, stats.input_bytes - before) == (7, asked)
+    assert [each.session.calls for each in (first, second)] == [1 + 3 + 1, 1 + 4 + 1]

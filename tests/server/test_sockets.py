@@ -379,6 +379,23 @@ def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     )
 
 
+def test_bytes_and_requests_of_each_client_are_counted_once(start: Callable[..., Any]) -> None:
+    running = start()
+    dice = random.Random(6)
+    peers = [running.connect() for _ in range(3)]
+    talks = [mixture(dice, 100 * (at + 1)) for at in range(3)]
+    for start_at in range(0, max(len(sent) for sent, _ in talks), 1_000):  # all clients in the same rounds
+        for peer, (sent, _) in zip(peers, talks, strict=True):
+            peer.send(sent[start_at : start_at + 1_000])
+    for peer, (_, expected) in zip(peers, talks, strict=True):
+        assert peer.read(len(expected)) == expected
+    for at, (peer, (sent, expected)) in enumerate(zip(peers, talks, strict=True)):
+        peer.send(asked(b"CLIENT", b"INFO"))
+        line = dict(part.partition("=")[::2] for part in peer.reply().decode().split())
+        found = [int(line[name]) for name in ("tot-cmds", "tot-net-in", "tot-net-out")]
+        assert found == [100 * (at + 1), len(sent) + len(asked(b"CLIENT", b"INFO")), len(expected)]
+
+
 def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -> None:
     server = start()
     peer = server.connect()

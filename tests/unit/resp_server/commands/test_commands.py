@@ -369,7 +369,7 @@ def test_client_list_has_a_line_per_connection(client: Any) -> None:
     client.ask("CLIENT SETINFO LIB-NAME lib")
     line = client.ask("CLIENT LIST").decode()
     assert "id=7 addr=127.0.0.1:5000 laddr=127.0.0.1:6379" in line
-    assert " cmd=client|list user=default redir=-1 resp=2 lib-name=lib lib-ver=\n" in line
+    assert " cmd=client|list user=default redir=-1 resp=2 lib-name=lib lib-ver= tot-net-in=" in line
     assert client.ask("CLIENT LIST ID 7 8").decode().count("id=7 ") == 1
 
 
