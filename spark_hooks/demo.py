@@ -377,7 +377,7 @@ def _wait_for_rows(
 
 
 class Screen:
-    """What the person who runs the demo sees. The rest is in the file `noise`."""
+    """The demo's output on the terminal. All other output is in the file `noise`."""
 
     def __init__(self, terminal: TextIO, noise: Path) -> None:
         self.is_terminal = terminal.isatty()

@@ -14,7 +14,7 @@ from typing import TextIO
 def standard_error_in(file: Path) -> Iterator[TextIO]:
     """Send what this process and its children write to standard error into a file; yield the former standard error.
 
-    The file begins anew. OSError if it cannot be written.
+    The file is truncated first. OSError if it cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -109,7 +109,7 @@ class ServerContext:
     state_servers: Callable[[], Mapping[str, object]] | None = None
     # The owners of keys at a proxy with an upstream; None: this is no such proxy.
     swap_control: SwapControl | None = None
-    # Fields of HELLO that an upstream has told.
+    # Fields of the upstream's reply to HELLO.
     hello_fields: Mapping[bytes, Reply] = field(default_factory=dict)
     # CLUSTER describes this process as the only node.
     is_single_node: bool = False

@@ -1,4 +1,4 @@
 """Metrics and health over HTTP: `/metrics` in the format of OpenMetrics, `/livez`, `/readyz`.
 
-Everything is read when somebody asks: no request of a Redis client counts anything for it.
+All values are read at a scrape. So metrics cost the requests of Redis clients nothing.
 """

@@ -107,7 +107,7 @@ CLIENT_METRICS = (
     _counter("sent_bytes", "Bytes to clients"),
     _gauge("unsent_bytes", "Replies and pushes that clients have not read"),
     _gauge("tracking_clients", "Clients with CLIENT TRACKING"),
-    _gauge("tracked_keys", "Keys whose changes clients are told; one that several processes track counts in each"),
+    _gauge("tracked_keys", "Keys that clients track; a key that several processes track counts in each"),
     _gauge("subscribed_clients", "Clients with a subscription of pub/sub"),
     Metric(
         "sparkis_command_duration_seconds",

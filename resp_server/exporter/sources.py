@@ -26,7 +26,7 @@ class Facts(NamedTuple):
 
 
 class Source(Protocol):
-    """A program whose metrics and health are asked for."""
+    """A program with metrics and health."""
 
     async def scrape(self) -> Scrape:
         """Return all values."""
@@ -59,7 +59,7 @@ class ServerSource:
 
 
 class WorkersSource:
-    """A server with workers: the sum of all processes. All workers have the same jobs, so one is asked for them."""
+    """A server with workers: the sum of all processes. All workers have the same jobs, so one of them reports these."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

@@ -47,7 +47,7 @@ def add_drain_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Drain:
-    """The end of one program. `listening.Shutdown` tells it of signals."""
+    """The end of one program. `listening.Shutdown` reports signals to it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._delay_s: float = options.drain_delay

@@ -254,10 +254,10 @@ class UserSource(Protocol):
 
 
 class Shutdown:
-    """SIGTERM, SIGINT, or the end of the parent process, from the construction on: before the start is announced.
+    """Waits for SIGTERM, SIGINT, or the end of the parent process. Signals count from the construction on.
 
     watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
-    which a closing terminal also sends, reloads the ACL file, and calls `reload`. drain: is told of each signal, even
+    which a closing terminal also sends, reloads the ACL file, and calls `reload`. drain: gets each signal, also those
     after the first.
     """
 

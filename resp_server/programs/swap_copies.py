@@ -1,7 +1,7 @@
 """`sparkis swap-check --delete-copies`: deletes an upstream's old copies of keys that states own.
 
-Just before keys are deleted, each proxy is asked for their owners. A key is deleted only if a state owns it at all
-proxies, and none of them passes writes of it to the upstream.
+Just before keys are deleted, each proxy returns their owners. A key is deleted only if a state owns it at all proxies,
+and none of them passes writes of it to the upstream.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 
 
 class Taken(Enum):
-    """What became of a request that `ProxyDispatcher.take` saw."""
+    """The result of `ProxyDispatcher.take`."""
 
     NO = auto()  # it takes the way of all requests
     YES = auto()

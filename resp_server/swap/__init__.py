@@ -1,5 +1,5 @@
 """A proxy with an upstream: `dispatcher` routes each key to the states or to the upstream, a team's own Redis.
 
-`sides` asks both about all keys, `shadow` compares them. Which side owns a key, and connections to the upstream, are in
-`upstream`.
+`sides` sends requests about all keys to both, `shadow` compares them. The owners of keys, and connections to the
+upstream, are in `upstream`.
 """

@@ -21,7 +21,7 @@ from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
-# The upstream has this time to begin to track, and is asked again after a pause.
+# The time for the upstream to begin to track, and the pause between two checks.
 TRACKING_S_MAX, TRACKING_PAUSE_S = 3.0, 0.05
 # Watching takes most of this time.
 RELOAD_S_MAX = WATCH_S + 3.0

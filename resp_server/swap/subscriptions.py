@@ -123,7 +123,7 @@ class SwapSubscriptions:
     def begin_module_subscription(self, name: str, session: Session) -> None:
         """Prepare the client's connection for a module's command that may subscribe it; PlainError in RESP2.
 
-        In RESP2 the frames of a module cannot be told from replies.
+        In RESP2 the frames of a module cannot be distinguished from replies.
         """
         if session.protocol == RESP2:
             raise PlainError(f"command '{name}' of a module, which may subscribe, needs RESP3; send HELLO 3 first")

@@ -17,7 +17,8 @@ ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[
 # Texts that no key format has as a literal, or no rule: bytes that are not UTF-8, marks of placeholders and patterns.
 NO_LITERAL = re.compile(r"[\ud800-\udfff<>*]")
 VARIES = "<>"
-# Of one place in a name; of the first place, which names the applications (guesses).
+# Different parts at one place in names, and at the first place, where applications have their names (guesses). With
+# more parts the place varies.
 PARTS_MAX = 12
 FIRST_PARTS_MAX = 64
 # More names than this that differ only in their last part are one group (guess).

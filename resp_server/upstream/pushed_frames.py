@@ -1,6 +1,6 @@
 """The frames that an upstream sends without a request: messages, invalidations, and the lines of MONITOR. Pure.
 
-In RESP3 they are pushes. In RESP2 they are arrays, so they are told by their first word, and only where a subscription
+In RESP3 they are pushes. In RESP2 they are arrays. So their first word identifies them, and only where a subscription
 makes them possible. Replies to SUBSCRIBE and the like have the same form, one for each channel.
 """
 

@@ -1,6 +1,6 @@
 """Finds the master that sentinels know by its name, and notices when they make another server the master.
 
-One sentinel is asked once a second, and at once after a failure of the master; another sentinel if it does not reply.
+One sentinel is queried once a second, and at once after a failure of the master; another one if it does not reply.
 A subscription to `+switch-master` would be no faster: a sentinel that fails would have to be noticed in the same way.
 """
 
@@ -48,7 +48,7 @@ class MasterLocator:
         self._pools: list[MovablePool] = []
         self._master: Address | None = None
         self._error = "no sentinel has replied yet"
-        self._number = 0  # of the sentinel that is asked
+        self._number = 0  # of the sentinel to query
         self._failures = 0  # in a row
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class MasterLocator:
                 await self._look()
             except Exception as error:
                 internal_error(error)
-            # After a failure the next sentinel is asked at once, until all have been.
+            # After a failure the next sentinel is queried at once, until all have been.
             if not self._failures or not self._failures % len(self._url.seeds):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_due.wait(), POLL_S)

@@ -53,7 +53,7 @@ FENCED = (
     "another registry has taken over the log {log}: a standby registry, or the registry of another driver. If it is "
     "another driver's, give each application its own log, or call sparkis.serve(spark, placement='driver')"
 )
-# When all servers were told to end: the longest wait for the next one to end.
+# After all servers were requested to end: the longest wait for the next one to end.
 SHUTDOWN_TIMEOUT_S = 3.0
 SHUTDOWN_POLL_S = 0.05
 

@@ -65,7 +65,7 @@ class FolderWatch:
         self._has_events |= self._inotify in ready
 
     def found(self) -> None:
-        """Note that a file was found: if no event told of it, none may tell of the next one."""
+        """Note that a file was found: if no event reported it, none may report the next one."""
         self._has_events &= self._was_event
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""`sparkis inspect PATH`: what a query keeps in its checkpoint, or what a log has of its jobs, without Spark."""
+"""`sparkis inspect PATH`: the state in a query's checkpoint, or the jobs in a log, without Spark."""
 
 from __future__ import annotations
 

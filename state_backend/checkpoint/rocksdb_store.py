@@ -45,7 +45,7 @@ class RocksDbStore:
 
         In format 1, an earlier run of the batch may have left one, if the query has stopped writing them, or begun. As
         in Spark, a zip counts more than the change log of its version. A query with change logs writes zips later, and
-        from them: so a zip that is newer than the batch's commit says the same as the change log.
+        from them: so a zip that is newer than the batch's commit agrees with the change log.
         """
         path = f"{self._folder}/{_stem(version, unique_id)}"
         log_ns = self._files.modified_ns(f"{path}.changelog")
