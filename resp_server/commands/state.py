@@ -78,6 +78,7 @@ def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
         b"store_bytes": job.store.used_bytes()[0] if visible.is_fully_visible else 0,
         b"state_names": [state.name.encode() for state in visible.states],
         b"key_formats": [state.format_for(job.name).text.encode() for state in visible.states],
+        b"state_keys": [visible.keys_of(state.name) for state in visible.states],
     }
 
 

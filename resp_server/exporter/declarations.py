@@ -165,7 +165,7 @@ JOBS = (
     _gauge("job_keys", "Keys of the job", "job_name"),
     _gauge("job_store_bytes", "Used space of the job's store on disk", "job_name"),
     _gauge("job_store_free_bytes", "Free space within the store's file", "job_name", of=SERVERS),
-    _gauge("state_keys", "Keys of the state", "job_name", "state", of=SERVERS),
+    _gauge("state_keys", "Keys of the state", "job_name", "state"),
 )
 
 # With `progress=True`; see docs/states.md.

@@ -160,6 +160,9 @@ def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
         scrape.add("job_committed_epoch", job["committed"], job_name=name)
         scrape.add("job_held_back", job["held_back_epoch"] is not None, job_name=name)
         scrape.add("job_failing", bool(job["error"]), job_name=name)
+        # A server of an older version does not count by state.
+        for state, keys in zip(job["state_names"], job.get("state_keys") or (), strict=False):
+            scrape.add("state_keys", keys or 0, job_name=name, state=state)
 
 
 def add_state_cluster(scrape: Scrape, fields: Mapping[str, object], unserved: int) -> None:

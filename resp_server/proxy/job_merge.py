@@ -42,8 +42,19 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
         for row in rows:
             owned |= KeyGroups.parse(row["slots"])
         stored = {"store_bytes": sum(row["store_bytes"] for row in rows)} if "store_bytes" in newest else {}
-        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(owned)} | stored)
+        keys: Row = {"keys": _sum(rows, "keys", shares), "slots": str(owned)}
+        if "state_names" in newest:
+            keys["state_keys"] = _state_keys(newest["state_names"], rows, shares)
+        merged.append(newest | _progress(rows) | keys | stored)
     return merged
+
+
+def _state_keys(names: Sequence[str], rows: Sequence[Row], shares: Sequence[float]) -> list[int | None] | None:
+    """Return the number of keys of each state; None if a server of an older version does not send them."""
+    if any("state_keys" not in row for row in rows):
+        return None
+    counts = [dict(zip(row["state_names"], row["state_keys"], strict=True)) for row in rows]
+    return [_sum([{"keys": each.get(name, 0)} for each in counts], "keys", shares) for name in names]
 
 
 def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:

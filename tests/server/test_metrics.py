@@ -219,6 +219,8 @@ def test_a_proxy_says_who_is_behind_it(proxy: tuple[Swap, Scraped]) -> None:
     assert [found["sparkis_proxy_server_slots", (address,)] for address in servers] == [8192, 8192]
     assert found["sparkis_upstream_up", ()] == 1 and found["sparkis_proxy_slots_unserved", ()] == 0
     assert found["sparkis_job_keys", ("job",)] == 9
+    keys = {labels: count for (name, labels), count in found.items() if name == "sparkis_state_keys"}
+    assert sum(keys.values()) == 9 and keys["job", "speed"] > 0, keys
     assert found["sparkis_shadow_compared_total", ("board",)] == 0
 
 

@@ -302,6 +302,7 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                     b"job:visits:<page>",
                     b"job:news:<topic>",
                 ],
+                b"state_keys": [22, 1, 2, 2],
             }
         ],
         3,

@@ -40,14 +40,14 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
     row = {
         "name": "job", "keys": None, "applied": -1, "committed": 6, "lag_epochs": 7, "lag_ms": None, "age_ms": None,
         "epochs_per_minute": 60, "changes_per_minute": 600, "stale": 0, "incomplete": 0, "held_back_epoch": 3,
-        "error": "full", "store_bytes": 100,
+        "error": "full", "store_bytes": 100, "state_names": ["a"],
     }  # fmt: skip
     scrape = Scrape()
     add_listed_jobs(scrape, [row])
     found = {name.removeprefix("sparkis_"): value for (name, _), value in samples(scrape).items()}
     assert found["jobs"] == 1 and found["job_keys"] == 0 and found["job_epoch"] == -1
     assert found["job_held_back"] == found["job_failing"] == 1
-    assert not {"job_age_seconds", "job_lag_seconds"} & found.keys()
+    assert not {"job_age_seconds", "job_lag_seconds", "state_keys"} & found.keys()
 
 
 def test_ready_is_who_has_loaded_and_lags_no_more_than_it_may() -> None:

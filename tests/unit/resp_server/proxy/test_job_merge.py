@@ -33,6 +33,15 @@ def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:
     assert [each["name"] for each in merged_jobs([[row()], [row(name="k")]])] == ["j", "k"]
 
 
+def test_keys_of_states_are_added_up_by_name_and_a_server_of_an_older_version_does_not_send_them() -> None:
+    whole = row(slots="0-16383", state_names=["s", "t"], state_keys=[8, 2])
+    half = row(slots="0-8191", state_names=["t"], state_keys=[5], committed=4)
+    assert merged_jobs([[half], [whole]])[0]["state_keys"] == [4, 6]
+    (found,) = merged_jobs([[half | {"state_keys": [None]}], [whole]])
+    assert (found["state_names"], found["state_keys"]) == (["s", "t"], [4, None])
+    assert merged_jobs([[whole], [row(state_names=["s", "t"])]])[0]["state_keys"] is None
+
+
 def test_an_unknown_lag_is_unknown_for_all() -> None:
     lag = row(job="j")
     assert merged_lags([[lag], [lag | {"lag_ms": 70}]])[0]["lag_ms"] == 70
