@@ -76,8 +76,8 @@ INTRODUCTION = """\
 # Errors
 
 Every text of an error that sparkis shows, by the part that shows it, from the sources (`make errors`). Search this page
-for words of your error that name nothing of yours: `…` stands for a key, a file, a job, a number. A text says what is
-wrong and what to do; [Troubleshooting](troubleshooting.md) goes by symptom, and says more about the frequent ones.
+for the fixed words of your error: `…` stands for a key, a file, a job, a number. A text says what is wrong and what to
+do. [Troubleshooting](troubleshooting.md) goes by symptom, and says more about frequent errors.
 
 Errors of Redis itself have Redis' texts. Errors behind a proxy may be those of the servers or of the upstream.
 `internal error …` is a bug of sparkis: the server's log has more under the same id; please report both.

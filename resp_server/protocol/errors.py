@@ -138,7 +138,7 @@ class ClusterDownError(ReplyError, code="CLUSTERDOWN"):
 
 
 class TryAgainError(ReplyError, code="TRYAGAIN"):
-    """The servers behind a proxy do not agree on the slot's owner; a retry will succeed."""
+    """The request cannot be answered now, such as at a proxy whose servers disagree; a retry may succeed."""
 
 
 class ExecAbortError(ReplyError, code="EXECABORT"):

@@ -539,8 +539,8 @@ class SwapDispatcher(SideSender):
             return Taken.NO  # EXEC replies Redis' error
         if session.transaction is not None:
             raise PlainError(
-                f"command '{routed.name}' cannot be in a transaction through --upstream: its replies would be "
-                "more, or pushes, within the reply to EXEC"
+                f"command '{routed.name}' cannot be in a transaction through --upstream: the reply to EXEC would have "
+                "several replies to it, or pushes"
             )
         command.check_arity(request)
         self.check_rights(context, routed, request)

@@ -173,7 +173,7 @@ class SwapExec(ReplyStage):
             if self._selected != self._session.db:
                 self._select_at_upstream(self._session.db)
             if self._sides.is_strict and self._needs_states and self._needs_upstream:
-                raise PlainError("it has keys of states and of the upstream, which '--transactions strict' refuses")
+                raise PlainError("--transactions strict refuses keys of states and of the upstream together")
         except ExecAbortError as error:
             self._end(self._sides.error_reply(error))
         except ReplyError as error:  # keys may have got other owners since they were queued

@@ -59,7 +59,7 @@ class Databases:
         pool = self._others.get(number)
         if pool is None:
             if len(self._others) >= DATABASES_MAX:
-                raise PlainError(f"clients use {DATABASES_MAX} databases of the upstream already")
+                raise PlainError(f"clients use {DATABASES_MAX} databases of the upstream already, which is the limit")
             pool = self._others[number] = self._first.for_database(number)
             pool.start()
         return pool

@@ -67,7 +67,9 @@ class Logins:
             if len(self._by_login) >= LOGINS_MAX:
                 self._forget_unused()
             if len(self._by_login) >= LOGINS_MAX:
-                raise PlainError(f"clients are logged in at the upstream as {LOGINS_MAX} users already")
+                raise PlainError(
+                    f"clients have logged in as {LOGINS_MAX} users of the upstream already, which is the limit"
+                )
             databases = self._by_login[login] = Databases(self.own.of(0).for_login(*login))
             databases.of(0).start()
         opening = _Opening(self, client, login, then, sink)

@@ -63,7 +63,7 @@ class AsOf:
         try:
             return cls.of_time(datetime.fromisoformat(text))
         except (ValueError, OverflowError):
-            raise ValueError(f"{text!r} is neither {AS_OF_HELP}") from None
+            raise ValueError(f"{text!r} is not {AS_OF_HELP}") from None
 
     @classmethod
     def of_time(cls, time: datetime) -> Self:
