@@ -1,12 +1,21 @@
-"""Tells how much memory this process could allocate, and returns freed memory to the system."""
+"""Tells how much memory this process could allocate, and whether freed memory is returned to the system."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# From glibc's malloc.h: parameters of `mallopt`.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+# The largest buffer that is allocated from memory that stays (the largest value that glibc accepts), and how much
+# unused memory stays.
+RETAINED_BUFFER_BYTES_MAX = 32 << 20
+RETAINED_BYTES_MAX = 64 << 20
 
 
 @cache
@@ -25,6 +34,18 @@ def release_free_memory() -> None:
     4 million changes, 430 of the process's 490 MiB are such pages (measured). Returning them takes 5 ms.
     """
     _malloc_trim()(0)
+
+
+def retain_free_memory() -> None:
+    """Let glibc reuse freed memory, up to RETAINED_BYTES_MAX; with other C libraries, do nothing.
+
+    For processes that decode batch after batch. By default glibc gets pages of the system for each large buffer, and
+    returns them: a quarter of the processor time of a batch of 200,000 changes (measured).
+    """
+    with suppress(OSError, AttributeError):  # not glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, RETAINED_BUFFER_BYTES_MAX)
+        mallopt(M_TRIM_THRESHOLD, RETAINED_BYTES_MAX)
 
 
 def available_bytes() -> int:

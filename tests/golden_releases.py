@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from state_backend.log.epochs import NEWEST_FORMAT, _checksum
+from state_backend.log.epochs import NEWEST_FORMAT, with_checksum
 from tests.golden_checkpoints import GOLDEN
 
 RELEASES = sorted(path.name for path in GOLDEN.glob("sparkis-*.tar.xz"))
@@ -28,9 +28,8 @@ def raise_format(path: Path, newest: int = NEWEST_FORMAT) -> Iterator[str]:
     """Make a file one of a newer version for the block; yield a pattern of the sentence that refuses it."""
     before = path.read_bytes()
     content = json.loads(before) | {"format": newest + 1, "sparkis": NEWER}
-    if content.pop("checksum", None) is not None:
-        content["checksum"] = _checksum(content)
-    path.write_text(json.dumps(content))
+    has_checksum = content.pop("checksum", None) is not None
+    path.write_bytes(with_checksum(content) if has_checksum else json.dumps(content).encode())
     yield (
         f"{re.escape(path.name)} has format {newest + 1}, which sparkis {NEWER} wrote; this one, sparkis .*, reads "
         f"up to format {newest}: upgrade it"

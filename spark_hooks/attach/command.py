@@ -17,6 +17,7 @@ from state_backend.attach.attachment import Attachment, QueryHooks
 from state_backend.attach.start import attach_files, bind
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.model.errors import CheckpointError, DescriptorError, SparkisError
+from state_backend.process_memory import retain_free_memory
 
 # How long to wait for the query's first committed micro-batch.
 FIRST_BATCH_TIMEOUT_S = 60.0
@@ -60,6 +61,7 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _attach(options: argparse.Namespace, ended: EndSignal) -> Attachment:
+    retain_free_memory()
     root = log_of(options)
     hooks = QueryHooks(announce=partial(endpoints.announce, root), wait=partial(endpoints.wait, root))
     return attach_files(

@@ -38,6 +38,7 @@ from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import CheckpointError, SparkisError
+from state_backend.process_memory import retain_free_memory
 
 logger = logging.getLogger("sparkis.attach")
 
@@ -207,6 +208,7 @@ class _ForwardingHandler(logging.Handler):
 
 def main() -> None:
     """Reply to the parent's requests until it closes stdin."""
+    retain_free_memory()
     os.nice(NICENESS)
     with suppress(OSError):
         AUTOGROUP.write_text(str(NICENESS))

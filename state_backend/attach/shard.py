@@ -27,6 +27,7 @@ from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import CheckpointError, SparkisError
+from state_backend.process_memory import retain_free_memory
 
 # Each process takes some hundred MB.
 PROCESSES_MAX = 8
@@ -171,6 +172,7 @@ def _receive(child: subprocess.Popen[bytes]) -> EpochContent:
 
 def main() -> None:
     """Read `Shard`s from stdin, and write the partitions of each; send what was written to stdout."""
+    retain_free_memory()
     while True:
         try:
             shard: Shard = pickle.load(sys.stdin.buffer)

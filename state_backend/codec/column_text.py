@@ -8,12 +8,16 @@ timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fra
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from state_backend.native import change_records
 
 # Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
 EXPONENT = "[eE]"
@@ -27,12 +31,38 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
     if form == "float":
         column = _float_text(column)
     elif form == "integer":
-        column = column.cast(pa.string())
+        column = _integer_text(column)
     elif form == "decimal":
         column = _rewrite(column.cast(pa.string()), lambda text: format(Decimal(text), "f"))
     elif form.startswith("timestamp"):
         column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
     return column.cast(pa.binary())
+
+
+def _integer_text(column: pa.Array) -> pa.Array:
+    if change_records is None or not len(column):
+        return column.cast(pa.string())
+    numbers = column if column.type == pa.int64() else column.cast(pa.int64())
+    values = np.frombuffer(numbers.buffers()[1], np.int64)[numbers.offset : numbers.offset + len(numbers)]
+    validity = validity_of(numbers)
+    ends, content = change_records.integer_texts(values, validity)
+    bits = None if validity is None else pa.py_buffer(np.packbits(validity, bitorder="little"))
+    return bytes_of(ends, content, bits)
+
+
+def validity_of(column: pa.Array) -> npt.NDArray[np.uint8] | None:
+    """Return a byte for each row, which is 0 for null; None if there is no null."""
+    if not column.null_count:
+        return None
+    is_valid: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return is_valid.view(np.uint8)
+
+
+def bytes_of(ends: bytes, content: bytes, validity: pa.Buffer | None = None) -> pa.Array:
+    """Return the texts that the compiled core made as an array. ends: where they begin and end, as i32."""
+    used = int.from_bytes(ends[-4:], sys.byteorder)
+    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(content).slice(0, used)]
+    return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, buffers)
 
 
 def _float_text(column: pa.Array) -> pa.Array:

@@ -153,7 +153,7 @@ class Epoch:
         }
         if self.slots != ALL:
             content["slots"] = str(self.slots)
-        return json.dumps(content | {"checksum": _checksum(content)}).encode() + b"\n"
+        return with_checksum(content)
 
     @classmethod
     def from_bytes(cls, stored: bytes, path: str) -> Epoch:
@@ -163,7 +163,7 @@ class Epoch:
             checksum = content.pop("checksum")
         except (ValueError, KeyError, AttributeError, TypeError):
             raise LogCorruptError(f"{path} is not a complete epoch file; restore it from a copy of the log") from None
-        if checksum != _checksum(content):
+        if checksum != crc32(_checked_text(content)):
             raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
         check_format(content, NEWEST_FORMAT, path)
         previous = content["previous"]
@@ -186,8 +186,15 @@ class Epoch:
         )
 
 
-def _checksum(content: dict[str, Any]) -> int:
-    return crc32(json.dumps(content, sort_keys=True).encode())
+def with_checksum(content: dict[str, Any]) -> bytes:
+    """Return the file of an object that has no checksum yet."""
+    text = _checked_text(content)
+    return b'%b, "checksum": %d}\n' % (text[:-1], crc32(text))
+
+
+def _checked_text(content: dict[str, Any]) -> bytes:
+    """Return the text that the checksum is of."""
+    return json.dumps(content, sort_keys=True).encode()
 
 
 def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,10 @@ from state_backend.codec.row_encoding import (
     RowPlan,
     as_bytes,
     encode,
+    joined_in_arrow,
+    joined_texts,
+    order_in_numpy,
+    order_of,
     pack_arrays,
     pack_columns,
     pack_columns_in_arrow,
@@ -48,6 +52,44 @@ def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], 
     expected = [position_of(prefix + key) for key in keys[offset:]]
     assert positions_of(column, prefix).tolist() == expected
     assert positions_in_numpy(column, prefix).tolist() == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 7) | st.integers(0, (1 << 46) - 1), max_size=300))
+@example([5] * (1 << 16))
+def test_rows_are_ordered_by_their_positions_and_rows_of_one_position_keep_their_order(positions: list[int]) -> None:
+    expected = sorted(range(len(positions)), key=positions.__getitem__)
+    for ordered, rows in (order(np.array(positions, np.uint64)) for order in (order_of, order_in_numpy)):
+        assert rows.tolist() == expected
+        assert ordered.tolist() == sorted(positions)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=3)), max_size=20), st.integers(0, 3))
+def test_parts_of_keys_are_joined_row_by_row(rows: list[tuple[bytes, bytes]], offset: int) -> None:
+    first, second = (pa.array([row[i] for row in rows], pa.binary()).slice(offset) for i in (0, 1))
+    expected = [b"job:" + one + b":" + other for one, other in rows[offset:]]
+    for join in (joined_texts, joined_in_arrow):
+        assert join([b"job:", first, b":", second, b""], len(first)).to_pylist() == expected
+    assert joined_texts([b"all"], len(rows)).to_pylist() == [b"all"] * len(rows)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([8, 16, 32, 64]).flatmap(
+        lambda bits: st.tuples(
+            st.just(bits), st.lists(st.none() | st.integers(-1 << bits - 1, (1 << bits - 1) - 1), max_size=20)
+        )
+    ),
+    st.integers(0, 3),
+)
+@example((64, [0, 9, 10, 99, 100, -1, -(1 << 63), (1 << 63) - 1, None]), 0)
+def test_the_text_of_an_integer_is_its_digits(given_numbers: tuple[int, list[int | None]], offset: int) -> None:
+    bits, numbers = given_numbers
+    kind = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
+    texts = as_bytes(pa.array(numbers, kind).slice(offset), "integer")
+    assert texts.to_pylist() == [None if number is None else b"%d" % number for number in numbers[offset:]]
+    texts.validate(full=True)
 
 
 COLUMNS = st.integers(1, 5).flatmap(

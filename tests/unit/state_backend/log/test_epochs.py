@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, rows_of_slots, runs_in, slots_of_run, to_stream
+from state_backend.log.epochs import (
+    ChangeFile,
+    Epoch,
+    EpochRef,
+    rows_of_slots,
+    runs_in,
+    slots_of_run,
+    to_stream,
+    with_checksum,
+)
 from state_backend.model.errors import LogCorruptError, NewerFormatError
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, changes_in, runs_of
@@ -60,20 +69,16 @@ def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
     newer = json.loads(EPOCH.to_bytes())
     newer["format"] = 5
     del newer["checksum"]
-    from state_backend.log.epochs import _checksum
-
     with pytest.raises(
         NewerFormatError, match=r"7.json has format 5, which sparkis .* wrote; .* reads up to format 4: "
     ):
-        Epoch.from_bytes(json.dumps(newer | {"checksum": _checksum(newer)}).encode(), "7.json")
+        Epoch.from_bytes(with_checksum(newer), "7.json")
 
 
 def test_an_epoch_of_an_older_version_without_a_size_has_none() -> None:
     older = json.loads(EPOCH.to_bytes())
     del older["log_bytes"], older["checksum"]
-    from state_backend.log.epochs import _checksum
-
-    content = json.dumps(older | {"checksum": _checksum(older)}).encode()
+    content = with_checksum(older)
     assert Epoch.from_bytes(content, "7.json").log_bytes == 0
 
 

@@ -19,6 +19,8 @@ def test_offsets_out_of_the_content_are_refused(offsets: list[int]):
         change_records.positions(given, CONTENT, 0)
     with pytest.raises(ValueError, match=r"offset|rows"):
         change_records.packed_maps([b"$1\r\na\r\n$"], [(given, CONTENT, None)], max(0, len(offsets) - 1))
+    with pytest.raises(ValueError, match=r"offset|rows"):
+        change_records.joined([b"a", (given, CONTENT)], max(0, len(offsets) - 1))
 
 
 def test_a_key_that_is_shorter_than_the_prefix_is_refused():
@@ -30,3 +32,14 @@ def test_a_key_that_is_shorter_than_the_prefix_is_refused():
 def test_columns_of_other_lengths_are_refused(rows: int, validity: object):
     with pytest.raises(ValueError, match="another number of rows"):
         change_records.packed_maps([b""], [(np.array([0, 4, 6], np.int32), CONTENT, validity)], rows)
+    if validity is None:
+        with pytest.raises(ValueError, match="another number of rows"):
+            change_records.joined([(np.array([0, 4, 6], np.int32), CONTENT)], rows)
+    else:
+        with pytest.raises(ValueError, match="another number of rows"):
+            change_records.integer_texts(np.zeros(rows, np.int64), validity)
+
+
+def test_a_run_with_more_rows_than_16_bits_can_number_is_refused():
+    with pytest.raises(ValueError, match="16 bits"):
+        change_records.order_of(np.zeros((1 << 16) + 1, np.uint64))
