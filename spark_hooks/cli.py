@@ -90,6 +90,7 @@ def _parsed(command: Command, words: Sequence[str]) -> tuple[argparse.Namespace,
 
     configuration = read_configuration(command.name, (parser, command.parser()), words, os.environ)
     options, unknown = parser.parse_known_args(words)
+    configuration.leave_out_idle(options)
     options.configuration = configuration
     options.parse_again = lambda: _parsed(command, words)[0]
     return options, unknown, parser
@@ -323,10 +324,12 @@ COMMANDS = (
     Command(
         "diff", "show which keys differ between two past moments of a job", _of("state_backend.history.difference")
     ),
-    Command("status", "list the jobs and states of a server", _of("resp_server.programs.status")),
-    Command("ui", "show a server in the browser: jobs, keys, changes, cluster", _of("sparkis_ui.command")),
-    Command("top", "show a server in the terminal, live: jobs, states, servers, users", _of("sparkis_ui.top.command")),
-    Command("health", "tell whether a server is ready, by an exit code", _of("resp_server.programs.health")),
+    Command("status", "list the jobs and states of a server", _of("resp_server.programs.status"), True),
+    Command("ui", "show a server in the browser: jobs, keys, changes, cluster", _of("sparkis_ui.command"), True),
+    Command(
+        "top", "show a server in the terminal, live: jobs, states, servers, users", _of("sparkis_ui.top.command"), True
+    ),
+    Command("health", "tell whether a server is ready, by an exit code", _of("resp_server.programs.health"), True),
     Command("config", "check a configuration file, and show where options' values are from", _config),
     Command("size", "estimate servers, memory, disk and network for a load", _of("resp_server.programs.size")),
     Command(

@@ -32,10 +32,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_endpoint_options(parser)
     parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PAGE_PORT, help="the page's port (default %(default)s; 0: a free one)"
+        "--port",
+        "--page-port",
+        type=_port,
+        default=DEFAULT_PAGE_PORT,
+        help="the page's port (default %(default)s; 0: a free one)",
     )
     parser.add_argument(
-        "--bind", default=DEFAULT_BIND, metavar="ADDRESS", help="the page's address (default %(default)s)"
+        "--bind",
+        "--page-bind",
+        default=DEFAULT_BIND,
+        metavar="ADDRESS",
+        help="the page's address (default %(default)s)",
     )
     parser.add_argument(
         "--host-name",

@@ -61,9 +61,12 @@ class Client:
             self.call("AUTH", *([username] if username else []), password)
 
     @classmethod
-    def from_url(cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None) -> Client:
+    def from_url(
+        cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None, other_password: str | None = None
+    ) -> Client:
         """Connect to `redis://[[user]:password@]host[:port]`; ClientError for any other URL.
 
+        other_password: used if the URL has none.
         `rediss://` means TLS. Then `tls` has the client's certificate, and the CA if this machine does not trust it.
         """
         try:
@@ -77,7 +80,7 @@ class Client:
             )
         if tls is not None and parts.scheme == "redis":
             raise ClientError(f"{url!r} is not a TLS URL: write rediss://, or give no TLS files")
-        password = None if parts.password is None else unquote(parts.password)
+        password = other_password or None if parts.password is None else unquote(parts.password)
         context = context_for_url(tls) if parts.scheme == "rediss" else None
         return cls(
             parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s, tls=context

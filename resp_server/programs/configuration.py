@@ -23,10 +23,11 @@ PREFIX = "SPARKIS_"
 FILE_VARIABLE = "SPARKIS_CONFIG"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-# Options that are about one start of a program.
-NOT_CONFIGURABLE = {"help", "config"}
+# Options that are about one start of a program, or mean something else than a server's option of that name, by `dest`.
+NOT_CONFIGURABLE = {"help", "config", "driver_log", "answer_timeout"}
 # Beside a Service named `sparkis`, Kubernetes gives each pod SPARKIS_PORT=tcp://10.0.0.1:7379.
 KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+TLS_FILES = ("tls-cert-file", "tls-key-file", "tls-ca-cert-file")
 TABLE = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
@@ -111,6 +112,7 @@ class Configuration:
         self.program = program
         self.file = file
         self.options = options_of(parser)
+        self._parser = parser
         self.origins = dict.fromkeys(self.options, DEFAULT)
         self._values: dict[str, Any] = {}
         mistakes = Mistakes()
@@ -138,11 +140,32 @@ class Configuration:
     def set_defaults(self, given: Iterable[str]) -> None:
         """Make the values the parser's defaults, but for options that the command line has, by `dest`."""
         on_command_line = set(given)
+        for group in self._parser._mutually_exclusive_groups:
+            if any(action.dest in on_command_line for action in group._group_actions):
+                self._leave_out(action.dest for action in group._group_actions)
         for name, action in self.options.items():
             if action.dest in on_command_line:
                 self.origins[name] = COMMAND_LINE
             elif name in self._values:
                 action.default, action.required = self._values[name], False
+
+    def leave_out_idle(self, options: argparse.Namespace) -> None:
+        """Unset a client's TLS files if its URL has no TLS. They may be meant for a server of the same file."""
+        if getattr(options, "url", "rediss:").startswith("rediss:"):
+            return
+        idle = {name: action for name, action in self.options.items() if name in TLS_FILES}
+        for name, action in idle.items():
+            if self.origins[name] not in (DEFAULT, COMMAND_LINE):
+                setattr(options, action.dest, None)
+        self._leave_out(action.dest for action in idle.values())
+
+    def _leave_out(self, dests: Iterable[str]) -> None:
+        """Forget the values of some options that are not from the command line."""
+        left_out = set(dests)
+        for name, action in self.options.items():
+            if action.dest in left_out and self.origins[name] not in (DEFAULT, COMMAND_LINE):
+                self.origins[name] = DEFAULT
+                del self._values[name]
 
 
 def value_of(action: argparse.Action, value: Any) -> Any:

@@ -6,7 +6,6 @@ import argparse
 import http.client
 import os
 import sys
-from urllib.parse import urlsplit
 
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client, ErrorReplyError
@@ -52,7 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "this (--metrics: the server's --ready-lag-max decides)",
     )
     parser.add_argument(
-        "--timeout", type=seconds, default=TIMEOUT_S, metavar="SECONDS", help="the wait for an answer (default 4)"
+        "--timeout",
+        dest="answer_timeout",
+        type=seconds,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help="the wait for an answer (default 4)",
     )
     add_tls_options(parser, for_server=False)
 
@@ -73,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _reason_by_http(options: argparse.Namespace) -> str:
     """Return the reason by /readyz or /livez; empty: ready, or alive. OSError, HTTPException: no reply."""
-    connection = http.client.HTTPConnection(options.metrics.host, options.metrics.port, timeout=options.timeout)
+    connection = http.client.HTTPConnection(options.metrics.host, options.metrics.port, timeout=options.answer_timeout)
     try:
         connection.request("GET", "/livez" if options.live else "/readyz")
         response = connection.getresponse()
@@ -86,9 +90,7 @@ def _reason_by_http(options: argparse.Namespace) -> str:
 def _reason_by_redis(options: argparse.Namespace) -> str:
     """Return the reason by PING and STATE LAG; empty: ready, or alive. SparkisError, OSError: no reply."""
     password = os.environ.get(PASSWORD_VARIABLE)
-    with Client.from_url(options.url, options.timeout, files_of(options)) as client:
-        if password and urlsplit(options.url).password is None:
-            client.call("AUTH", password)
+    with Client.from_url(options.url, options.answer_timeout, files_of(options), password) as client:
         try:
             client.call("PING")
         except ErrorReplyError:

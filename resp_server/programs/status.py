@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import whole_number
@@ -27,9 +29,17 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     server = parser.add_mutually_exclusive_group()
-    server.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
     server.add_argument(
-        "--log", metavar="PATH", help="ask the server that a driver on this machine started for this log"
+        "--url",
+        default=DEFAULT_URL,
+        help="redis[s]://[[user]:password@]host[:port] (default %(default)s); the password may be in "
+        f"{PASSWORD_VARIABLE}",
+    )
+    server.add_argument(
+        "--log",
+        dest="driver_log",
+        metavar="PATH",
+        help="ask the server that a driver on this machine started for this log",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="list the states of each job, too")
     parser.add_argument(
@@ -46,9 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the status, once or until Ctrl-C; return the exit code."""
-    if options.log is not None:
+    if options.driver_log is not None:
         try:
-            options.url = _url_of(options.log)
+            options.url = _url_of(options.driver_log)
         except (SparkisError, OSError) as error:
             print(f"sparkis status: {error}", file=sys.stderr)
             return 1
@@ -70,7 +80,8 @@ def _url_of(log: str) -> str:
 
 def _print_once(options: argparse.Namespace) -> int:
     try:
-        with Client.from_url(options.url, tls=files_of(options)) as client:
+        password = os.environ.get(PASSWORD_VARIABLE)
+        with Client.from_url(options.url, tls=files_of(options), other_password=password) as client:
             jobs, version = read(client), version_of(client)
     except SparkisError as error:
         hint = (

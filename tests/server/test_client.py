@@ -23,6 +23,10 @@ def test_a_url_leads_to_replies(serve: Callable[..., Any]) -> None:
         assert client.call("GET", "job:temp:5") == "5"
         assert client.call("MGET", "job:temp:5", "nope") == ["5", None]
         assert len(client.call("HKEYS", "job:visits:/")) == 5000
+    with Client.from_url(f"redis://127.0.0.1:{port}", other_password="a b") as client:
+        assert client.call("GET", "job:temp:5") == "5"
+    with pytest.raises(ClientError, match="WRONGPASS"):
+        Client.from_url(f"redis://:wrong@127.0.0.1:{port}", other_password="a b")
 
 
 def test_an_error_reply_is_raised_with_the_address(serve: Callable[..., Any]) -> None:

@@ -46,6 +46,50 @@ def parsed(*words: object) -> dict[str, object]:
     return vars(cli._parse(command, [str(word) for word in words[1:]]))
 
 
+CLIENTS = ("ui", "top", "status", "health")
+
+
+@pytest.mark.parametrize("program", CLIENTS)
+def test_clients_take_the_endpoint_from_the_file_the_environment_and_the_command_line(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "sparkis.toml").write_text('url = "redis://file:1"\n[serve]\nlog = "a"\n')
+    assert parsed(program, "--config", path)["url"] == "redis://file:1"
+    monkeypatch.setenv("SPARKIS_URL", "redis://environment:1")
+    assert parsed(program, "--config", path)["url"] == "redis://environment:1"
+    assert parsed(program, "--config", path, "--url", "redis://given:1")["url"] == "redis://given:1"
+
+
+@pytest.mark.parametrize("program", CLIENTS)
+def test_clients_use_the_tls_files_of_servers_only_with_a_url_of_tls(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKIS_TLS_CA_CERT_FILE", "ca.pem")
+    options = parsed(program)
+    assert options["tls_ca_cert_file"] is None
+    assert options["configuration"].origins["tls-ca-cert-file"] == "default"  # type: ignore[attr-defined]
+    assert parsed(program, "--url", "rediss://h")["tls_ca_cert_file"] == "ca.pem"
+    assert parsed(program, "--tls-ca-cert-file", "other.pem")["tls_ca_cert_file"] == "other.pem"
+
+
+def test_options_of_clients_that_mean_something_else_than_those_of_servers_are_not_shared_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"PORT": "1", "BIND": "10.0.0.1 10.0.0.2", "LOG": "/log", "TIMEOUT": "1"}.items():
+        monkeypatch.setenv(f"SPARKIS_{name}", value)
+    page, status, health = (parsed(each) for each in ("ui", "status", "health"))
+    assert (page["port"], page["bind"], status["driver_log"]) == (7380, "127.0.0.1", None)
+    assert health["answer_timeout"] == 4.0
+    monkeypatch.setenv("SPARKIS_PAGE_PORT", "80")
+    assert parsed("ui")["port"] == 80 and parsed("ui", "--port", "81")["port"] == 81
+
+
+def test_an_option_of_the_command_line_is_stronger_than_one_that_excludes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKIS_METRICS", "9379")
+    assert parsed("health")["metrics"].port == 9379  # type: ignore[attr-defined]
+    assert parsed("health", "--url", "redis://h")["metrics"] is None
+
+
 def mistakes_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
     with pytest.raises(SystemExit, match="2"):
         parsed(*words)
