@@ -91,9 +91,10 @@ class Checkpoint:
         """The query's id, which stays the same over restarts; read anew each time."""
         stored = self._files.read("metadata")
         if stored is None:
+            reason = "it has no file `metadata`" if self._files.names("") else "it is empty, or does not exist"
             raise CheckpointError(
-                f"{self.location} is not the checkpoint of a query: it has no file `metadata`. Give the folder that "
-                f"the query has as its option checkpointLocation"
+                f"{self.location} is not the checkpoint of a query: {reason}. Give the folder that the query has as "
+                f"its option checkpointLocation"
             )
         return metadata.parse_query_id(stored, self._files.name("metadata"))
 

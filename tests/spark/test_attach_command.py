@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_in_one_line(checkpoint: Path, tmp_path: Path):
         (line,) = done.stderr.splitlines()
         return line.removeprefix("sparkis attach: ")
 
-    assert "nothing is not the checkpoint of a query: it has no file `metadata`" in refusal(
+    assert "nothing is not the checkpoint of a query: it is empty, or does not exist" in refusal(
         "--checkpoint", tmp_path / "nothing"
     )
     assert "is inside of the checkpoint" in refusal("--checkpoint", checkpoint, "--log", checkpoint / "log")

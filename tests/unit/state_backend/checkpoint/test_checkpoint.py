@@ -42,6 +42,10 @@ def read_all(folder: Path) -> int:
 
 
 def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    for missing in (tmp_path, tmp_path / "none"):
+        with pytest.raises(CheckpointError, match="not the checkpoint of a query: it is empty, or does not exist"):
+            Checkpoint.at(str(missing))
+    (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="not the checkpoint of a query: it has no file `metadata`"):
         Checkpoint.at(str(tmp_path))
     (tmp_path / "metadata").write_text("{}")
