@@ -198,7 +198,7 @@ def _of_serve(scene: Swap, folder: Path, stack: ExitStack, options: Options) -> 
         name = f"GET of states' keys at `sparkis serve` with an upstream, pipeline {pipeline}"
         found = _rounds(name, uniform(options.keys), pipeline, (swapped, plain), options)
         note = f"{options.keys:,} keys, beside `sparkis serve` without one; the processor time is of all its processes"
-        yield _compared(name, found, swapped, plain, note)
+        yield _compared(name, found, swapped, plain, note, budget=STATES_BUDGET)
 
 
 def _serve(name: str, keys: int, folder: Path, stack: ExitStack, options: tuple[str, ...] = ()) -> Endpoint:

@@ -8,6 +8,7 @@ from state_backend.native.lookup cimport Lookup
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil
 
 cdef class InputInterceptor:
+    cdef bint has_partial  # it stores the start of a request
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0
 
 cdef enum:
@@ -57,7 +58,11 @@ cdef class Rules:
     cdef bint allow(self, int command, const Word* keys, size_t count)
     cdef bint allow_keys(self, list patterns, const Word* keys, size_t count)
 
+cdef class KeyFilter:
+    cdef bint admits(self, const Word* keys, size_t count) noexcept
+
 cdef class Core:
+    cdef KeyFilter key_filter  # None: the core answers about all keys, also about missing ones
     cdef object view
     cdef uint64_t routes_version, renewal
     cdef object now  # the view's clock reading in milliseconds
@@ -99,6 +104,7 @@ cdef class Core:
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all)
     cdef bint prepare_lookups(self, Request* request) except -1
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept
+    cdef int read_key(self, size_t index, const Word* key, Record* record) noexcept
     cdef int find_keys_and_members(self) except -1
     cdef int find_in_jobs(self, size_t first, size_t end, bint is_of_members) except -1
     cdef int prepare_member_lookups(self) except -1
@@ -128,7 +134,7 @@ cdef class Core:
     ) except -2
 
 cdef class SessionFields:
-    cdef public bint can_use_checked_fast_path
+    cdef public bint can_use_fast_path, can_use_checked_fast_path
     cdef public int protocol
     cdef public object user, tracking_state, epoch_feed, active_ms, last_command
     cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around
@@ -152,6 +158,7 @@ cdef class FastPath:
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1
     cdef int run_lookups(self) except -1
     cdef int drop_lookaheads(self) noexcept
+    cdef int expire_view(self) noexcept
     cdef Rules rules_of(self, object user)
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list remaining_requests(self, session, const uint8_t* data, size_t size, size_t* took)

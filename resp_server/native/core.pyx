@@ -349,6 +349,14 @@ def glob_matches(bytes pattern, bytes text):
     )
 
 
+cdef class KeyFilter:
+    """The keys about which a core may answer. It answers only about stored ones, as another process has the others."""
+
+    cdef bint admits(self, const Word* keys, size_t count) noexcept:
+        """Tell whether the core may answer a request with these keys."""
+        return False
+
+
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
@@ -703,6 +711,8 @@ cdef class Core:
             request.members = 0
             if rules is not None and not rules.allow(command, words + names, request.keys):
                 break
+            if self.key_filter is not None and not self.key_filter.admits(words + names, request.keys):
+                break
             if not self.prepare_lookups(request):
                 break
             self.word_count += count
@@ -772,6 +782,11 @@ cdef class Core:
 
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept:
         return read_record(&self.lookups[index], name, self.clock_of[index], record)
+
+    cdef int read_key(self, size_t index, const Word* key, Record* record) noexcept:
+        """Read a key's record. With a filter of keys, the general path answers about missing ones."""
+        cdef int found = self.read(index, key, record)
+        return GENERAL if found == ABSENT and self.key_filter is not None else found
 
     cdef int find_keys_and_members(self) except -1:
         """Look up the keys of all requests, then members of large collections, then ranks of these members."""
@@ -936,7 +951,7 @@ cdef class Core:
             count = 0
             for i in range(request.keys):
                 word = &self.words[request.first_word + i]
-                found = self.read(request.first_lookup + i, word, &record)
+                found = self.read_key(request.first_lookup + i, word, &record)
                 if found == GENERAL:
                     return GENERAL
                 count += self.count_lookup(found == LIVE)
@@ -949,7 +964,7 @@ cdef class Core:
             else:
                 put(out, b"+PONG\r\n", 7)
             return ANSWERED
-        found = self.read(request.first_lookup, word, &record)
+        found = self.read_key(request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
         if command == GET:
@@ -1013,7 +1028,7 @@ cdef class Core:
             return GENERAL
         put_line(self.out, c"*", request.keys)
         for i in range(request.keys):
-            found = self.read(request.first_lookup + i, &self.words[request.first_word + i], &record)
+            found = self.read_key(request.first_lookup + i, &self.words[request.first_word + i], &record)
             if found == GENERAL or (found == LIVE and record.form == LONG_VALUE):
                 return GENERAL
             # A key of another type is nil, as in Redis.
@@ -1311,10 +1326,10 @@ cdef class InputInterceptor:
 cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
-    make_rules: makes the `Rules` of a user. record_slow: records slow requests.
+    make_rules: makes the `Rules` of a user. record_slow: records slow requests. (A proxy's fast path needs neither.)
     """
 
-    def __cinit__(self, server, make_rules, record_slow):
+    def __cinit__(self, server, make_rules=None, record_slow=None):
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
         self.output.data, self.output.size = <char*>malloc(16384), 16384
@@ -1409,6 +1424,10 @@ cdef class FastPath:
     cdef int drop_lookaheads(self) noexcept:
         """Drop the look-ups that were made ahead."""
         return self.core.drop_lookaheads()
+
+    cdef int expire_view(self) noexcept:
+        """Move to the newest epochs before the next answers. The poller renews a server's view, so this does nothing."""
+        return 0
 
     cdef Rules rules_of(self, object user):
         """Return a user's rules; None: no restrictions."""

@@ -15,7 +15,7 @@ cdef extern from "sys/epoll.h" nogil:
 cdef class Poller:
     cdef object loop, server, stats
     cdef bint has_peer_processes  # other processes answer the same clients
-    cdef FastPath fast_path
+    cdef public FastPath fast_path
     cdef int descriptor
     cdef char* input
     cdef size_t input_used
@@ -75,6 +75,7 @@ cdef class Transport:
     cdef int answer_input(self) except -1
     cdef int requeue(self) except -1
     cdef int answer(self, char* data, size_t size) except -1
+    cdef bint has_partial_request(self) noexcept
     cdef int read_end(self) except -1
     cdef int fail(self, error) except -1
     cdef int store_partial(self, const char* data, size_t size) except -1

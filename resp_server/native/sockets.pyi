@@ -19,6 +19,7 @@ class Transport(asyncio.Transport):
     def set_interceptor(self, interceptor: InputInterceptor) -> None: ...
 
 class Poller:
+    fast_path: FastPath | None
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

@@ -129,6 +129,8 @@ cdef class Poller:
                 if not is_renewed:
                     is_renewed = True
                     self.server.renew()
+                    if self.fast_path is not None:
+                        self.fast_path.expire_view()
                 self.run_round(began_ns)
             except BaseException:
                 self.schedule_run()  # epoll does not report the remaining input again
@@ -225,6 +227,7 @@ cdef class Poller:
             connection is not None
             and connection.is_idle
             and not transport.is_closed
+            and not transport.has_partial_request()
             and self.fast_path.look_ahead(connection.session, <const uint8_t*>transport.input, transport.input_bytes)
         )
 
@@ -511,9 +514,7 @@ cdef class Transport:
         cdef size_t took = 0, answered, before = poller.out.used
         protocol = self.protocol
         cdef bint is_idle = poller.fast_path is not None and self.connection is not None and self.connection.is_idle
-        if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data, size):
-            return 0
-        if is_idle:
+        if is_idle and not self.has_partial_request():
             took = poller.fast_path.answer_front(self.connection.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
@@ -531,15 +532,22 @@ cdef class Transport:
                     self.requeue()
                 return 0
         self.drop_partial()
+        if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data + took, size - took):
+            return 0
         if poller.fast_path is not None:
             poller.fast_path.drop_lookaheads()  # the general path may change anything now
-        if is_idle:
+            poller.fast_path.expire_view()
+        if is_idle and self.interceptor is None:
             answered = took
             requests = poller.fast_path.remaining_requests(self.connection.session, <const uint8_t*>data, size, &took)
             protocol.requests_received(requests, took - answered, PyBytes_FromStringAndSize(data + took, size - took))
         else:
-            protocol.data_received(PyBytes_FromStringAndSize(data, size))
+            protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
         return 0
+
+    cdef bint has_partial_request(self) noexcept:
+        """Tell whether the interceptor stores the start of a request, so that the core cannot parse what comes next."""
+        return self.interceptor is not None and self.interceptor.has_partial
 
     cdef int read_end(self) except -1:
         """Process the end of the input; the protocol may still send replies."""

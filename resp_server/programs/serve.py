@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
@@ -47,7 +47,7 @@ from resp_server.programs.upstream_options import add_upstream_options, swap_of
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
 from resp_server.serving.driver_leases import UNUSED_CODE, DriverLeases
-from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
+from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog, ReportedCatalog
 from resp_server.serving.server import Server
 from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.workers.master import Workers
@@ -324,7 +324,9 @@ async def _serve(
 ) -> int:
     """Serve until a signal, the end of the parent, or the end of the last driver's lease; return the exit code."""
     raise_file_limit(config.clients_max)
-    catalog, server = await _make_server(config, options.workers)
+    catalog, server = await _make_server(config, options.workers, has_peer_processes=options.behind_proxy)
+    if options.behind_proxy:
+        catalog = ReportedCatalog(catalog, _report)
     choice = options.compact if moments is None else "no"
     compacted = await asyncio.to_thread(compacted_logs, roots, choice)
     retention_ms = int(options.retention * 60_000)
@@ -401,15 +403,20 @@ async def _wait_for_jobs(server: Server | Workers, loading: asyncio.Task[None], 
     loading.add_done_callback(lambda _: server.set_loading(False))
 
 
-async def _make_server(config: ServerConfig, workers: int) -> tuple[JobCatalog, Server | Workers]:
-    """Return a server that does not listen yet, of one process or with workers, and the jobs that it serves."""
+async def _make_server(
+    config: ServerConfig, workers: int, *, has_peer_processes: bool
+) -> tuple[JobCatalog, Server | Workers]:
+    """Return a server that does not listen yet, of one process or with workers, and the jobs that it serves.
+
+    has_peer_processes: see `Server`. The proxy is one, as it reads the stores, too.
+    """
     if workers > 1:
         master = Workers(config, workers)
         load_users(master.users)
         await master.start_processes()
         return master, master
     keyspace = Keyspace()
-    server = Server(keyspace, config)
+    server = Server(keyspace, config, has_peer_processes=has_peer_processes)
     load_users(server.users)
     return LocalJobCatalog(keyspace), server
 
@@ -417,7 +424,12 @@ async def _make_server(config: ServerConfig, workers: int) -> tuple[JobCatalog, 
 def _report_loaded(loading: asyncio.Task[None]) -> None:
     """Tell the proxy that all jobs are loaded: a line after the ports."""
     if not loading.cancelled():
-        print(json.dumps({"loaded": True}), flush=True)
+        _report({"event": "loaded"})
+
+
+def _report(line: Mapping[str, Any]) -> None:
+    """Send the proxy a line about the jobs, before or after that with the ports."""
+    print(json.dumps(line), flush=True)
 
 
 PROGRAM = Program("serve", DESCRIPTION, EXAMPLES, add_options, serve)

@@ -4,7 +4,8 @@
     (restarts it)     with the upstream's connections                   └─ workers, with --workers 2 or more
 
 The state server listens at a free port of 127.0.0.1, with a password that only these two processes have. When it dies,
-it is restarted at the same port; meanwhile the upstream's keys are answered as before. It ends when the proxy ends.
+it is restarted at the same port; meanwhile the upstream's keys are answered as before. It ends when the proxy ends. It
+prints which stores it serves: the proxy answers plain reads of stored keys from them (`proxy/server_stores.py`).
 
 With a linger time, drivers have their leases at the state server (`driver_leases`). It ends when no driver needs it,
 and then the proxy ends.
@@ -22,15 +23,18 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from resp_server.config import ServerConfig
 from resp_server.net import children
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
 from resp_server.programs.proxy import answer_clients
 from resp_server.programs.upstream_options import VARIABLE
+from resp_server.protocol.errors import internal_error
+from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.topology_sources import ServerSource
+from resp_server.serving.appliers import EVENT_BYTES_MAX
 from resp_server.serving.driver_leases import UNUSED_CODE
 from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.upstream.ownership import Ownership
@@ -55,7 +59,7 @@ async def serve_with_upstream(
     try:
         async with StateServerProcess(options) as server:
             source = ServerSource(server.address, server.is_loaded)
-            source.cluster = StateCluster(source.name, server.password)
+            source.cluster = StateCluster(source.name, server.password, stores=server.stores)
             await answer_clients(
                 options,
                 config,
@@ -85,8 +89,8 @@ class ServerEndedError(Exception):
 class StateServerProcess:
     """The child process; an asynchronous context manager.
 
-    port, control_port: None before the first start. is_loaded: set when all jobs were loaded once. is_unused: set when
-    the process has ended because no driver needs it.
+    port, control_port: None before the first start. stores: those that it serves; the proxy reads them, too.
+    is_loaded: set when all jobs were loaded once. is_unused: set when the process has ended because no driver needs it.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -97,6 +101,7 @@ class StateServerProcess:
         self._environment.pop(VARIABLE, None)
         self.port: int | None = None
         self.control_port: int | None = None
+        self.stores = ServerStores()
         self.is_loaded = asyncio.Event()
         self.is_unused = asyncio.Event()
         self._pause = RestartPause()
@@ -134,28 +139,48 @@ class StateServerProcess:
     async def _start(self) -> int | None:
         """Start the process; return its exit code if it ends before it answers."""
         self._pause.begin_run()
+        self._close_stores()
         ports = () if self.port is None else ("--port", str(self.port), "--control-port", str(self.control_port or 0))
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             *ports,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=2 * EVENT_BYTES_MAX,  # of a line with such an event
             env=self._environment,
             start_new_session=True,  # Ctrl-C in a shell is for the proxy, which closes the child's stdin
         )
         assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            return await process.wait()
-        ready = json.loads(line)
-        self.port, self.control_port = ready["port"], ready["control_port"]
-        self._reading = asyncio.create_task(self._read_loaded(process.stdout))
-        return None
+        while line := await process.stdout.readline():
+            said = json.loads(line)
+            if "port" in said:
+                self.port, self.control_port = said["port"], said["control_port"]
+                self.stores.set_address(self.address)
+                self._reading = asyncio.create_task(self._read(process.stdout))
+                return None
+            self._take(said)
+        return await process.wait()
 
-    async def _read_loaded(self, output: asyncio.StreamReader) -> None:
-        """Wait for the line that the server prints when all jobs are loaded."""
-        if await output.readline():
-            self.is_loaded.set()
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        """Read what the server reports: the stores that it serves, and that all jobs are loaded."""
+        while line := await output.readline():
+            said = json.loads(line)
+            self._take(said)
+            if said["event"] == "loaded":
+                self.is_loaded.set()
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        try:
+            self.stores.take(said)
+        except Exception as error:  # without the stores, the state server answers all reads
+            internal_error(error)
+            self.stores.reset()
+
+    def _close_stores(self) -> None:
+        """Read no store of a process that has ended."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self.stores.reset()
 
     async def _keep_running(self) -> None:
         while True:

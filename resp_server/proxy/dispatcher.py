@@ -113,6 +113,12 @@ class ProxyDispatcher(Dispatcher):
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
+        # Answers reads of stored keys before the hop gets them; None: the servers' stores cannot be read here.
+        self._stored_reads: Any = None
+        if only is not None and only.stores is not None and hop is not None:
+            only.stores.follow(only)
+            self._stored_reads = hop.StoredReads(server)
+            self._stored_reads.use(self.hop, only.stores)
         self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
         for cluster in applications.each:
@@ -132,6 +138,7 @@ class ProxyDispatcher(Dispatcher):
         return session.db == 0
 
     def poll(self, poller: Any) -> None:
+        poller.fast_path = self._stored_reads
         for cluster in self._applications.each:
             cluster.poller = poller
 

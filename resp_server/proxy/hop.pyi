@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
-from resp_server.native.core import InputInterceptor
+from resp_server.native.core import FastPath, InputInterceptor
 from resp_server.proxy.requests import RequestSender, ServerRequest
+from resp_server.proxy.server_stores import ServerStores
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.upstream.cluster import NodeConnections
@@ -108,6 +109,9 @@ class Hop:
     ) -> None: ...
     def set_patterns(self, patterns: Sequence[tuple[bytes, int]]) -> None: ...
     def collect(self) -> None: ...
+
+class StoredReads(FastPath):
+    def use(self, hop: Hop, stores: ServerStores) -> None: ...
 
 class ClientForwarder(InputInterceptor):
     seen: Epochs

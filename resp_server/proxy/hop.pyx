@@ -13,16 +13,19 @@ The hop stops at the first request that is not plain. The general path answers t
 contains both reads of states and writes to the upstream: the reads may have to be sent again, the writes must not be.
 Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
 `InFlightRequest`.
+
+If the state server's stores are on this machine (`proxy/server_stores.py`), `StoredReads` comes before the hop: the
+compiled core answers reads of stored keys at the front of a client's input, and the hop forwards the rest.
 """
 
 import re
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport InputInterceptor, SessionFields, glob
+from resp_server.native.core cimport COMMANDS, FastPath, InputInterceptor, KeyFilter, SessionFields, glob
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
@@ -51,6 +54,8 @@ cdef enum:
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     DEPTH_MAX = 8
+
+cdef int64_t NEVER_NS = <int64_t>1 << 62
 
 cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
@@ -935,6 +940,93 @@ cdef class Hop:
         return 0
 
 
+cdef class StateKeys(KeyFilter):
+    """The keys whose plain requests states answer, by the hop's patterns."""
+
+    cdef Hop hop
+
+    cdef bint admits(self, const Word* keys, size_t count) noexcept:
+        cdef size_t i
+        for i in range(count):
+            if self.hop.side_of(&keys[i]) != STATES:
+                return False
+        return count > 0
+
+
+cdef class StoredReads(FastPath):
+    """Answers reads of states' stored keys from the state server's stores, with the core. The hop gets all else.
+
+    As the hop, it counts calls and measures no times.
+    """
+
+    cdef Hop hop
+    cdef object stores
+    cdef bint is_fresh, may_read  # the view is at the newest epochs; its stores may be read
+
+    def use(self, Hop hop, stores):
+        """Read these stores (`server_stores.ServerStores`), and keys that the hop's patterns give to states."""
+        cdef StateKeys keys = StateKeys()
+        self.hop = keys.hop = hop
+        self.stores = stores
+        self.core.key_filter = keys
+
+    cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
+        """Tell whether to try to answer. Before `begin`, the first key is looked at: to begin takes longer."""
+        cdef size_t count = 0
+        cdef Word* words = self.hop.words
+        if not session.can_use_fast_path:
+            return False
+        return self.is_fresh or (
+            cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) > 0
+            and count > 1
+            and self.hop.side_of(&words[1]) == STATES
+        )
+
+    cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
+        return self.may_answer(session, data, size) and FastPath.look_ahead(self, session, data, size)
+
+    cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
+        if not self.core.has_lookahead(data) and not self.may_answer(session, data, size):
+            self.core.is_incomplete = self.core.is_full = False
+            return 0
+        return FastPath.answer_front(self, session, data, size, out)
+
+    cdef int expire_view(self) noexcept:
+        self.is_fresh = False
+        return 0
+
+    cdef bint begin(self) except -1:
+        """Move to the newest epochs; False while the stores must not be read.
+
+        Once in each turn of the poller, and again after input that is not a client's: it may be a server's reply.
+        """
+        self.last_user = self.last_rules = None
+        if not self.is_fresh:
+            self.is_fresh, self.may_read, self.slow_ns = True, False, NEVER_NS
+            try:
+                view = self.stores.current_view()
+                if view is not None:
+                    self.core.use_view(view, False)
+                    self.may_read = True
+            except Exception as error:
+                self.server.report(error)
+        return self.may_read
+
+    cdef int count(self, int64_t elapsed_ns) noexcept:
+        cdef int command, total = 0
+        for command in range(COMMANDS):
+            self.core.calls[command] += self.core.answered[command]
+            total += self.core.answered[command]
+        return total
+
+    def collect(self):
+        cdef int command
+        for command in range(COMMANDS):
+            if self.core.calls[command]:
+                self.command_stats_of[command].calls += self.core.calls[command]
+                self.core.calls[command] = 0
+
+
 cdef class ClientForwarder(InputInterceptor):
     """Forwards the plain requests of one client of a proxy, and sends it the replies.
 
@@ -953,7 +1045,7 @@ cdef class ClientForwarder(InputInterceptor):
         self.partial_request = b""
 
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
-        if self.partial_request or not self.try_forward(data, size):
+        if self.has_partial or not self.try_forward(data, size):
             return 0
         self.hop.input_bytes += size
         self.fields.input_bytes += size
@@ -961,8 +1053,8 @@ cdef class ClientForwarder(InputInterceptor):
 
     def forward_input(self, bytes data):
         """Forward the plain requests at the front of received data; return b"", or the data if none is plain."""
-        if self.partial_request:
-            data, self.partial_request = self.partial_request + data, b""
+        if self.has_partial:
+            data, self.partial_request, self.has_partial = self.partial_request + data, b"", False
         if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
             return b""
         return data
@@ -996,7 +1088,7 @@ cdef class ClientForwarder(InputInterceptor):
         """Store data that is the start of a request; return whether it was stored."""
         if not self.hop.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
             return False
-        self.partial_request = data
+        self.partial_request, self.has_partial = data, True
         return True
 
     @property

@@ -31,6 +31,7 @@ from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.replica_choice import ReplicaChoice
 from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
+from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
 from state_backend.model.slots import SLOTS
@@ -86,6 +87,8 @@ class StateCluster:
     on_new_job: Callable[[StateCluster, str], object] = lambda cluster, address: None
     # Calls back in a later round of the event loop. The proxy sets its own function when it starts.
     defer: Defer = lambda run: asyncio.get_running_loop().call_soon(run)
+    # The stores of the only server, if it is on this machine and reports them.
+    stores: ServerStores | None = None
     # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
     poller: Any = None
 
@@ -309,6 +312,24 @@ class StateCluster:
         """Return the epochs that a client has seen, of this application's jobs."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
+    def is_ready(self, server: ConnectionKey) -> bool:
+        """Tell whether a server can take requests."""
+        connection = self.connections.get(server)
+        return connection is not None and connection.is_ready
+
+    def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
+        """Return the newest epoch of a job that a server is known to have; None: it does not serve the job."""
+        connection, seen = self.connections.get(server), self.seen.get(server.address, EMPTY_EPOCHS)
+        if connection is None or job not in connection.epochs or job not in seen:
+            return None
+        return max(connection.epochs[job], seen[job])
+
+    def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
+        """Note that clients may see an epoch of a server's store before the server announces it."""
+        self.seen[server.address][job] = reached
+        self.shared_epochs({job: reached})
+        self.check_alignment()
+
     def on_epoch(self, connection: ServerConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's epoch of a job."""
         self.check_alignment()
@@ -325,6 +346,8 @@ class StateCluster:
             connection.send_queued()
             if self._is_some_slot_behind:
                 self._invalidate_connection_numbers()
+        if self.stores is not None:
+            self.stores.epoch_announced()
 
     def state_changed(self, connection: ServerConnection) -> None:
         """Handle a connection that was opened, or a failed attempt to open it."""
@@ -519,6 +542,8 @@ class StateCluster:
             except Exception as error:  # the other connections have to be checked, too
                 internal_error(error)
         self._long_replies.check(now_s)
+        if self.stores is not None:
+            self.stores.release_old_epochs()
         changed = self._choose()
         if changed:
             self._apply_choice(changed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,35 @@ class JobCatalog(ABC):
     @abstractmethod
     def update(self, job: str, fields: ApplierEvent) -> None:
         """Update fields of a `Job`, such as `is_stale` and `error`."""
+
+
+class ReportedCatalog(JobCatalog):
+    """Another catalog, and reports of the stores that it serves, for a process that reads them as well.
+
+    report: gets `{"event": "open", "job", "of"}` when a store is served, with the applier's event, and `{"event":
+    "forget", "job"}` when a job's store must not be read any more.
+    """
+
+    def __init__(self, catalog: JobCatalog, report: Callable[[Mapping[str, Any]], None]) -> None:
+        self._catalog, self._report = catalog, report
+
+    def announce(self, job: str) -> None:
+        self._catalog.announce(job)
+
+    async def open(self, job: str, event: ApplierEvent) -> None:
+        await self._catalog.open(job, event)
+        self._report({"event": "open", "job": job, "of": event})
+
+    def remove(self, job: str) -> None:
+        self._report({"event": "forget", "job": job})
+        self._catalog.remove(job)
+
+    def hide(self, job: str) -> None:
+        self._report({"event": "forget", "job": job})
+        self._catalog.hide(job)
+
+    def update(self, job: str, fields: ApplierEvent) -> None:
+        self._catalog.update(job, fields)
 
 
 class LocalJobCatalog(JobCatalog):

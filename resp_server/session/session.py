@@ -62,6 +62,7 @@ if TYPE_CHECKING or native.core is None:
             "active_ms",
             "calls",
             "can_use_checked_fast_path",
+            "can_use_fast_path",
             "epoch_feed",
             "input_bytes",
             "last_command",
@@ -95,7 +96,6 @@ class Session(SessionFields):
     __slots__ = (
         "_is_logged_in",
         "address",
-        "can_use_fast_path",
         "created_ms",
         "db",
         "default_user",

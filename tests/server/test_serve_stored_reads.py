@@ -1,0 +1,222 @@
+"""The proxy of `sparkis serve --upstream` answers reads of stored keys itself, as the state server would."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from compat.conformance.servers import Running, sparkis_program
+from compat.conformance.wire import Connection, request
+from compat.examples import examples
+from compat.waiting import eventually
+from resp_server.net.children import SERVER_PASSWORD_VARIABLE
+from resp_server.proxy.compiled import hop
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.swap import ABSENT, OLD, VALUES
+from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
+
+pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")
+
+COUNT = StateDescriptor("count", key="car", value="n")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(tmp_path_factory.mktemp("scene"), stack)
+
+
+@pytest.fixture(scope="module")
+def server(scene: Scene) -> Running:
+    return scene.start("stored")
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Connection]:
+    with server.connect() as connection:
+        wait_until_ready(connection)
+        yield connection
+
+
+class StateServer:
+    """The state server behind a proxy, and its counts of calls."""
+
+    def __init__(self, proxy: Running, client: Connection) -> None:
+        self.pid = state_server_of(proxy.process.pid)
+        fields = dict(
+            field.split("=", 1) for field in Path(f"/proc/{self.pid}/environ").read_text().split("\0") if "=" in field
+        )
+        info = client.call("INFO", "proxy").plain.decode()
+        port = int(info.partition("server0:addr=127.0.0.1:")[2].partition(",")[0])
+        self._connection = Connection(port)
+        self._connection.call("AUTH", fields[SERVER_PASSWORD_VARIABLE])
+
+    def gets(self) -> int:
+        """Return the number of GETs that the state server has answered."""
+        found = self._connection.call("INFO", "commandstats").plain.decode().partition("cmdstat_get:calls=")[2]
+        return int(found.partition(",")[0] or 0)
+
+    def is_spared(self, client: Connection, key: str) -> bool:
+        """Tell whether the proxy answers a GET of a stored key itself."""
+        there = self.gets()
+        return client.call("GET", key).plain is not None and self.gets() == there
+
+
+def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Running, client: Connection) -> None:
+    state_server = StateServer(server, client)
+    eventually(lambda: state_server.is_spared(client, "job:speed:1"))
+    there = state_server.gets()
+    assert [client.call("GET", key).plain for key in ("job:speed:1", "dash/7/apdex")] == [b"10", b"0.9"]
+    assert state_server.gets() == there
+    assert client.call("GET", ABSENT).plain is None
+    assert state_server.gets() == there + 1
+    client.call("SELECT", 1)
+    assert client.call("GET", "job:speed:1").plain is None  # another database is the upstream's
+    client.call("SELECT", 0)
+    client.call("MULTI")
+    client.call("GET", "job:speed:1")
+    assert client.call("EXEC").plain == [b"10"]
+    client.call("HELLO", 3)
+    client.call("CLIENT", "TRACKING", "ON")
+    assert client.call("GET", "job:speed:1").plain == b"10"
+    assert state_server.gets() == there + 3
+    client.call("CLIENT", "TRACKING", "OFF")
+
+
+def test_a_monitor_sees_reads_of_stored_keys(server: Running, client: Connection) -> None:
+    with server.connect() as monitor:
+        assert monitor.call("MONITOR").plain == b"OK"
+        client.call("GET", "job:speed:3")
+        assert b'"GET" "job:speed:3"' in monitor.read().raw
+
+
+keys = st.sampled_from([*VALUES, ABSENT, b"mine:1", b"mine:2"])
+words = st.one_of(
+    st.tuples(st.sampled_from([b"GET", b"get", b"STRLEN", b"TTL", b"TYPE", b"HGETALL", b"EXISTS"]), keys),
+    st.tuples(st.just(b"HGET"), keys, st.just(b"f")),
+    st.lists(keys, min_size=1, max_size=4).map(lambda some: (b"MGET", *some)),
+    st.lists(keys, min_size=1, max_size=4).map(lambda some: (b"EXISTS", *some)),
+    st.just((b"PING",)),
+    st.just((b"GET",)),
+)
+
+
+@pytest.fixture(scope="module")
+def plain(scene: Scene) -> Iterator[Connection]:
+    """A client of a server without an upstream, for the same log."""
+    options = ("--port", "0", "--log", str(scene.log), "--store", str(scene.folder / "plain"))
+    with sparkis_program(PROGRAM, *options) as server, server.connect() as connection:
+        eventually(lambda: connection.call("GET", "job:speed:1").plain == b"10")
+        yield connection
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(words, min_size=1, max_size=12), st.lists(st.integers(0, 1 << 10), max_size=4), st.booleans())
+def test_a_pipeline_of_both_sides_is_answered_as_each_side_answers(
+    scene: Scene, server: Running, plain: Connection, sent: list[tuple[bytes, ...]], cuts: list[int], is_resp3: bool
+) -> None:
+    expected = []
+    with scene.upstream.connect() as upstream, server.connect() as client:
+        upstream.call("SET", "mine:1", "1")
+        for connection in (upstream, plain, client):
+            connection.call("HELLO", 3 if is_resp3 else 2)
+        for each in sent:
+            named = each[1:2] if each[0] == b"HGET" else each[1:]
+            sides = [plain if key in VALUES or key == ABSENT else upstream for key in named]
+            if len(set(map(id, sides))) > 1:
+                each_reply = [side.call(each[0], key) for key, side in zip(named, sides, strict=True)]
+                total = sum(reply.value for reply in each_reply) if each[0] == b"EXISTS" else None
+                values = b"".join(reply.raw.partition(b"\r\n")[2] for reply in each_reply)
+                expected.append(b":%d\r\n" % total if total is not None else b"*%d\r\n%b" % (len(named), values))
+            else:
+                expected.append((sides[0] if sides else upstream).call(*each).raw)
+        data = b"".join(request(*each) for each in sent)
+        ends = sorted({len(data), *(cut % (len(data) + 1) for cut in cuts)})
+        start = 0
+        for end in ends:
+            client.send(data[start:end])
+            start = end
+        assert [client.read().raw for _ in sent] == expected
+
+
+class Counter:
+    """A job whose keys all have the number of the last epoch."""
+
+    def __init__(self, log: Path, generation: str, number: int = 0) -> None:
+        self._writer = LogWriter(log, "job2", [COUNT], generation)
+        self.number = number
+
+    def next(self) -> None:
+        self.number += 1
+        self._writer.publish(
+            [Change("count", Op.PUT, b"job2:count:%d" % car, value=b"%d" % self.number) for car in range(3)]
+        )
+
+
+def numbers_of(client: Connection, choice: random.Random) -> list[int]:
+    """Send a pipeline of reads, some of which only the state server answers; return the numbers in their order."""
+    sent: list[tuple[str, ...]] = choice.choices(
+        [
+            ("GET", "job2:count:0"),
+            ("GET", "job2:count:1"),
+            ("MGET", "job2:count:0", "job2:count:2"),
+            ("MGET", "job2:count:0", "job2:count:absent", "job2:count:1"),
+            ("GETRANGE", "job2:count:2", "0", "-1"),
+        ],
+        k=choice.randrange(1, 6),
+    )
+    if choice.random() < 0.2:
+        sent += [("MULTI",), ("GET", "job2:count:0"), ("GETRANGE", "job2:count:1", "0", "-1"), ("EXEC",)]
+    client.send(b"".join(request(*words) for words in sent))
+    found: list[int] = []
+    for _ in sent:
+        reply = client.read().plain
+        values = reply if isinstance(reply, list) else [reply]
+        found += [int(each) for each in values if each is not None and each.isdigit()]
+    return found
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generation(scene: Scene, workers: str) -> None:
+    log = scene.folder / f"log{workers}"
+    counter = Counter(log, "first")
+    counter.next()
+    options = scene.options(f"counted{workers}")
+    options[options.index("--log") + 1] = str(log)
+    choice, seen = random.Random(7), 0
+    program = sparkis_program(PROGRAM, "--port", "0", *options, "--workers", workers)
+    with program as server, server.connect() as client:
+        eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
+        for turn in range(60):
+            if turn == 30:
+                os.kill(state_server_of(server.process.pid), signal.SIGKILL)
+            if turn == 45:
+                counter = Counter(log, "second", counter.number)
+            counter.next()
+            for _ in range(20):
+                found = numbers_of(client, choice)
+                assert found == sorted(found), found
+                assert not found or found[0] >= seen
+                seen = max([seen, *found])
+        eventually(lambda: client.call("GET", "job2:count:0").plain == b"%d" % counter.number)
+        if workers == "1":
+            state_server = StateServer(server, client)
+            eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+
+
+def test_a_released_job_is_read_at_the_upstream_at_once(scene: Scene, server: Running, client: Connection) -> None:
+    assert not client.call("STATE", "RELEASE", "job").is_error
+    assert [client.call("GET", f"job:speed:{car}").plain for car in (1, 2)] == [OLD, OLD]
+    assert not client.call("STATE", "CONFIRM", "job").is_error
+    assert [client.call("GET", f"job:speed:{car}").plain for car in (1, 2)] == [b"10", b"20"]
