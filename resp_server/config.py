@@ -80,6 +80,8 @@ class ServerConfig:
     slow_entries_max: int = 128
     # Requests that take this long or longer are events of LATENCY; 0: none.
     latency_over_ms: int = 0
+    # What is logged (see `log_lines.parse_levels`).
+    log_levels: str = "info"
     # The number of entries of ACL LOG.
     acl_log_entries_max: int = 128
     # The longest time for which a sliced reply may pin its epoch.

@@ -21,7 +21,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "nothing": logging.CRITICAL + 1,
+}
 FORMATS = ("text", "json")
 # The parts of sparkis, by what they log about.
 PARTS = {
@@ -43,6 +49,9 @@ PARTS = {
 }
 # What a child process inherits: format and levels.
 CHILD_VARIABLE = "SPARKIS_CHILD_LOG"
+
+# Called after each `set_up` with the new value of CHILD_VARIABLE, for child processes that run already.
+on_set_up: list[Callable[[str], None]] = []
 
 WINDOW_S = 10.0
 # So many different lines of one message are logged in each window; the rest are counted (guess).
@@ -66,13 +75,16 @@ def parse_levels(text: str) -> Mapping[str, int]:
             raise ValueError(f"{level!r} is no level; give one of {', '.join(LEVELS)}")
         if is_given and part not in PARTS:
             raise ValueError(f"{part!r} is no part of sparkis; give one of {', '.join(PARTS)}")
-        levels[part] = getattr(logging, level.upper())
+        levels[part] = LEVELS[level.lower()]
     return levels
 
 
 def hide_secrets(text: str) -> str:
     """Replace passwords in URLs, and secrets in their queries, by `***`."""
     return SECRET_IN_QUERY.sub(r"\1***", PASSWORD_IN_URL.sub(r"\1:***@", text))
+
+
+_process = ""  # the name that `set_up` gave this process
 
 
 class TextFormatter(logging.Formatter):
@@ -203,9 +215,28 @@ def set_up(levels: str, line_format: str, process: str = "") -> None:
     root.setLevel(parsed[""])
     for part in PARTS:
         logging.getLogger(part).setLevel(parsed.get(part, logging.NOTSET))
+    global _process
+    _process = process
+    for each in on_set_up:
+        each(os.environ[CHILD_VARIABLE])
 
 
 def set_up_child(process: str = "") -> None:
     """Log as the parent process does; with level INFO if the parent is no program of sparkis."""
-    line_format, _, levels = os.environ.get(CHILD_VARIABLE, "text info").partition(" ")
+    set_up_as(inherited(), process)
+
+
+def set_up_as(inherited: str, process: str = "") -> None:
+    """Log as a value of CHILD_VARIABLE says."""
+    line_format, _, levels = inherited.partition(" ")
     set_up(levels, line_format, process)
+
+
+def inherited() -> str:
+    """Return what child processes that start now inherit."""
+    return os.environ.get(CHILD_VARIABLE, "text info")
+
+
+def set_levels(levels: str) -> None:
+    """Log with other levels from now on, in the same format."""
+    set_up(levels, inherited().partition(" ")[0], _process)

@@ -17,6 +17,7 @@ from resp_server.protocol.errors import PlainError, ReplyError, client_text, syn
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, config_letters, letters_of
+from state_backend import log_lines
 
 WILDCARDS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
@@ -40,13 +41,15 @@ class Setting:
     """One setting: how CONFIG GET renders it, and how CONFIG SET parses it into a field of ServerConfig, or several.
 
     A setting without a field cannot change. is_modifiable: Redis can change it, so CONFIG SET accepts its present
-    value; any value of an immutable setting is refused.
+    value; any value of an immutable setting is refused. in_file: what CONFIG REWRITE writes, if the option has other
+    words than the setting.
     """
 
     render: Render
     field: str = ""
     parse: Parse = bytes.decode
     is_modifiable: bool = False
+    in_file: Render | None = None
 
     @property
     def fields(self) -> Collection[str]:
@@ -162,6 +165,31 @@ def event_classes(word: bytes) -> str:
         raise SettingError(str(error)) from None
 
 
+# Redis' levels, and those that log the same here.
+LEVELS = {"debug": "debug", "verbose": "info", "notice": "info", "warning": "warning", "nothing": "nothing"}
+SHOWN_LEVELS = {"info": "notice", "error": "warning"}
+
+
+def log_levels(word: bytes) -> str:
+    """Parse a level of Redis or of ours, and those of some parts: `notice,sparkis.tls=debug`."""
+    found = []
+    for each in word.decode("utf-8", "replace").lower().split(","):
+        part, is_given, level = each.rpartition("=")
+        if level not in LEVELS and level not in log_lines.LEVELS:
+            raise SettingError(f"argument(s) must be one of the following: {', '.join(LEVELS)}")
+        if is_given and part not in log_lines.PARTS:
+            known = ", ".join(log_lines.PARTS)
+            raise SettingError(f"{client_text(part.encode())} is no part of sparkis; give one of {known}")
+        found.append(f"{part}{is_given}{LEVELS.get(level, level)}")
+    return ",".join(found)
+
+
+def shown_levels(levels: str) -> str:
+    """Return levels in Redis' words."""
+    parts = (each.rpartition("=") for each in levels.lower().split(","))
+    return ",".join(f"{part}{equals}{SHOWN_LEVELS.get(level, level)}" for part, equals, level in parts)
+
+
 SETTINGS: dict[str, Setting] = {
     "aclfile": immutable("acl_file"),
     "acl-pubsub-default": constant("resetchannels"),
@@ -178,6 +206,13 @@ SETTINGS: dict[str, Setting] = {
     "latency-monitor-threshold": modifiable("latency_over_ms", integer_between(0, 2**63 - 1)),
     "latency-tracking": constant("yes"),
     "latency-tracking-info-percentiles": constant("50 99 99.9"),
+    "loglevel": Setting(
+        lambda server: shown_levels(server.config.log_levels),
+        "log_levels",
+        log_levels,
+        is_modifiable=True,
+        in_file=lambda server: server.config.log_levels,
+    ),
     "locale-collate": constant("C"),  # SORT_RO ALPHA compares bytes
     "max-new-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
     "max-new-tls-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
@@ -333,7 +368,9 @@ def config_rewrite(context: CommandContext) -> Reply:
 
     changed = set(server.config.changed_fields)
     values = {
-        name: setting.render(server) for name, setting in SETTINGS.items() if changed.intersection(setting.fields)
+        name: (setting.in_file or setting.render)(server)
+        for name, setting in SETTINGS.items()
+        if changed.intersection(setting.fields)
     }
     rewrite(server.config.config_file, server.config.config_table, values)
     return OK

@@ -33,6 +33,7 @@ from resp_server.session.session import RESP2, Account, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
 from resp_server.session.transaction import ReadPoint
+from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.key_groups import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
@@ -159,6 +160,8 @@ class ServerContext:
         if "password" in changes:
             self.users.set_password(changes["password"])
             self.apply_user_changes()
+        if "log_levels" in changes:
+            log_lines.set_levels(changes["log_levels"])
         self.slow_requests.configure()
         self.notifications.configure()
         self.tracking.limit(self.config.tracked_keys_max)

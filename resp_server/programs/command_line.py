@@ -150,7 +150,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         type=_levels,
         default="info",
         metavar="LEVEL[,PART=LEVEL...]",
-        help="the lowest level that is logged: debug, info, warning or error; and that of some parts, as in "
+        help="the lowest level that is logged: debug, info, warning, error or nothing; and that of some parts, as in "
         "warning,sparkis.tls=debug (default %(default)s)",
     )
     parser.add_argument(

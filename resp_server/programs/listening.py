@@ -164,6 +164,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         acl_file=options.aclfile,
         limits=tuple(options.rate_limit),
         notify_events=options.notify_keyspace_events,
+        log_levels=options.loglevel,
         protected_mode=options.protected_mode == "yes",
         role=options.role,
         clients_max=options.maxclients,

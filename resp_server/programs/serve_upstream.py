@@ -28,6 +28,7 @@ from typing import Any, Self
 from resp_server.config import ServerConfig
 from resp_server.net import children
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
+from resp_server.net.client import Client
 from resp_server.programs.proxy import answer_clients
 from resp_server.programs.upstream_options import VARIABLE
 from resp_server.protocol.errors import internal_error
@@ -39,6 +40,8 @@ from resp_server.serving.driver_leases import UNUSED_CODE
 from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream
+from state_backend import log_lines
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.server")
 
@@ -96,6 +99,7 @@ class StateServerProcess:
     def __init__(self, options: argparse.Namespace) -> None:
         self.password = secrets.token_hex()
         self._command = _command(options)
+        self._log_levels = options.loglevel
         passwords = dict.fromkeys((PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE), self.password)
         self._environment = children.environment() | passwords
         self._environment.pop(VARIABLE, None)
@@ -125,12 +129,14 @@ class StateServerProcess:
             await self._stop()
             raise
         self._restarting = asyncio.create_task(self._keep_running())
+        log_lines.on_set_up.append(self._set_up_log)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._restarting is not None
+        log_lines.on_set_up.remove(self._set_up_log)
         self._restarting.cancel()
         with suppress(asyncio.CancelledError):
             await self._restarting
@@ -143,6 +149,7 @@ class StateServerProcess:
         ports = () if self.port is None else ("--port", str(self.port), "--control-port", str(self.control_port or 0))
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
+            *("--loglevel", self._log_levels),
             *ports,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -194,6 +201,17 @@ class StateServerProcess:
                 await self._start()
             except OSError as error:
                 logger.error("the state server cannot be started: %s", error)
+
+    def _set_up_log(self, inherited: str) -> None:
+        self._log_levels = inherited.partition(" ")[2]
+        asyncio.get_running_loop().run_in_executor(None, self._send_log_levels, self._log_levels)
+
+    def _send_log_levels(self, levels: str) -> None:
+        try:
+            with Client(HOST, self.port or 0, password=self.password) as client:
+                client.call("CONFIG", "SET", "loglevel", levels)
+        except SparkisError as error:  # it has them when it is started again
+            logger.warning("the state server did not take the levels of the log: %s", error)
 
     async def _wait_to_restart(self, code: int) -> None:
         pause_s = self._pause.next_s()

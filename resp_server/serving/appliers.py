@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from resp_server.net import children
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
+from state_backend import log_lines
 from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.past import Moment
@@ -132,6 +133,10 @@ class ApplierProcess:
         self._records_events = is_on
         self._send(b"events on\n" if is_on else b"events off\n")
 
+    def set_up_log(self, inherited: str) -> None:
+        """Have the applier log as a value of `log_lines.CHILD_VARIABLE` says."""
+        self._send(b"log %b\n" % inherited.encode())
+
     def _send_slots(self) -> None:
         self._slots_lines += 1
         self._send(b"slots %b\n" % str(self._desired).encode())
@@ -224,7 +229,7 @@ class ApplierProcess:
             command += ["--moment", *map(str, self._moment)]
         command += ["--verified"] if self._has_rested else []
         self._is_store_trusted, self._has_rested = True, False
-        self._former_applied = self._applied
+        self._former_applied, inherited = self._applied, log_lines.inherited()
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -237,6 +242,8 @@ class ApplierProcess:
             self._send_slots()
         if self._records_events != records_events:
             self.record_events(self._records_events)
+        if log_lines.inherited() != inherited:
+            self.set_up_log(log_lines.inherited())
         assert process.stdout is not None
         async for line in process.stdout:
             await self._take(json.loads(line))
@@ -456,6 +463,10 @@ class Appliers:
         for applier in self._appliers.values():
             applier.record_events(is_on)
 
+    def _set_up_log(self, inherited: str) -> None:
+        for applier in self._appliers.values():
+            applier.set_up_log(inherited)
+
     def _recompute(self) -> None:
         """Recompute `owned_slots` and `visible`; call `on_change` if they have changed."""
         served = {name: each.visible for name, each in self._appliers.items() if each.visible is not None}
@@ -469,6 +480,7 @@ class Appliers:
 
     async def start(self) -> None:
         """Start an applier for each job, and list the logs for new jobs from then on."""
+        log_lines.on_set_up.append(self._set_up_log)
         await self._list_jobs()
         if self._moments is None:
             self._task = asyncio.create_task(self._list_forever())
@@ -483,6 +495,8 @@ class Appliers:
 
     async def stop(self) -> None:
         """Stop all appliers."""
+        if self._set_up_log in log_lines.on_set_up:
+            log_lines.on_set_up.remove(self._set_up_log)
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

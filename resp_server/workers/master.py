@@ -483,6 +483,8 @@ class Workers(JobCatalog):
         self._configured |= changes
         if "password" in changes:
             self.users.set_password(changes["password"])
+        if "log_levels" in changes:
+            log_lines.set_levels(changes["log_levels"])
         self._config = replace(self._config, **changes)
 
     def reload_users(self) -> None:

@@ -61,7 +61,7 @@ from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
-from state_backend.log.change_log import ChangeLog, CurrentGeneration
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.past import Moment, PastLog
 from state_backend.log.sweep import RETENTION_MS
@@ -259,6 +259,11 @@ class Applier:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+    @property
+    def log(self) -> JobLog:
+        """The job's log."""
+        return self._log
 
     @property
     def last_report(self) -> dict[str, Any]:
@@ -755,6 +760,9 @@ def follow_until_end(
                 applier.record_events(line.endswith(b"on"))
             elif line.startswith(b"slots"):
                 _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
+            elif line.startswith(b"log "):
+                log_lines.set_up_as(line[len(b"log ") :].decode())
+                logger.debug("job %s: the log has other levels, or another format, from now on", applier.log.job)
 
 
 def apply_past(applier: Applier, input_file: int, epoch: int, probe_interval_s: float) -> None:

@@ -165,6 +165,43 @@ def test_a_hangup_changes_what_is_logged_and_how_also_in_workers(
     assert "invalid bulk length" in fields["message"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
+    start: Start, log: Path, tmp_path: Path, workers: int
+) -> None:
+    file = tmp_path / "sparkis.toml"
+    file.write_text('loglevel = "warning,sparkis.server=info"\n')
+    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", workers)
+    server = start("serve", "--config", file, *options)
+    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+
+    def levels() -> set[bytes]:
+        found = set()
+        for _ in range(2 * workers):  # each worker has some of the connections
+            with Connection(port) as client:
+                found.add(client.call("CONFIG", "GET", "loglevel").value[1].value)
+        return found
+
+    assert levels() == {b"warning,sparkis.server=notice"}
+    with Connection(port) as client:
+        assert client.call("CONFIG", "SET", "loglevel", "debug").value == b"OK"
+        server.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")
+        client.send(b"*1\r\n$x\r\n")
+        assert client.read().value.startswith(b"ERR Protocol error")
+    server.wait_for(r"INFO sparkis\.%s.*invalid bulk length" % ("clients" if workers == 1 else "worker"))
+    assert levels() == {b"debug"}
+    with Connection(port) as client:
+        refused = client.call("CONFIG", "SET", "loglevel", "chatty").value
+        assert refused.endswith(b"must be one of the following: debug, verbose, notice, warning, nothing")
+        assert client.call("CONFIG", "SET", "loglevel", "notice,sparkis.tls=debug").value == b"OK"
+        assert client.call("CONFIG", "REWRITE").value == b"OK"
+    assert levels() == {b"notice,sparkis.tls=debug"}
+    assert file.read_text().endswith('[serve]\nloglevel = "info,sparkis.tls=debug"\n')
+    file.write_text('loglevel = "error"\n')
+    server.hang_up()
+    eventually(lambda: levels() == {b"warning"})
+
+
 def test_a_hangup_changes_what_a_registry_logs(start: Start, log: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparkis.toml"
     file.write_text("replicas = 0\n")

@@ -138,6 +138,7 @@ def test_secrets_in_urls_are_hidden(text: str, hidden: str) -> None:
 
 def test_levels_are_those_of_all_parts_and_of_some() -> None:
     assert parse_levels("warning,sparkis.tls=debug") == {"": logging.WARNING, "sparkis.tls": logging.DEBUG}
+    assert parse_levels("nothing")[""] > logging.CRITICAL
     assert parse_levels("sparkis.acl=error") == {"": logging.INFO, "sparkis.acl": logging.ERROR}
     for wrong, text in (
         ("loud", "'loud' is no level; give one of debug"),
