@@ -44,7 +44,7 @@ class Readers:
     """Clients that ask for all keys all the time, each key by itself, and connect again when a connection breaks."""
 
     def __init__(self, port: int) -> None:
-        self.told: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
         self.wrong: list[tuple[str, str | None]] = []
         self.rounds = 0  # in a row in which every answer was right
         self._port = port
@@ -65,7 +65,7 @@ class Readers:
                     ]
                     self.rounds += 1
             except redis.RedisError as error:
-                self.told[type(error).__name__] += 1
+                self.errors[type(error).__name__] += 1
                 self.rounds = 0
                 sleep(0.01)
 
@@ -109,7 +109,7 @@ def test_a_store_that_is_damaged_under_a_server_mends_itself(tmp_path: Path, dam
     with plain_serve(folder, log, port, "--workers", str(workers)) as process:
         readers = Readers(port)
         eventually(lambda: readers.rounds >= 2, awaited="nothing is read")
-        before = Counter(readers.told)  # of the start
+        before = Counter(readers.errors)  # of the start
         (data,) = folder.glob("job/*/data.mdb")
         damage(data)
         eventually(
@@ -119,4 +119,4 @@ def test_a_store_that_is_damaged_under_a_server_mends_itself(tmp_path: Path, dam
         assert process.poll() is None
         readers.stop()
     assert readers.wrong == []
-    assert readers.told - before
+    assert readers.errors - before

@@ -43,7 +43,9 @@ class Job:
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
         self.proxy = stack.enter_context(sparkis_proxy(topology, "--server-timeout", "60000", *all_events))
         wait_for_keys(self.proxy, 1)
-        self._control = stack.enter_context(Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX))
+        self._control = stack.enter_context(
+            Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
+        )
         self.epoch = 0
 
     def publish(self) -> None:
@@ -82,9 +84,9 @@ def test_redis_py_gets_messages_notifications_and_epochs(endpoint: Running, job:
         assert reader.publish("news", "hello") == 1
         assert next_message(pubsub) == ("news", "hello")
         job.publish()
-        told = dict(next_message(pubsub) for _ in range(2))
-        assert told[CHANNEL] == "set"
-        assert json.loads(told[EPOCHS]) == {"job": "job", "term": 1, "epoch": job.epoch}
+        received = dict(next_message(pubsub) for _ in range(2))
+        assert received[CHANNEL] == "set"
+        assert json.loads(received[EPOCHS]) == {"job": "job", "term": 1, "epoch": job.epoch}
         assert reader.get(KEY) == str(job.epoch)
         pubsub.unsubscribe()
         pubsub.punsubscribe()

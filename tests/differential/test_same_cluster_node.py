@@ -296,7 +296,7 @@ def test_keys_of_its_slots_are_listed_and_counted(trio: Trio, dataset: Dataset, 
 
 @NODES
 def test_a_client_is_told_that_it_talks_to_a_cluster(trio: Trio, at: int) -> None:
-    told = []
+    replies = []
     for server in (trio.theirs[at], trio.ours[at]):
         with server.connect() as connection:
             greeting = connection.call("HELLO", "3").plain
@@ -305,8 +305,8 @@ def test_a_client_is_told_that_it_talks_to_a_cluster(trio: Trio, at: int) -> Non
             role = connection.call("ROLE").plain
         kept = ("redis_mode", "cluster_enabled", "role", "master_host", "master_port", "connected_slaves")
         lines = [line for line in info.splitlines() if line.partition(":")[0] in kept]
-        told.append((hello[b"mode"], hello[b"role"], sorted(lines), role[0], role[1:3] if at == 2 else len(role[2])))
-    assert told[1] == told[0]
+        replies.append((hello[b"mode"], hello[b"role"], sorted(lines), role[0], role[1:3] if at == 2 else len(role[2])))
+    assert replies[1] == replies[0]
 
 
 @NODES

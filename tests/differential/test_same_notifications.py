@@ -158,7 +158,7 @@ class Listener:
             self._connection.call("HELLO", greeting)
         self._connection.call("PSUBSCRIBE", "__key*__:*")
 
-    def told(self, end: bytes) -> list[bytes]:
+    def received(self, end: bytes) -> list[bytes]:
         """Return the messages, as they were sent, before the last one about a key; those of one key lie together."""
         found: list[bytes] = []
         while True:
@@ -186,8 +186,8 @@ def test_what_an_epoch_did_is_told_as_by_redis(
             job.publish([delete("text", end)])
             for line in [*lines, f"SET job:{end} 1", f"DEL job:{end}"]:
                 assert not commands.call(*line.split(" ")).is_error, line
-            told = [listener.told(f"job:{end}".encode()) for listener in (ours, theirs)]
-            assert told[0] == told[1], lines
+            received = [listener.received(f"job:{end}".encode()) for listener in (ours, theirs)]
+            assert received[0] == received[1], lines
     ours.close()
     theirs.close()
 
@@ -205,10 +205,10 @@ def test_what_expires_is_told_when_it_is_removed(job: Job, redis: Running) -> No
         commands.call("SET", "job:soon", "1", "PXAT", at_ms)
     messages = []
     for listener in (ours, theirs):
-        told: list[bytes] = []
-        while not told or b"__keyevent@0__:expired" not in told[-1]:
-            told.append(listener._connection.read().raw)
-        messages.append(told)
+        received: list[bytes] = []
+        while not received or b"__keyevent@0__:expired" not in received[-1]:
+            received.append(listener._connection.read().raw)
+        messages.append(received)
         listener.close()
     assert messages[0] == messages[1]
 
@@ -217,12 +217,12 @@ def test_a_field_that_expires_is_told_and_with_the_last_one_its_key(job: Job) ->
     ours = Listener(job.server.port, "")
     at_ms = soon_ms()
     job.publish([put("map", "brief", "1", "x", at_ms=at_ms), put("map", "brief", "1", "y", at_ms=at_ms)])
-    told: list[bytes] = []
-    while not told or told[-1] != b"del":
+    received: list[bytes] = []
+    while not received or received[-1] != b"del":
         channel, text = ours._connection.read().plain[2:]
         if channel == b"__keyspace@0__:job:brief":
-            told.append(text)
-    assert told == [b"new", b"hset", b"hexpire", b"hexpired", b"del"]
+            received.append(text)
+    assert received == [b"new", b"hset", b"hexpire", b"hexpired", b"del"]
     ours.close()
 
 
@@ -230,14 +230,14 @@ def test_what_a_replaced_state_does_not_name_is_told_as_deleted(job: Job) -> Non
     job.publish([put("text", "one", "1"), put("text", "two", "2"), put("text", "first", "1")])
     ours = Listener(job.server.port, "")
     job.publish([put("text", "two", "2"), put("text", "three", "3")], replaces=["text"])
-    told = set()
-    while not {b"one", b"three"} <= {key for key, _ in told}:
+    received = set()
+    while not {b"one", b"three"} <= {key for key, _ in received}:
         channel, text = ours._connection.read().plain[2:]
         if channel.startswith(b"__keyspace@0__:job:") and text != b"new":
-            told.add((channel.removeprefix(b"__keyspace@0__:job:"), text))
-    assert (b"one", b"del") in told
-    assert (b"three", b"set") in told
-    assert b"two" not in {key for key, _ in told}
+            received.add((channel.removeprefix(b"__keyspace@0__:job:"), text))
+    assert (b"one", b"del") in received
+    assert (b"three", b"set") in received
+    assert b"two" not in {key for key, _ in received}
     ours.close()
 
 
@@ -258,8 +258,8 @@ def test_only_classes_that_are_asked_for_are_told(job: Job) -> None:
         ours = Listener(job.server.port, "")
         job.publish([put("text", "some", "1", at_ms=LATER_MS)])
         job.publish([delete("text", "some")])
-        told = [ours._connection.read().plain[2] for _ in range(2)]
-        assert told == [b"__keyevent@0__:expire", b"__keyevent@0__:del"]
+        received = [ours._connection.read().plain[2] for _ in range(2)]
+        assert received == [b"__keyevent@0__:expire", b"__keyevent@0__:del"]
         connection.call("CONFIG", "SET", "notify-keyspace-events", ALL)
     ours.close()
 
@@ -269,10 +269,10 @@ def test_a_jobs_channel_tells_each_epoch_once_it_can_be_read(job: Job) -> None:
         listener.call("SUBSCRIBE", "__sparkis__:epoch:job")
         for number in range(5):
             job.publish([put("text", "counter", str(number))])
-            told = listener.read().plain
-            assert told[:2] == [b"message", b"__sparkis__:epoch:job"]
+            received = listener.read().plain
+            assert received[:2] == [b"message", b"__sparkis__:epoch:job"]
             pattern = rb'\{"job": "job", "term": 1, "epoch": \d+\}'
-            assert re.fullmatch(pattern, told[2])
+            assert re.fullmatch(pattern, received[2])
             assert int(reader.call("GET", "job:counter").value) >= number
         refused = reader.call("PUBLISH", "__sparkis__:epoch:job", "x")
         assert refused.value == b"ERR channels that begin with __sparkis__: are the server's own"

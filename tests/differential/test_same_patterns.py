@@ -34,13 +34,13 @@ def test_patterns_of_keys(redis_primary: Running) -> None:
     assert ask(b"MSET", *(word for text in all_texts for word in (text, b""))).plain == b"OK"
     matched = 0
     for pattern in patterns(chance):
-        told = set(ask(b"KEYS", pattern).plain)
+        expected = set(ask(b"KEYS", pattern).plain)
         matches = matcher(pattern)
-        assert {text for text in all_texts if matches(text)} == told, pattern
+        assert {text for text in all_texts if matches(text)} == expected, pattern
         if pattern != b"*":
             taken_apart = LongPattern(pattern)
-            assert {text for text in all_texts if taken_apart.matches(text)} == told, pattern
-        matched += bool(told)
+            assert {text for text in all_texts if taken_apart.matches(text)} == expected, pattern
+        matched += bool(expected)
     ask(b"FLUSHDB")
     assert matched > PATTERNS // 4
 
@@ -52,6 +52,6 @@ def test_patterns_of_settings_in_any_case(redis_primary: Running) -> None:
     pieces = [b"*", b"?", b"[A-M]", b"[n-Z]", b"[^A-C]", b"[Z-b]", b"[\\A\\e]", b"\\E", b"A", b"e", b"-", b"MAX"]
     for _ in range(150):
         pattern = b"*" + b"".join(chance.choices(pieces, k=chance.randrange(1, 5))) + b"*"
-        told = set(ask(b"CONFIG", b"GET", pattern).plain[::2])
-        assert {name for name in names if matcher(pattern, ignore_case=True)(name)} == told, pattern
-        assert {name for name in names if LongPattern(pattern, ignore_case=True).matches(name)} == told, pattern
+        expected = set(ask(b"CONFIG", b"GET", pattern).plain[::2])
+        assert {name for name in names if matcher(pattern, ignore_case=True)(name)} == expected, pattern
+        assert {name for name in names if LongPattern(pattern, ignore_case=True).matches(name)} == expected, pattern

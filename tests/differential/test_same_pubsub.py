@@ -50,7 +50,7 @@ class Client:
         self._socket.close()
 
 
-def told(port: int, steps: Sequence[Step]) -> Iterator[tuple[Step, dict[str, bytes]]]:
+def received(port: int, steps: Sequence[Step]) -> Iterator[tuple[Step, dict[str, bytes]]]:
     """Have a conversation; yield after each step what each of its clients was told."""
     with ExitStack() as stack:
         clients: dict[str, Client] = {}
@@ -175,7 +175,7 @@ CONVERSATIONS = {
 def test_a_conversation_goes_as_with_redis(pair: Pair, steps: Sequence[Step], greeting: str) -> None:
     begun = [(who, greeting) for who in dict.fromkeys(who for who, _ in steps)]
     conversation = [*begun, *steps]
-    theirs, ours = (told(server.port, conversation) for server in (pair.redis, pair.sparkis))
+    theirs, ours = (received(server.port, conversation) for server in (pair.redis, pair.sparkis))
     for (step, redis), (_, sparkis) in zip(theirs, ours, strict=True):
         if step[1] != greeting:  # whose answer has a version, and an id
             assert sparkis == redis, step

@@ -116,7 +116,7 @@ class Both:
             while connection.call("GET", "job:m:~").value != value.encode():
                 pass
 
-    def told(self, name: str) -> list[bytes]:
+    def received(self, name: str) -> list[bytes]:
         """Return what a client was told since, which has to be the same of both: in any order."""
         theirs, ours = self.client(name)
         self._marker += 1
@@ -158,26 +158,26 @@ def test_a_key_that_was_read_is_told_once(both: Both) -> None:
         "x", "HELLO 3", "CLIENT TRACKING ON", "GET job:s:a", "MGET job:s:b job:s:new", "EXISTS job:s:c", "TTL job:s:d"
     )
     both.change("job:s:a", "job:s:b", "job:s:new", "job:s:d", "job:s:else")
-    assert len(both.told("x")) == 4
+    assert len(both.received("x")) == 4
     both.change("job:s:a", "job:s:c")
-    assert len(both.told("x")) == 1
+    assert len(both.received("x")) == 1
     both.change("job:s:a", "job:s:b", "job:s:c", "job:s:new")
-    assert both.told("x") == []
+    assert both.received("x") == []
 
 
 def test_deleted_keys_are_told(both: Both) -> None:
     both.say("x", "HELLO 3", "CLIENT TRACKING ON", "GET job:s:a", "STRLEN job:s:b")
     both.change("job:s:a", "job:s:b", is_deleted=True)
-    assert len(both.told("x")) == 2
+    assert len(both.received("x")) == 2
 
 
 def test_nothing_is_told_to_who_cannot_hear_it(both: Both) -> None:
     both.say("x", "CLIENT TRACKING ON", "GET job:s:a")
     both.change("job:s:a")
-    assert both.told("x") == []
+    assert both.received("x") == []
     both.say("x", "CLIENT TRACKING OFF", "GET job:s:a", "HELLO 3", "GET job:s:b")
     both.change("job:s:a", "job:s:b")
-    assert both.told("x") == []
+    assert both.received("x") == []
 
 
 def test_optin_and_optout_say_what_is_remembered(both: Both) -> None:
@@ -198,7 +198,7 @@ def test_optin_and_optout_say_what_is_remembered(both: Both) -> None:
         "EXEC",
     )
     both.change("job:s:a", "job:s:b", "job:s:c")
-    assert [len(both.told(name)) for name in ("in", "out", "all")] == [1, 2, 2]
+    assert [len(both.received(name)) for name in ("in", "out", "all")] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("words", [" PREFIX job:s:", " PREFIX job:s:a PREFIX job:s:b NOLOOP", " PREFIX job:s:ab"])
@@ -206,7 +206,7 @@ def test_broadcasts_tell_all_that_begins_so_in_one_frame(both: Both, words: str)
     both.say("x", "HELLO 3", f"CLIENT TRACKING ON BCAST{words}")
     for _ in range(2):
         both.change("job:s:b", "job:s:a", "job:s:ab")
-        assert both.told("x")
+        assert both.received("x")
 
 
 @pytest.mark.parametrize("greeting", ["PING", "HELLO 3"], ids=["RESP2", "RESP3"])
@@ -216,16 +216,16 @@ def test_another_client_is_told_instead(both: Both, greeting: str, source: str) 
     both.say("x", source, "CLIENT TRACKING ON REDIRECT @told", "GET job:s:a")
     if greeting == "PING":
         both.change("job:s:a")  # it is not subscribed to anything, and so cannot be told
-        assert both.told("told") == []
+        assert both.received("told") == []
         both.say("x", "GET job:s:a")
     both.say("told", "SUBSCRIBE __redis__:invalidate")
     both.say("x", "GET job:s:b")
     both.change("job:s:a", "job:s:b")
-    assert len(both.told("told")) == 2
-    assert both.told("x") == []
+    assert len(both.received("told")) == 2
+    assert both.received("x") == []
     both.say("x", "CLIENT TRACKING OFF", "CLIENT TRACKING ON BCAST PREFIX job:s: REDIRECT @told")
     both.change("job:s:a", "job:s:b")
-    assert len(both.told("told")) == 1
+    assert len(both.received("told")) == 1
 
 
 def test_a_client_hears_that_the_one_it_redirects_to_is_gone(both: Both) -> None:

@@ -109,10 +109,10 @@ def both(pair: Pair) -> Iterator[Both]:
 
 def denied(reply: Reply) -> tuple[str, bytes] | bytes:
     """Return what DRYRUN says, without the words that changed between versions."""
-    told = re.fullmatch(
+    match = re.fullmatch(
         rb".* user (?:\S+ )?has no permissions to (?:run|access) the '(.*)' (\w+)", b" " + reply.value, re.I
     )
-    return (told[2].decode(), told[1]) if told else bytes(reply.value)
+    return (match[2].decode(), match[1]) if match else bytes(reply.value)
 
 
 def shown(reply: Reply) -> dict[bytes, Any]:

@@ -26,8 +26,8 @@ def test_every_station_has_the_maximum_of_each_day():
 
     shown = dict(line.split(": ", 1) for line in run("windowed_max", "--days", str(DAYS))[1:])
     assert set(shown) == {"EWR", "JFK", "LGA"}
-    for station, told in shown.items():
+    for station, text in shown.items():
         days = highest[station]
-        count, day, value = told.split()[0], told.split()[5], told.split()[7]
+        count, day, value = text.split()[0], text.split()[5], text.split()[7]
         assert int(count) == len(days)
         assert float(value) == days.max() == days[day]

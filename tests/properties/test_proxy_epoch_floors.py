@@ -22,7 +22,7 @@ class Server:
     """A server that applies epochs in order, and a connection to it that may be behind in what it has told."""
 
     reached: dict[str, JobEpoch] = field(default_factory=dict)
-    told: dict[str, JobEpoch] = field(default_factory=dict)
+    announced: dict[str, JobEpoch] = field(default_factory=dict)
 
 
 class Guarded(RuleBasedStateMachine):
@@ -43,16 +43,16 @@ class Guarded(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(SERVERS))
     def tell(self, name: str) -> None:
-        self.by_name[name].told = dict(self.by_name[name].reached)
+        self.by_name[name].announced = dict(self.by_name[name].reached)
 
     @rule(slot=st.sampled_from(SLOTS), job=st.sampled_from(JOBS))
     def ask(self, slot: int, job: str) -> None:
         """A reply is of the epoch that was told last, as `STATE FOLLOW` has it."""
         server = self.by_name[self.active[slot]]
-        if not has_reached(server.told, self.floors.by_slot[slot]):
+        if not has_reached(server.announced, self.floors.by_slot[slot]):
             return
-        server.told = dict(server.reached)
-        found = server.told.get(job, REMOVED)
+        server.announced = dict(server.reached)
+        found = server.announced.get(job, REMOVED)
         assert found >= self.seen[slot].get(job, REMOVED), "time ran backwards"
         self.seen[slot][job] = found
 
@@ -61,7 +61,7 @@ class Guarded(RuleBasedStateMachine):
         for slot in slots:
             before = self.active[slot]
             if before != name:
-                self.floors.raise_to([slot], dict(self.by_name[before].told))
+                self.floors.raise_to([slot], dict(self.by_name[before].announced))
                 self.active[slot] = name
 
     @invariant()
@@ -81,19 +81,19 @@ EPOCHS = st.dictionaries(st.sampled_from(JOBS), st.tuples(st.integers(0, 1), st.
 def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: list[tuple[Epochs, ...]]) -> None:
     found = indexes_behind(replies)
     newest: dict[str, JobEpoch] = {}
-    for number, told in enumerate(replies):
-        is_earlier = any(reached < newest.get(job, REMOVED) for each in told for job, reached in each.items())
+    for number, announced in enumerate(replies):
+        is_earlier = any(reached < newest.get(job, REMOVED) for each in announced for job, reached in each.items())
         assert is_earlier == (number in found)
-        for each in told:
+        for each in announced:
             newest = {job: max(newest.get(job, REMOVED), each.get(job, REMOVED)) for job in newest.keys() | each.keys()}
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
 def test_a_client_has_seen_the_newest_of_what_it_was_answered_from(replies: list[tuple[Epochs, ...]]) -> None:
     seen = SeenEpochs()
-    for told in replies:
-        seen.add(told)
-    each = [epochs for told in replies for epochs in told]
+    for announced in replies:
+        seen.add(announced)
+    each = [epochs for announced in replies for epochs in announced]
     for job in JOBS:
         assert seen.epochs.get(job, REMOVED) == max([epochs.get(job, REMOVED) for epochs in each], default=REMOVED)
 

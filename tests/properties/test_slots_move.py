@@ -153,16 +153,16 @@ class SlotsMove(RuleBasedStateMachine):
             self.check_reports(which)
 
     def check_reports(self, which: int) -> None:
-        told, store = self.events[which], self.appliers[which].store
-        if "slots" in told:
-            assert not told["error"]
+        reported, store = self.events[which], self.appliers[which].store
+        if "slots" in reported:
+            assert not reported["error"]
             assert store is not None
             assert (
-                KeyGroups.parse(told["slots"])
+                KeyGroups.parse(reported["slots"])
                 == store.slot_ownership.owned & self.wanted[which]
                 == store.slot_ownership.owned
             )
-            assert KeyGroups.parse(told["loading"]) == self.wanted[which] - store.slot_ownership.owned
+            assert KeyGroups.parse(reported["loading"]) == self.wanted[which] - store.slot_ownership.owned
 
     @rule(
         which=st.integers(0, 1),

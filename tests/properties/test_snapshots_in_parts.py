@@ -131,12 +131,12 @@ class SnapshotsInParts(moves.SlotsMove):
             stores.assert_equal_answers(theirs, mine)
         self.readers += 1
         folder = self.folder / f"reader{self.readers}"
-        told: dict[str, Any] = {}
-        reader = Applier(ChangeLog(self.folder / "log"), "job", folder, told.update, clock=lambda: 0, slots=slots)
+        reported: dict[str, Any] = {}
+        reader = Applier(ChangeLog(self.folder / "log"), "job", folder, reported.update, clock=lambda: 0, slots=slots)
         while reader.step():
             pass
-        assert not told["error"]
-        assert KeyGroups.parse(told["slots"]) == slots
+        assert not reported["error"]
+        assert KeyGroups.parse(reported["slots"]) == slots
         expected.own(slots)
         assert reader.store is not None
         with expected.snapshot(self.clock_ms) as theirs, reader.store.snapshot(self.clock_ms) as mine:

@@ -56,13 +56,13 @@ class Tables(RuleBasedStateMachine):
         keys_max=st.sampled_from((0, 100, 3, 1)),
         bytes_max=st.sampled_from((1 << 20, 500, 1)),
         pending=st.sampled_from((1 << 20, 60)),
-        told=st.sampled_from((1 << 20, 3)),
+        invalidations_max=st.sampled_from((1 << 20, 3)),
         holders=st.integers(1, 4),
     )
-    def begin(self, keys_max: int, bytes_max: int, pending: int, told: int, holders: int) -> None:
+    def begin(self, keys_max: int, bytes_max: int, pending: int, invalidations_max: int, holders: int) -> None:
         self.patches = [
             patch("resp_server.session.tracking.PENDING_BYTES_MAX", pending),
-            patch("resp_server.push.tracking_table.INVALIDATIONS_PER_CHANGE_MAX", told),
+            patch("resp_server.push.tracking_table.INVALIDATIONS_PER_CHANGE_MAX", invalidations_max),
             patch("resp_server.push.tracking_table.CLIENTS_PER_KEY_MAX", holders),
             patch("resp_server.push.tracking_table.FREED_PER_STEP", 2),
         ]

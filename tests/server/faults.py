@@ -188,11 +188,11 @@ class Scene:
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def watch_calls(self, told: Callable[[CodeType], None] | None) -> None:
+    def watch_calls(self, on_call: Callable[[CodeType], None] | None) -> None:
         """Have each function of resp_server told by its code when the loop calls it. What that raises, it does."""
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
-            if event == "call" and "/resp_server/" in frame.f_code.co_filename and told is not None:
-                told(frame.f_code)
+            if event == "call" and "/resp_server/" in frame.f_code.co_filename and on_call is not None:
+                on_call(frame.f_code)
 
-        self.call(lambda: sys.setprofile(None if told is None else profile))
+        self.call(lambda: sys.setprofile(None if on_call is None else profile))

@@ -57,10 +57,10 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_allowed() -> N
 
 
 @pytest.mark.parametrize(
-    ("with_tls", "told"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
+    ("with_tls", "hint"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
 )
 def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_be(
-    tmp_path: Path, with_tls: bool, told: str
+    tmp_path: Path, with_tls: bool, hint: str
 ) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
@@ -77,7 +77,7 @@ def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_
         context = client_context(TlsFiles(ca=str(authority.ca))) if with_tls else None
         with (
             Client("127.0.0.1", listener.getsockname()[1], tls=context) as client,
-            pytest.raises(ClientError, match=re.escape(f"closed the connection: {told}")),
+            pytest.raises(ClientError, match=re.escape(f"closed the connection: {hint}")),
         ):
             client.call("PING")
         done.result()

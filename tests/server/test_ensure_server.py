@@ -135,8 +135,8 @@ def test_a_supervisor_that_cannot_be_started_is_told_once_and_not_tried_with_eve
 ):
     with monkeypatch.context() as missing:
         missing.setattr(sys, "executable", "/nowhere/python")
-        told = ensure_state_server(PLAN)
-    assert told is not None and "/nowhere/python" in told
+        error = ensure_state_server(PLAN)
+    assert error is not None and "/nowhere/python" in error
     assert [ensure_state_server(PLAN) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert executor.servers == []
@@ -147,23 +147,23 @@ def test_a_supervisor_that_cannot_be_started_is_told_once_and_not_tried_with_eve
 
 def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 30, 2 << 30))
-    told = ensure_state_server(PLAN)
-    assert told is not None and "limited to 2048 MiB" in told and "spark.executor.pyspark.memory" in told
+    error = ensure_state_server(PLAN)
+    assert error is not None and "limited to 2048 MiB" in error and "spark.executor.pyspark.memory" in error
 
 
 def test_what_a_supervisor_failed_with_is_told_to_one_task(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
     (executor.shared / "failed").write_text("no port is free")
-    told = ensure_state_server(PLAN)
-    assert told is not None and told.endswith("no port is free")
+    error = ensure_state_server(PLAN)
+    assert error is not None and error.endswith("no port is free")
     assert ensure_state_server(PLAN) is None
 
 
 def test_what_is_no_worker_of_sparks_is_told_so_once(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    told = ensure_state_server(PLAN)
-    assert told is not None and "SPARK_LOCAL_DIRS is not set" in told
+    error = ensure_state_server(PLAN)
+    assert error is not None and "SPARK_LOCAL_DIRS is not set" in error
     assert ensure_state_server(PLAN) is None
     assert ensure_state_server(None) is None
 
@@ -171,8 +171,8 @@ def test_what_is_no_worker_of_sparks_is_told_so_once(executor: Executor, monkeyp
 def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
-    told = ensure_state_server(PLAN)
-    assert told is not None and "the executor's JVM was not found among the ancestors of process" in told
+    error = ensure_state_server(PLAN)
+    assert error is not None and "the executor's JVM was not found among the ancestors of process" in error
 
 
 def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():

@@ -36,7 +36,7 @@ def publish(store: Store, epoch: int, *, term: int = 1) -> None:
     store.apply(EpochChanges(epoch, term, epoch + 1, list(runs_of(changes, ["temp", "map"]))), STATES)
 
 
-def told(epoch: int, term: int = 1) -> bytes:
+def epoch_push(epoch: int, term: int = 1) -> bytes:
     return b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:%d\r\n:%d\r\n" % (term, epoch)
 
 
@@ -62,31 +62,31 @@ def test_what_is_readable_is_told_behind_the_ok(running: Any, greeting: bytes) -
         while peer.read(1) != b"+":
             pass
         assert peer.read(6) == b"PONG\r\n"
-    peer.answers(FOLLOW + GET, b"+OK\r\n" + told(4) + b"$1\r\n4\r\n")
+    peer.answers(FOLLOW + GET, b"+OK\r\n" + epoch_push(4) + b"$1\r\n4\r\n")
 
 
 @pytest.mark.parametrize("asked, answer", [(GET, b"$1\r\n5\r\n"), (GET + GET, b"$1\r\n5\r\n$1\r\n5\r\n")])
 def test_an_epoch_is_told_before_the_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
     peer, other = running.connect(), running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + told(4))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5))
-    peer.answers(asked, told(5) + answer)
+    peer.answers(asked, epoch_push(5) + answer)
     peer.answers(asked, answer)
     other.answers(asked, answer)
 
 
 def test_an_epoch_is_told_to_who_asks_nothing(running: Any, store: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + told(4))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5, term=2))
-    assert peer.read(len(told(5, 2))) == told(5, 2)
+    assert peer.read(len(epoch_push(5, 2))) == epoch_push(5, 2)
 
 
 def test_a_job_that_is_not_shown_any_more_is_told_of(running: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + told(4))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: running.server.context.keyspace.remove("job"))
-    assert peer.read(len(told(-1, -1))) == told(-1, -1)
+    assert peer.read(len(epoch_push(-1, -1))) == epoch_push(-1, -1)
 
 
 def test_a_topology_is_told_by_its_version_and_shown_as_json(running: Any) -> None:
@@ -94,7 +94,7 @@ def test_a_topology_is_told_by_its_version_and_shown_as_json(running: Any) -> No
     topology = Topology.of_json(
         {"version": 7, "nodes": [{"host": "127.0.0.1", "port": running.server.port, "slots": "0-16383"}]}
     )
-    peer.answers(FOLLOW, b"+OK\r\n" + told(4))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     peer.send(b"STATE TOPOLOGY\r\n")
     assert peer.read(len(b"-ERR This instance has cluster support disabled\r\n")).startswith(b"-ERR This instance")
     running.call(lambda: running.server.set_topology(topology, topology.nodes[0].id))
@@ -106,11 +106,11 @@ def test_a_topology_is_told_by_its_version_and_shown_as_json(running: Any) -> No
 
 def test_reset_ends_it(running: Any, store: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + told(4))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     peer.answers(b"RESET\r\n", b"+RESET\r\n")
     running.call(lambda: publish(store, 5))
     peer.answers(GET, b"$1\r\n5\r\n")
-    peer.answers(FOLLOW, b"+OK\r\n" + told(5))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(5))
 
 
 def frames(file: Any) -> Iterator[Any]:

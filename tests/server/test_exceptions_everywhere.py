@@ -107,16 +107,16 @@ class Players:
                 read(self.peers[name], len(rows) + 1), [*(each for _, each in rows), bulk(b"end")]
             )
         if not found["publisher"]:  # else there may be no message
-            told = read(self.subscriber, 1)
-            found["subscriber"] = what_is_wrong(told, [array(bulk(b"message"), bulk(b"channel"), bulk(b"message"))])
-        told = read(self.tracker, 1)
-        while told == [EVERYTHING]:  # the way to a server was lost
-            told = read(self.tracker, 1)
-        found["tracker"] = what_is_wrong(told, [rb"\$\d+\r\n[^\r]*\r\n"])
+            received = read(self.subscriber, 1)
+            found["subscriber"] = what_is_wrong(received, [array(bulk(b"message"), bulk(b"channel"), bulk(b"message"))])
+        received = read(self.tracker, 1)
+        while received == [EVERYTHING]:  # the way to a server was lost
+            received = read(self.tracker, 1)
+        found["tracker"] = what_is_wrong(received, [rb"\$\d+\r\n[^\r]*\r\n"])
         change(self._scene)
         if not found["tracker"]:
-            told, told_key = read(self.tracker, 1), array(bulk(KEYS[39]))
-            found["tracker"] = what_is_wrong(told, [rb">2\r\n\$10\r\ninvalidate\r\n(?:_\r\n|" + told_key + rb")"])
+            received, told_key = read(self.tracker, 1), array(bulk(KEYS[39]))
+            found["tracker"] = what_is_wrong(received, [rb">2\r\n\$10\r\ninvalidate\r\n(?:_\r\n|" + told_key + rb")"])
         return {name: wrong for name, wrong in found.items() if wrong}
 
 

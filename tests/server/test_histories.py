@@ -131,10 +131,10 @@ def test_a_value_is_as_its_command_returns_it(
         [row] = found.value
         assert row.type == ("%" if protocol == 3 else "*")
         assert row.plain[4:6] == [b"kind", kind]
-        told = row.value[3][1] if protocol == 3 else row.value[7]
-        assert told.type == (resp3 if protocol == 3 else "*")
+        answer = row.value[3][1] if protocol == 3 else row.value[7]
+        assert answer.type == (resp3 if protocol == 3 else "*")
         is_of_pairs = protocol == 3 and kind == b"sorted-set"
-        assert told.plain == ([value] if is_of_pairs else value)
+        assert answer.plain == ([value] if is_of_pairs else value)
 
 
 def test_an_expired_key_has_no_value_from_the_next_epoch_on(cluster: Cluster, at: str) -> None:
@@ -251,5 +251,5 @@ def test_a_server_of_the_past_has_the_history_up_to_its_moment(tmp_path: Path, w
         for _ in range(2):  # the second newest snapshot remains
             publish(log, range(EPOCHS, EPOCHS + 1))
             compact_log(str(log), "job", retention_ms=0)
-        told = client.call("STATE", "HISTORY", KEY).raw.decode()
-        assert told.startswith("-ERR job 'job': epoch 2 cannot be read any more: the log reaches back to epoch ")
+        answer = client.call("STATE", "HISTORY", KEY).raw.decode()
+        assert answer.startswith("-ERR job 'job': epoch 2 cannot be read any more: the log reaches back to epoch ")

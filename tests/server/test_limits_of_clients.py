@@ -62,8 +62,8 @@ def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, gi
 def test_what_no_limit_can_be_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
     peer = serve().connect()
     before = setting(peer, name)
-    told = peer.ask("CONFIG", "SET", name, given)
-    assert told == b"ERR CONFIG SET failed (possibly related to argument '%b') - %b" % (name.encode(), reason)
+    reply = peer.ask("CONFIG", "SET", name, given)
+    assert reply == b"ERR CONFIG SET failed (possibly related to argument '%b') - %b" % (name.encode(), reason)
     assert setting(peer, name) == before
 
 

@@ -61,16 +61,16 @@ def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(
     listener, reader = running.connect(), running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
     running.call(lambda: publish(store, 1, KEYS))
-    told, answered, most_waiting = b"", 0, 0
+    received, answered, most_waiting = b"", 0, 0
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
-    while len(told) < size:
-        told += listener.read(min(64 << 10, size - len(told)))
+    while len(received) < size:
+        received += listener.read(min(64 << 10, size - len(received)))
         most_waiting = max(most_waiting, running.call(lambda: running.server.output_bytes(1)))
         reader.answers(GET, b"$1\r\n1\r\n")
         answered += 1
     assert answered > 5
     assert most_waiting < PAUSE_BYTES + (256 << 10)  # a slice of messages may come on top of what makes it pause
-    assert sorted(told.split(b"*4\r\n$8\r\npmessage")[1:]) == sorted(
+    assert sorted(received.split(b"*4\r\n$8\r\npmessage")[1:]) == sorted(
         message(b"job:v:%03d" % each).removeprefix(b"*4\r\n$8\r\npmessage") for each in range(KEYS)
     )
 
@@ -117,12 +117,12 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
     tell_portion = server.notifications._publish_portion
 
-    async def told(portion: Any) -> None:
+    async def received(portion: Any) -> None:
         server.keyspace.remove("job")
         server.renew_all()  # as any request does
         await tell_portion(portion)
 
-    server.notifications._publish_portion = told
+    server.notifications._publish_portion = received
     running.call(lambda: publish(store, 1, KEYS))  # in many portions, of which one is told
     running.call(lambda: publish(other, 1, 1, "other"))
     listener.read_until(message(b"other:v:000"))

@@ -109,13 +109,13 @@ def test_notifications_that_one_client_asks_for_reach_the_clients_of_all_workers
     for each in listeners:
         each._socket.settimeout(0.3)
 
-        def told(each: Connection = each) -> list[Any]:
+        def received(each: Connection = each) -> list[Any]:
             job.publish([server], b"%d" % job.epoch)
             with suppress(TimeoutError):
                 return message(each)
             return []
 
-        found = eventually(told, awaited="nobody is notified")  # appliers begin to keep events in their own time
+        found = eventually(received, awaited="nobody is notified")  # appliers begin to keep events in their own time
         assert found[0] == b"pmessage"
         assert found[2].removeprefix(b"__keyspace@0__:") in KEYS
         assert found[3] == b"set"
@@ -252,11 +252,11 @@ def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -
     cluster.job.publish(cluster.nodes, b"told")
     for node in cluster.nodes:
         own = {key for key in KEYS if cluster.owner(key) is node}
-        told = [message(listeners[node.port])[2:] for _ in own]
-        assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in told} == own
-        assert {event for _, event in told} == {b"set"}
-    told = [message(behind)[2:] for _ in KEYS]
-    assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in told} == set(KEYS)  # and no keyevent: K$
+        received = [message(listeners[node.port])[2:] for _ in own]
+        assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in received} == own
+        assert {event for _, event in received} == {b"set"}
+    received = [message(behind)[2:] for _ in KEYS]
+    assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in received} == set(KEYS)  # and no keyevent: K$
     for each in (*listeners.values(), behind):
         each.__exit__()
 
@@ -269,10 +269,10 @@ def test_a_proxy_tells_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -
         for number in range(3):
             cluster.job.publish(cluster.nodes, b"epoch %d" % number)
             for each in (listener, pattern):
-                told = {"epoch": -1}
-                while told["epoch"] < cluster.job.epoch:  # one of before may have come to be shown only just now
-                    told = json.loads(message(each)[-1])
-                assert told == {"job": "j", "term": 1, "epoch": cluster.job.epoch}
+                received = {"epoch": -1}
+                while received["epoch"] < cluster.job.epoch:  # one of before may have come to be shown only just now
+                    received = json.loads(message(each)[-1])
+                assert received == {"job": "j", "term": 1, "epoch": cluster.job.epoch}
             for key in KEYS:
                 assert reader.call("GET", key).value == b"epoch %d" % number
     listener.__exit__()
@@ -285,9 +285,9 @@ def test_proxys_settings_say_what_its_clients_are_notified_of(cluster: Cluster) 
         connection.call("CONFIG", "SET", "notify-keyspace-events", "E$")
     listener = subscriber(proxy.port, "PSUBSCRIBE", "__key*__:*")
     cluster.job.publish(cluster.nodes, b"once more")
-    told = [message(listener)[2:] for _ in KEYS]
-    assert {channel for channel, _ in told} == {b"__keyevent@0__:set"}
-    assert {key for _, key in told} == set(KEYS)
+    received = [message(listener)[2:] for _ in KEYS]
+    assert {channel for channel, _ in received} == {b"__keyevent@0__:set"}
+    assert {key for _, key in received} == set(KEYS)
     listener.__exit__()
 
 
@@ -362,7 +362,7 @@ def test_a_server_that_is_not_there_yet_is_asked_for_messages_once_it_is(tmp_pat
         listener = subscriber(proxy.port, "SSUBSCRIBE", "early")
         server = nodes.start(0)
         with Connection(server.port) as publisher:
-            eventually(lambda: publisher.call("SPUBLISH", "early", "x").value, lambda told: told == 1)
+            eventually(lambda: publisher.call("SPUBLISH", "early", "x").value, lambda received: received == 1)
         assert message(listener) == [b"smessage", b"early", b"x"]
 
 

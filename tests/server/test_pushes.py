@@ -44,8 +44,8 @@ def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made
 
     running.server.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
     peer.send(PING + CLIENT_INFO + PING)
-    told = peer.read_until(PONG)
-    assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", told, re.DOTALL)
+    received = peer.read_until(PONG)
+    assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", received, re.DOTALL)
 
 
 @pytest.mark.parametrize("asked", [HGETALL, HGETALL_IN_TRANSACTION], ids=["a reply", "EXEC"])
@@ -68,9 +68,9 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(
 
     monkeypatch.setattr(Connection, "_step_stream", stepping)
     peer.send(asked + PING)
-    told = peer.read_until(PONG)
+    received = peer.read_until(PONG)
     assert pushes > 3
-    assert told == expected.removesuffix(PONG) + PUSH * pushes + PONG
+    assert received == expected.removesuffix(PONG) + PUSH * pushes + PONG
 
 
 def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
@@ -84,8 +84,8 @@ def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any)
         running.call(lambda: None)
     running.call(lambda: server.clients.push(1, PUSH))
     running.call(lambda: answered.pop()([]))
-    told = peer.read_until(PONG)
-    assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), told, re.DOTALL)
+    received = peer.read_until(PONG)
+    assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), received, re.DOTALL)
 
 
 def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> None:

@@ -69,7 +69,7 @@ class Server(Talk):
 
     def __init__(self, port: int, number: int) -> None:
         super().__init__(port)
-        self.told: dict[str, Any] = {}
+        self.directive: dict[str, Any] = {}
         self.facts: dict[str, Any] = {
             "id": NAMES[number],
             "host": "10.0.0.1",
@@ -89,11 +89,12 @@ class Server(Talk):
         self.report()
         for push in self.pushed:
             if push[0] == b"assignment":
-                self.told = json.loads(push[2])
-        if self.told:
+                self.directive = json.loads(push[2])
+        if self.directive:
             self.pushed = [push for push in self.pushed if push[0] != b"assignment"]
-            self.report(topology_version=self.told["topology"]["version"], owned_slots=self.told["desired_slots"])
-        return str(self.told.get("desired_slots"))
+            version, slots = self.directive["topology"]["version"], self.directive["desired_slots"]
+            self.report(topology_version=version, owned_slots=slots)
+        return str(self.directive.get("desired_slots"))
 
 
 @pytest.fixture
@@ -173,9 +174,11 @@ def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Call
     (tmp_path / "registry.json").write_text(json.dumps(record))
     server = Server(registry(), 0)
     eventually(lambda: server.live() == "0-16383", awaited="all is the new one's")
-    eventually(lambda: server.live() and len(server.told["topology"]["nodes"]) == 1, awaited="the old one is forgotten")
-    assert server.told["topology"]["nodes"][0]["slots"] == "0-16383"
-    assert server.told["topology"]["version"] > 4
+    eventually(
+        lambda: server.live() and len(server.directive["topology"]["nodes"]) == 1, awaited="the old one is forgotten"
+    )
+    assert server.directive["topology"]["nodes"][0]["slots"] == "0-16383"
+    assert server.directive["topology"]["version"] > 4
 
 
 def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:

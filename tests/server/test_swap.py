@@ -260,8 +260,8 @@ def test_an_upstream_that_refuses_the_password_is_down_for_its_own_keys_only(tmp
 def test_a_states_key_has_a_history_and_an_upstreams_key_has_none(client: Connection) -> None:
     [row] = client.call("STATE", "HISTORY", "job:speed:3").plain
     assert row[4:8] == [b"kind", b"value", b"value", b"30"]
-    told = "-ERR STATE HISTORY is not available for keys of the upstream: key 'session:1' is the upstream's\r\n"
-    assert client.call("STATE", "HISTORY", "session:1").raw.decode() == told
+    error = "-ERR STATE HISTORY is not available for keys of the upstream: key 'session:1' is the upstream's\r\n"
+    assert client.call("STATE", "HISTORY", "session:1").raw.decode() == error
     client.call("MULTI")
     assert client.call("STATE", "HISTORY", "job:speed:3").raw == b"-ERR Command not allowed inside a transaction\r\n"
     client.call("DISCARD")

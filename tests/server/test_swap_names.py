@@ -92,10 +92,10 @@ def test_a_key_is_read_by_its_other_name(client: Connection, protocol: int) -> N
 def test_a_whole_key_has_its_history_by_its_other_name(client: Connection) -> None:
     [row] = client.call("STATE", "HISTORY", "dash/2/score").plain
     assert row[4:8] == [b"kind", b"value", b"value", b"2"]
-    told = (
+    error = (
         "STATE HISTORY is not available for fields of a state's key: key 'dash/1/apdex' is owned by state golden:facts"
     )
-    assert client.call("STATE", "HISTORY", "dash/1/apdex").plain.decode() == f"ERR {told}"
+    assert client.call("STATE", "HISTORY", "dash/1/apdex").plain.decode() == f"ERR {error}"
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

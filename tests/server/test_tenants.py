@@ -132,7 +132,7 @@ def tenant(endpoint: Running) -> Iterator[Connection]:
         yield connection
 
 
-def told(endpoint: Running, user: str, words: Sequence[bytes]) -> bytes:
+def reply_to(endpoint: Running, user: str, words: Sequence[bytes]) -> bytes:
     """Return all that a connection of a user is sent for a request."""
     with Connection(endpoint.port) as connection:
         connection.send(request("AUTH", user, "") + requests([words]))
@@ -154,7 +154,7 @@ def test_no_command_tells_a_tenant_of_another_job(endpoint: Running) -> None:
     asked = list(probes())
     assert len(asked) > 500
     for words in asked:
-        answer = told(endpoint, "tenant", words)
+        answer = reply_to(endpoint, "tenant", words)
         found = MARK.search(answer)
         assert found is None, f"{words} tells {found[0]!r}: {answer[:500]!r}"
 
@@ -162,7 +162,7 @@ def test_no_command_tells_a_tenant_of_another_job(endpoint: Running) -> None:
 def test_the_same_commands_tell_who_may_read_all_of_it(endpoint: Running) -> None:
     telling = (b"KEYS *", b"GET rival:text:sent", b"STATE JOBS", b"STATE LIST rival", b"DBSIZE", b"INFO sparkis")
     for line in telling:
-        assert MARK.search(told(endpoint, "default", line.split())), line
+        assert MARK.search(reply_to(endpoint, "default", line.split())), line
 
 
 def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:

@@ -342,7 +342,7 @@ def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path,
     ]
     cert, key = authority.issue("server")
     other_key = authority.issue("other")[1]
-    for options, told in (
+    for options, error in (
         (
             ["--tls-cert-file", str(cert), "--tls-key-file", str(other_key)],
             f"--tls-key-file {other_key} does not match",
@@ -354,7 +354,7 @@ def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path,
             given = [*command, *options, "--workers", workers]
             done = subprocess.run(given, capture_output=True, text=True, env=dict(os.environ), check=False)
             assert done.returncode == 1
-            assert done.stderr.startswith("sparkis serve: ") and told in done.stderr and "Traceback" not in done.stderr
+            assert done.stderr.startswith("sparkis serve: ") and error in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_plain_server_stays_as_it_was(serve: Serve) -> None:

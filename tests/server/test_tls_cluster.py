@@ -167,7 +167,7 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
     (tmp_path / "log").mkdir()
     ca, tls = ["--tls-ca-cert-file", str(authority.ca)], authority.options()
     at_log = ["--log", str(tmp_path / "log")]
-    for program, options, told in (
+    for program, options, error in (
         ("serve", [*at_log, *ca], "--tls-ca-cert-file has no use without"),
         (
             "serve",
@@ -187,4 +187,4 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
             timeout=WAIT_S_MAX,
             check=False,
         )
-        assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 1 and error in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -264,8 +264,8 @@ def test_long_subscriptions_are_answered_as_a_server_does(
 def test_a_long_subscription_in_a_transaction_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("SUBSCRIBE", *many_fields()[:2_000]) + request("EXEC"))
-    told = peer.read_until(b"EXECABORT Transaction discarded because of previous errors.\r\n")
-    assert b"-ERR 'subscribe' takes 1024 arguments of 2 MiB at once; split the request\r\n" in told
+    received = peer.read_until(b"EXECABORT Transaction discarded because of previous errors.\r\n")
+    assert b"-ERR 'subscribe' takes 1024 arguments of 2 MiB at once; split the request\r\n" in received
     peer.socket.close()
 
 
@@ -291,6 +291,6 @@ def test_a_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None
 def test_a_transaction_of_more_than_a_server_is_asked_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("EXISTS", *MANY_KEYS[:100]) * 2_000 + request("EXEC"))
-    told = peer.read_until(b"split it\r\n")
-    assert told.endswith(b"-ERR a transaction may have 90000 commands for one server; split it\r\n")
+    received = peer.read_until(b"split it\r\n")
+    assert received.endswith(b"-ERR a transaction may have 90000 commands for one server; split it\r\n")
     peer.socket.close()

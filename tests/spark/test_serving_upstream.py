@@ -144,7 +144,7 @@ def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
 
 @pytest.mark.parametrize("placement", ["driver", "executors"])
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "errors"),
     [
         ({"ownership": "owners.json"}, ["ownership has no use without upstream"]),
         (
@@ -156,13 +156,13 @@ def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(
-    spark: SparkSession, tmp_path: Path, placement: Any, given: dict[str, Any], told: list[str]
+    spark: SparkSession, tmp_path: Path, placement: Any, given: dict[str, Any], errors: list[str]
 ):
-    with pytest.raises(ValueError, match=re.escape(told[0])) as raised:
+    with pytest.raises(ValueError, match=re.escape(errors[0])) as raised:
         sparkis.serve(spark, log=tmp_path / "log", placement=placement, **given)
     lines = str(raised.value).splitlines()
-    assert len(lines) == len(told)
-    assert all(line.startswith(begins) for line, begins in zip(lines, told, strict=True))
+    assert len(lines) == len(errors)
+    assert all(line.startswith(begins) for line, begins in zip(lines, errors, strict=True))
 
 
 def test_a_role_is_refused_with_an_upstream(spark: SparkSession, tmp_path: Path):

@@ -29,8 +29,8 @@ def test_a_section_has_the_facts_of_its_command_a_reply_and_an_example(
     facts = STATE.subcommands[name.lower().encode()].facts
     assert (facts.since, facts.complexity) == (since, complexity)
     assert [f"`{each}`" for each in facts.acl_categories] == categories.split(", ")
-    [told] = [line for line in HELP if line.split()[0] == name]
-    assert syntax == "STATE " + told.replace("<", "").replace(">", "")
+    [help_line] = [line for line in HELP if line.split()[0] == name]
+    assert syntax == "STATE " + help_line.replace("<", "").replace(">", "")
     assert re.search("^Reply: ", text, re.MULTILINE)
     [example] = re.findall(r"^```\n\$ redis-cli(.*?)^```\n", text, re.MULTILINE | re.DOTALL)
     assert title in example

@@ -8,7 +8,7 @@ from spark_hooks.cli import main
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["serv"], "sparkis: 'serv' is not a command (did you mean serve?); see sparkis --help"),
         (["moon"], "sparkis: 'moon' is not a command; see sparkis --help"),
@@ -28,8 +28,8 @@ from spark_hooks.cli import main
         ),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(words)
     assert exit.value.code == 2
-    assert capsys.readouterr().err == f"{told}\n"
+    assert capsys.readouterr().err == f"{error}\n"

@@ -133,9 +133,9 @@ def test_rules_have_the_text_that_an_acl_file_has(rules: str, text: str) -> None
 def test_a_wrong_rule_is_told_and_nothing_changes(rules: str, wrong: str, error: str) -> None:
     user = user_of("on >one ~a +get (+set)")
     before = user.text
-    with pytest.raises(RuleError) as told:
+    with pytest.raises(RuleError) as raised:
         user.apply_all([b"off", *rules.encode().split(b" ")])
-    assert str(told.value) == f"Error in ACL SETUSER modifier '{wrong}': {error}"
+    assert str(raised.value) == f"Error in ACL SETUSER modifier '{wrong}': {error}"
     assert user.text == before
 
 
@@ -144,9 +144,9 @@ def test_a_wrong_rule_is_told_and_nothing_changes(rules: str, wrong: str, error:
 )
 def test_a_selector_that_is_not_closed_is_told(rules: str, start: str) -> None:
     user = User(b"u", TABLE)
-    with pytest.raises(RuleError) as told:
+    with pytest.raises(RuleError) as raised:
         user.apply_all(rules.encode().split())
-    assert str(told.value) == f"Unmatched parenthesis in acl selector starting at '{start}'."
+    assert str(raised.value) == f"Unmatched parenthesis in acl selector starting at '{start}'."
 
 
 def test_a_rule_begins_with_one_of_the_signs_or_is_a_word() -> None:
@@ -163,9 +163,9 @@ def test_a_pattern_may_have_1024_bytes() -> None:
 
 def test_bytes_that_are_no_text_are_named_as_they_are() -> None:
     for rule in (b"\xffx", b"(\xffx"):
-        with pytest.raises(RuleError) as told:
+        with pytest.raises(RuleError) as raised:
             User(b"u", TABLE).apply_all([rule])
-        assert rule in str(told.value).encode("utf-8", "surrogateescape")
+        assert rule in str(raised.value).encode("utf-8", "surrogateescape")
 
 
 ALLOWED = None

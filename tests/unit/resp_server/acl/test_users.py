@@ -56,9 +56,9 @@ def test_what_is_wrong_with_a_file_is_told_by_its_lines_and_nothing_changes(
     tmp_path: Path, line: str, error: str
 ) -> None:
     made = users(tmp_path / "acl", f"user a on\n{line}\n")
-    with pytest.raises(AccessError) as told:
+    with pytest.raises(AccessError) as raised:
         made.load()
-    assert str(told.value) == error.replace("{}", str(made.path)) + UNCHANGED
+    assert str(raised.value) == error.replace("{}", str(made.path)) + UNCHANGED
     assert [each.name for each in made] == [b"default"]
 
 
@@ -236,10 +236,10 @@ def test_a_password_of_default_replaces_the_one_before() -> None:
 def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     path.write_bytes(b"\n \t\nuser a nonsense +no more +nor on\nusers\nuser \xe9\0 on\n  user b on\n")
-    with pytest.raises(AccessError) as told:
+    with pytest.raises(AccessError) as raised:
         Users(TABLE, path=str(path)).load()
     assert (
-        str(told.value)
+        str(raised.value)
         == (
             f"{path}:3: Syntax error. "
             f"{path}:3: Error in applying operation '+no': Unknown command or category name in ACL. "

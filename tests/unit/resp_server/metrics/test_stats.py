@@ -47,8 +47,8 @@ def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> Non
 
 
 def test_numbers_are_the_same_after_they_were_told() -> None:
-    told = json.loads(json.dumps(some(3).to_json()))
-    assert ProcessStats.from_json(told) == some(3)
+    parsed = json.loads(json.dumps(some(3).to_json()))
+    assert ProcessStats.from_json(parsed) == some(3)
 
 
 def test_adding_up_leaves_the_parts_as_they_are() -> None:

@@ -83,7 +83,7 @@ def test_clients_show_a_certificate_as_they_are_told_to(authority: Authority):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
         (("cert", None, None, None), "--tls-cert-file needs --tls-key-file"),
         ((None, "key", None, None), "--tls-key-file needs --tls-cert-file"),
@@ -92,8 +92,8 @@ def test_clients_show_a_certificate_as_they_are_told_to(authority: Authority):
         (("cert", "key", "ca", "perhaps"), "--tls-auth-clients is one of yes, no, optional, not 'perhaps'"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(given: tuple[str | None, ...], told: str):
-    with pytest.raises(TlsError, match=told):
+def test_options_that_do_not_go_together_are_refused(given: tuple[str | None, ...], error: str):
+    with pytest.raises(TlsError, match=error):
         TlsFiles(*given)
 
 
@@ -116,7 +116,7 @@ def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_p
     of_another_kind.write_bytes(
         generate_private_key(65_537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
-    for wrong, told in (
+    for wrong, error in (
         (TlsFiles(str(tmp_path / "none"), key), f"--tls-cert-file {tmp_path}/none: No such file or directory; give"),
         (TlsFiles(str(tmp_path), key), f"--tls-cert-file {tmp_path}: Is a directory"),
         (TlsFiles(key, key), f"--tls-cert-file {key} is not a PEM file with"),
@@ -133,7 +133,7 @@ def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_p
     ):
         with pytest.raises(TlsError) as refused:
             server_context(wrong)
-        assert str(refused.value).startswith(told)
+        assert str(refused.value).startswith(error)
     server_context(TlsFiles(cert, key, ca))
 
 
@@ -151,8 +151,8 @@ def test_files_are_read_again_when_they_change_and_kept_where_the_new_ones_are_o
     cert.unlink()
     with caplog.at_level(logging.ERROR):
         assert [certificates.for_client() for _ in range(3)] == 3 * [after[0]]
-    (told,) = caplog.messages
-    assert str(cert) in told and told.endswith("the earlier files stay in use")
+    (error,) = caplog.messages
+    assert str(cert) in error and error.endswith("the earlier files stay in use")
 
     authority.issue("changing")
     assert certificates.for_client() is not after[0]

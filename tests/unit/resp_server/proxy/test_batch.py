@@ -36,12 +36,12 @@ def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "told", "end"),
+    ("passed_s", "epochs", "end"),
     [(0.5, NEW, b"+1\r\n"), (1.0, OLD, b"-TRYAGAIN the servers are not at the same epoch\r\n")],
     ids=["in time", "too late"],
 )
 def test_what_is_behind_is_asked_for_again_until_its_time_is_over(
-    passed_s: float, told: ReplyEpochs, end: bytes
+    passed_s: float, epochs: ReplyEpochs, end: bytes
 ) -> None:
     clock = iter([*[0.0] * 100, passed_s])
     batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: next(clock), 1.0, lambda error: b"-ERR\r\n")
@@ -54,7 +54,7 @@ def test_what_is_behind_is_asked_for_again_until_its_time_is_over(
         batch.put(second, b"+0\r\n", OLD)
     assert asked == [second] * 100
     assert not batch.is_resolved
-    batch.put(second, b"+1\r\n", told)
+    batch.put(second, b"+1\r\n", epochs)
     assert batch.is_resolved
     assert batch.joined() == b"+1\r\n" + end
 

@@ -108,8 +108,12 @@ def test_epochs_are_applied_and_told_as_they_come(followed: Followed) -> None:
     followed.step()
     for number in range(3):
         writer.publish([put(b"k", b"%d" % number)], clock_ms=number + 1)
-        told = followed.step()
-        assert (told["applied"], told["committed"], told["committed_clock_ms"]) == (number, number, number + 1)
+        reported = followed.step()
+        assert (reported["applied"], reported["committed"], reported["committed_clock_ms"]) == (
+            number,
+            number,
+            number + 1,
+        )
         assert followed.values() == {b"k": b"%d" % number}
     assert [event["event"] for event in followed.events] == ["open"] + ["status"] * 4
 
@@ -129,7 +133,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.epoch_file(0).unlink()
     followed.writer().publish([put(b"k")])
     followed.step()
-    told = [event for event in followed.events if event["event"] == "status"]
+    reported = [event for event in followed.events if event["event"] == "status"]
     seen = {
         "term",
         "applied",
@@ -142,7 +146,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     }
     names = {"event", "version", "committed", "committed_clock_ms", "changes", "is_stale", "error", "is_full"} | seen
     names |= {"applied_epochs", "apply_ns"}
-    assert [set(event) for event in told] == [names, names]
+    assert [set(event) for event in reported] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events
 
@@ -618,13 +622,13 @@ def test_a_writer_is_alive_while_its_counter_moves() -> None:
 def test_staleness_is_told_when_it_changes(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
-    told = []
+    reported = []
     for _ in range(3):
         writer.send_heartbeat()
-        told.append(followed.step()["is_stale"])
+        reported.append(followed.step()["is_stale"])
     writer.close()
-    told.append(followed.step()["is_stale"])
-    assert told == [True, False, False, True]
+    reported.append(followed.step()["is_stale"])
+    assert reported == [True, False, False, True]
 
 
 def test_an_applier_ends_with_its_input_after_the_step_in_hand(followed: Followed) -> None:

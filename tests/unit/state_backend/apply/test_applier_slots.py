@@ -59,7 +59,7 @@ class Scene:
             pass
 
     @property
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         return next(event for event in reversed(self.events) if event["event"] == "status")
 
     @property
@@ -92,7 +92,7 @@ def test_only_its_slots_are_applied_counted_and_shown(scene: Scene) -> None:
     scene.settle()
     assert scene.shown() == of(LOW, b"2")
     assert scene.store.applied.key_count == len(of(LOW, b"2"))
-    assert (scene.told["slots"], scene.told["loading"], scene.told["applied"]) == ("0-8191", "", 1)
+    assert (scene.reported["slots"], scene.reported["loading"], scene.reported["applied"]) == ("0-8191", "", 1)
     with scene.store.snapshot(1) as snapshot:
         found = [next(filter(None, snapshot.random_keys())) for _ in range(50)]
     assert all(slot_of(key) in LOW for key in found)
@@ -103,7 +103,7 @@ def test_no_slot_at_all_still_follows_the_epochs(scene: Scene) -> None:
     scene.start(NONE)
     scene.publish(b"1")
     scene.settle()
-    assert (scene.told["slots"], scene.told["applied"], scene.shown()) == ("", 0, {})
+    assert (scene.reported["slots"], scene.reported["applied"], scene.shown()) == ("", 0, {})
     with scene.store.snapshot(1) as snapshot:
         assert list(snapshot.random_keys()) == []
 
@@ -113,11 +113,11 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
     (file,) = Epoch.from_bytes((scene.log / "job/q.1/epochs" / f"{number}.json").read_bytes(), "").files
     (scene.log / "job/q.1/changes" / file.name).unlink()
     scene.settle()
-    assert (scene.told["applied"], scene.told["error"]) == (0, "")
+    assert (scene.reported["applied"], scene.reported["error"]) == (0, "")
     scene.applier.set_desired_slots(ALL)
     scene.settle()
-    assert "is missing" in scene.told["error"]
-    assert (scene.told["slots"], scene.told["loading"]) == ("0-8191", "8192-16383")
+    assert "is missing" in scene.reported["error"]
+    assert (scene.reported["slots"], scene.reported["loading"]) == ("0-8191", "8192-16383")
 
 
 def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
@@ -135,15 +135,15 @@ def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     for part in gone:
         (folder / part.name).rename(scene.log / part.name)
     scene.settle()
-    assert (scene.told["error"], scene.shown()) == ("", of(LOW, b"1"))
+    assert (scene.reported["error"], scene.shown()) == ("", of(LOW, b"1"))
     (scene.log / "job/q.1/epochs/0.json").unlink()  # else what is missing is read from there
     scene.applier.set_desired_slots(KeyGroups.parse("9000-9999"))
     scene.settle()
-    assert "is missing" in scene.told["error"]
+    assert "is missing" in scene.reported["error"]
     for part in gone:
         (scene.log / part.name).rename(folder / part.name)
     scene.settle()
-    assert (scene.told["error"], scene.shown()) == ("", of(KeyGroups.parse("9000-9999"), b"1"))
+    assert (scene.reported["error"], scene.shown()) == ("", of(KeyGroups.parse("9000-9999"), b"1"))
 
 
 def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
@@ -165,7 +165,7 @@ def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
     with scene.store.begin() as txn:
         assert b"slots" not in txn.get(b"applied", db=scene.store.tables.meta)
         assert not [name for name, _ in txn.cursor(db=scene.store.tables.meta) if name.startswith(b"slot")]
-    assert (scene.told["slots"], scene.told["loading"]) == ("0-16383", "")
+    assert (scene.reported["slots"], scene.reported["loading"]) == ("0-16383", "")
 
 
 # Gaining and losing --------------------------------------------------------------------------------------------------
@@ -183,13 +183,13 @@ def test_a_gained_range_is_owned_when_it_has_caught_up_and_epochs_go_on_meanwhil
     for number in range(5, 20):
         scene.publish(b"%d" % number, KEYS if number < 8 else [])
         scene.applier.step()
-        seen.append((scene.told["applied"], scene.told["slots"]))
-        owned = KeyGroups.parse(scene.told["slots"])
+        seen.append((scene.reported["applied"], scene.reported["slots"]))
+        owned = KeyGroups.parse(scene.reported["slots"])
         assert scene.shown() == of(owned, b"%d" % min(number, 7))
     assert [applied for applied, _ in seen] == list(range(5, 20))
     assert seen[0][1] == seen[5][1] == "0-8191"
     scene.settle()
-    assert (scene.told["slots"], scene.told["loading"]) == ("0-16383", "")
+    assert (scene.reported["slots"], scene.reported["loading"]) == ("0-16383", "")
     assert scene.shown() == of(ALL, b"7")
     assert scene.store.applied.key_count == len(KEYS)
 
@@ -200,19 +200,19 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     scene.log.rename(scene.log.with_name("away"))
     scene.applier.set_desired_slots(KeyGroups.parse("0-99"))
     scene.applier.step()
-    assert (scene.told["slots"], scene.told["applied"]) == ("0-99", 0)
-    assert scene.told["error"]
+    assert (scene.reported["slots"], scene.reported["applied"]) == ("0-99", 0)
+    assert scene.reported["error"]
     assert scene.shown() == of(KeyGroups.parse("0-99"), b"1")
 
 
 def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.publish(b"1")
     scene.settle()
-    told: list[str] = []
-    monkeypatch.setattr(Applier, "_apply_epochs", lambda self: told.append(scene.told["slots"]))
+    reported: list[str] = []
+    monkeypatch.setattr(Applier, "_apply_epochs", lambda self: reported.append(scene.reported["slots"]))
     scene.applier.set_desired_slots(KeyGroups.parse("5"))
     scene.applier.step()
-    assert told == ["5"]
+    assert reported == ["5"]
 
 
 def test_what_a_lost_range_held_goes_in_portions_and_it_can_be_gained_back_before_that(
@@ -228,11 +228,11 @@ def test_what_a_lost_range_held_goes_in_portions_and_it_can_be_gained_back_befor
     scene.publish(b"2")
     scene.applier.set_desired_slots(LOW)
     scene.applier.step()
-    owned = KeyGroups.parse(scene.told["slots"])  # those that are removed by then
+    owned = KeyGroups.parse(scene.reported["slots"])  # those that are removed by then
     assert len(owned) < 1_000
     assert scene.shown() == of(owned, b"2")
     scene.settle()
-    assert (scene.told["slots"], scene.shown()) == ("0-8191", of(LOW, b"2"))
+    assert (scene.reported["slots"], scene.shown()) == ("0-8191", of(LOW, b"2"))
     assert entries(scene.store) == before
 
 
@@ -258,7 +258,7 @@ def test_a_range_whose_epochs_are_swept_while_it_is_loaded_begins_anew_from_the_
     scene.publish(b"last")
     scene.settle()
     assert "loading restarts" in caplog.text
-    assert (scene.told["slots"], scene.told["error"]) == ("0-16383", "")
+    assert (scene.reported["slots"], scene.reported["error"]) == ("0-16383", "")
     assert scene.shown() == of(ALL, b"last")
 
 
@@ -317,7 +317,7 @@ def test_a_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Sc
     scene.applier.close()
     scene.start(HIGH)
     scene.settle()
-    assert (scene.told["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"1"))
+    assert (scene.reported["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"1"))
     assert scene.store.applied.key_count == len(of(HIGH, b"1")) == entries(scene.store)
 
 
@@ -327,10 +327,10 @@ def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) ->
     other = LogWriter(scene.log, "job", [STATE], "q2")
     scene.applier.set_desired_slots(HIGH)
     scene.settle()
-    assert (scene.told["slots"], scene.told["loading"]) == ("", "8192-16383")
+    assert (scene.reported["slots"], scene.reported["loading"]) == ("", "8192-16383")
     other.publish([put(key, b"new") for key in KEYS])
     scene.settle()
-    assert (scene.told["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"new"))
+    assert (scene.reported["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"new"))
 
 
 # Lines ---------------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_a_line_on_the_input_changes_the_slots_and_a_wrong_one_does_not(
         follow_until_end(scene.applier, reading, 60.0)
         os.close(reading)
         scene.settle()
-        assert scene.told["slots"] == expected
+        assert scene.reported["slots"] == expected
     assert "9-5 is no range of slots" in caplog.text
 
 
@@ -392,12 +392,12 @@ def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) ->
     scene.publish(b"1")
     scene.settle()
     (opened,) = [event for event in scene.events if event["event"] == "open"]
-    assert [(event["slots_lines"], event["slots"], event["term"]) for event in (opened, scene.told)] == [
+    assert [(event["slots_lines"], event["slots"], event["term"]) for event in (opened, scene.reported)] == [
         (0, "0-8191", 1)
     ] * 2
     scene.applier.set_desired_slots(HIGH)
     scene.applier.set_desired_slots(LOW)
     count = len(scene.events)
     scene.settle()
-    assert (scene.told["slots_lines"], scene.told["slots"], scene.told["loading"]) == (2, "0-8191", "")
+    assert (scene.reported["slots_lines"], scene.reported["slots"], scene.reported["loading"]) == (2, "0-8191", "")
     assert len(scene.events) == count + 1

@@ -115,7 +115,7 @@ def test_the_clock_of_an_epoch_never_falls_below_that_of_the_one_before(tmp_path
 # What a server shows and tells by its own clock -----------------------------------------------------------------------
 
 
-def told(store: LmdbStore) -> list[tuple[bytes, list[KeyEvent]]]:
+def recorded_events(store: LmdbStore) -> list[tuple[bytes, list[KeyEvent]]]:
     """Return the events that a store keeps."""
     with store.snapshot(0) as shown:
         kept = shown.stored_portions()
@@ -148,11 +148,11 @@ def test_of_a_stopped_job_what_has_expired_is_in_no_count_and_told_once(store: L
         store.expire(now_ms, 100)
     assert (store.applied.keys, store.applied.expiring, store.applied.expired_keys) == ({"recent": 1}, 1, 1)
     assert records(store) == 2  # an epoch whose clock was read before may still come
-    assert [key for key, what in told(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
+    assert [key for key, what in recorded_events(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
     apply(store, 1_000)
     store.expire(1_200, 100)
     assert (store.applied.keys, store.applied.expired_keys, records(store)) == ({"recent": 1}, 1, 1)
-    assert [key for key, what in told(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
+    assert [key for key, what in recorded_events(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
 
 
 def test_a_key_that_an_epoch_changes_after_its_time_is_told_of_again_and_counted_if_it_lives(store: LmdbStore) -> None:
@@ -162,10 +162,10 @@ def test_a_key_that_an_epoch_changes_after_its_time_is_told_of_again_and_counted
     apply(store, 900, *total(1, 900))  # the epoch's clock was read before the key's time
     assert (store.applied.keys, store.applied.expiring) == ({"total": 1}, 1)
     store.expire(1_900, 100)
-    assert (store.applied.keys, told(store)[-1]) == ({}, (b"total:a", [KeyEvent.EXPIRED]))
+    assert (store.applied.keys, recorded_events(store)[-1]) == ({}, (b"total:a", [KeyEvent.EXPIRED]))
     apply(store, 950, Change("total", Op.FOLD, b"total:a", None, b"1", 1_850))
     assert store.applied.keys == {}  # it came when its time had passed
-    assert told(store)[-1][1][-1] is KeyEvent.EXPIRED
+    assert recorded_events(store)[-1][1][-1] is KeyEvent.EXPIRED
 
 
 def test_a_clock_that_is_set_back_by_hours_brings_keys_back_into_the_counts(store: LmdbStore) -> None:
@@ -185,7 +185,7 @@ def test_fields_that_expire_one_after_the_other_are_told_of_each_time(store: Lmd
     apply(store, 0, *fields)
     for now_ms in (150, 160, 250, 350):
         store.expire(now_ms, 100)
-    expired = [what for _, what in told(store)[1:]]
+    expired = [what for _, what in recorded_events(store)[1:]]
     assert expired == [
         [KeyEvent.FIELDS_EXPIRED],
         [KeyEvent.FIELDS_EXPIRED],
@@ -193,7 +193,7 @@ def test_fields_that_expire_one_after_the_other_are_told_of_each_time(store: Lmd
     ]
     apply(store, 400)
     store.expire(400, 100)
-    assert (store.applied.expired_fields, records(store), len(told(store))) == (3, 0, 4)
+    assert (store.applied.expired_fields, records(store), len(recorded_events(store))) == (3, 0, 4)
 
 
 def test_what_a_reader_is_shown_is_past_what_the_log_is_past(store: LmdbStore) -> None:

@@ -170,7 +170,7 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         with store.snapshot(1) as shown:
             return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else RIGHT
 
-    told = 0
+    reported = 0
     for place in places:
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(source, other)
@@ -178,8 +178,8 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
         code = in_a_child(verified_answers)
         assert code != WRONG, place
         assert in_a_child(any_answers) != WRONG, place
-        told += code != RIGHT
-    assert told > flips // 12
+        reported += code != RIGHT
+    assert reported > flips // 12
 
 
 def test_a_store_that_was_damaged_while_nobody_ran_is_built_anew(followed: Followed) -> None:

@@ -170,7 +170,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("root", "told"),
+    ("root", "error"),
     [
         ("nothing://there", "nothing: is not supported; give a path, file:, s3://"),
         ("http://host/x", "http: is not supported"),
@@ -193,13 +193,13 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
     ],
 )
 def test_an_address_that_cannot_be_is_refused_with_what_to_write(
-    root: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LogUnavailableError, match=told) as raised:
+    with pytest.raises(LogUnavailableError, match=error) as raised:
         open_filesystem(root)
     assert root in str(raised.value)
-    with pytest.raises(LogUnavailableError, match=told):
+    with pytest.raises(LogUnavailableError, match=error):
         check_writable(root)
     assert os.listdir(tmp_path) == []
 

@@ -155,12 +155,12 @@ def test_a_new_store_of_a_job_is_asked_for_what_it_owns_itself(part: Callable[..
 
 
 def test_answers_that_are_held_are_void_when_slots_change_within_an_epoch(part: Callable[..., Part]) -> None:
-    told: list[Sequence[bytes] | None] = []
+    reported: list[Sequence[bytes] | None] = []
     a = part("a", ALL)
-    view = keyspace_of(a).view(NOW_MS, told.append)
+    view = keyspace_of(a).view(NOW_MS, reported.append)
     assert read(view, a.keys) == {b"0"}
-    told.clear()
+    reported.clear()
     a.lose(HIGH)
     view.renew(NOW_MS)
     assert read(view, a.keys_in(LOW)) == {b"0"}
-    assert told == [None]
+    assert reported == [None]
