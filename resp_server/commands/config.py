@@ -41,8 +41,8 @@ class Setting:
     """One setting: how CONFIG GET renders it, and how CONFIG SET parses it into a field of ServerConfig, or several.
 
     A setting without a field cannot change. is_modifiable: Redis can change it, so CONFIG SET accepts its present
-    value; any value of an immutable setting is refused. in_file: what CONFIG REWRITE writes, if the option has other
-    words than the setting.
+    value; any value of an immutable setting is refused. in_file: makes what CONFIG REWRITE writes, if the option has
+    other values than the setting.
     """
 
     render: Render
@@ -171,7 +171,7 @@ SHOWN_LEVELS = {"info": "notice", "error": "warning"}
 
 
 def log_levels(word: bytes) -> str:
-    """Parse a level of Redis or of ours, and those of some parts: `notice,sparkis.tls=debug`."""
+    """Parse a level of Redis or of `--loglevel`, and the levels of some parts: `notice,sparkis.tls=debug`."""
     found = []
     for each in word.decode("utf-8", "replace").lower().split(","):
         part, is_given, level = each.rpartition("=")
@@ -185,7 +185,7 @@ def log_levels(word: bytes) -> str:
 
 
 def shown_levels(levels: str) -> str:
-    """Return levels in Redis' words."""
+    """Return levels by Redis' names."""
     parts = (each.rpartition("=") for each in levels.lower().split(","))
     return ",".join(f"{part}{equals}{SHOWN_LEVELS.get(level, level)}" for part, equals, level in parts)
 
