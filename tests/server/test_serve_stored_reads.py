@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis.strategies as st
+import lmdb
 import pytest
 from hypothesis import given, settings
 
@@ -213,6 +214,30 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
         if workers == "1":
             state_server = StateServer(server, client)
             eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+
+
+def test_an_idle_proxy_reads_no_old_epoch_whose_pages_could_not_be_reused(scene: Scene) -> None:
+    log = scene.folder / "idle"
+    counter = Counter(log, "first")
+    counter.next()
+    options = scene.options("idle-store")
+    options[options.index("--log") + 1] = str(log)
+    with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
+        eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
+        state_server = StateServer(server, client)
+        eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+        (data,) = (scene.folder / "idle-store").glob("job2/*/data.mdb")
+        with lmdb.open(str(data.parent), readonly=True, max_dbs=16) as store:
+            before = transactions_of(store, server.process.pid)
+            counter.next()
+            assert before
+            eventually(lambda: min(transactions_of(store, server.process.pid)), lambda found: found > max(before))
+
+
+def transactions_of(store: lmdb.Environment, pid: int) -> list[int]:
+    """Return the transactions that a process reads."""
+    rows = [line.split() for line in store.readers().splitlines()[1:]]
+    return [int(row[2]) for row in rows if row[0] == str(pid) and row[2] != "-"]
 
 
 def test_a_released_job_is_read_at_the_upstream_at_once(scene: Scene, server: Running, client: Connection) -> None:
