@@ -81,10 +81,10 @@ test-versions: setup-test ## run the tests marked versions with other versions o
 	        $$(grep -l 'mark\.versions' tests/spark/test_*.py) || failed="$$failed $$version"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
-test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties
+test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties and of the comparisons with Redis
 	@sh scripts/program.sh prometheus prometheus
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
-	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest $(ARGS) tests/properties
+	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest $(ARGS) tests/properties tests/differential
 
 test-large: setup-test ## run the tests of real sizes, and print their measurements: minutes and gigabytes
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large

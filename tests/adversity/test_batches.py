@@ -96,6 +96,7 @@ def job(spark: SparkSession, scene: Scene) -> Iterator[Job]:
 # The checkpoint -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_replaces_all_state_and_the_old_one_is_readable_until_then(job: Job, scene: Scene):
     scene.start_server()
     scene.add_files(2)
@@ -218,7 +219,7 @@ class _RunsTwice(sink_task.Task):
         yield from super().__call__(iter(rows))
 
 
-@pytest.mark.parametrize("task", [_FailsOnce, _RunsTwice])
+@pytest.mark.parametrize("task", [_FailsOnce, pytest.param(_RunsTwice, marks=pytest.mark.slow)])
 def test_a_task_that_runs_more_than_once_leaves_each_change_once(
     job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[sink_task.Task]
 ):
@@ -265,6 +266,7 @@ def with_files_only(task: type[sink_task.Task]) -> type[sink_task.Task]:
     return WithFilesOnly
 
 
+@pytest.mark.slow
 def test_a_user_function_that_fails_at_first_leaves_each_change_once(job: Job, scene: Scene):
     marker = scene.folder / "failed"
     scene.add_files(2)
@@ -315,7 +317,7 @@ def test_while_the_log_is_out_of_reach_batches_fail_and_servers_answer(job: Job,
     assert eventually(lambda: errors_of(scene), lambda error: not error) == ""
 
 
-@pytest.mark.parametrize("size", [10, 200_000])
+@pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), 200_000])
 def test_storage_that_refuses_fails_the_batch_with_its_reason(job: Job, scene: Scene, size: int):
     scene.add_files(1)
     wide = counts(job.spark, str(scene.input)).selectExpr("k", "n", f"rpad('', {size}, 'x') AS last")

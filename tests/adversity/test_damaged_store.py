@@ -99,7 +99,7 @@ def cut(data: Path) -> None:
     os.truncate(data, 3 * 4096)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("damage", [spoil, cut])
 def test_a_store_that_is_damaged_under_a_server_mends_itself(tmp_path: Path, damage: object, workers: int) -> None:
     assert callable(damage)

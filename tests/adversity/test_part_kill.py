@@ -41,6 +41,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_a_new_reader_finds_every_epoch(tmp_path: Path, log: Path) -> None:
     random = Random()
 

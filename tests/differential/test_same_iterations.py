@@ -78,7 +78,7 @@ def test_a_scan_of_a_sorted_set_finds_the_same_members_and_scores(
 
 
 @given(pattern=generators.patterns)
-@checked(300)
+@checked(150)
 def test_patterns_match_the_same_keys(pair: Pair, pattern: bytes) -> None:
     pair.check([[b"KEYS", pattern]])
 

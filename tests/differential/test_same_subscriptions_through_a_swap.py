@@ -45,7 +45,7 @@ def wait_until_nobody_listens(swap: Swap) -> None:
     cuts=CUTS,
     is_new=st.booleans(),
 )
-@checked(400)
+@checked(150)
 def test_subscriptions_through_the_proxy_are_answered_as_by_the_upstream_alone(
     swap: Swap, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:

@@ -78,7 +78,7 @@ befores = st.lists(words(), max_size=25)
     between=mixtures(OF_STATES),
     is_new=st.booleans(),
 )
-@checked(400)
+@checked(150)
 def test_commands_through_the_proxy_are_answered_as_by_the_upstream_alone_to_the_byte(
     swap: Swap, pipeline: list[Words], before: list[Words], cuts: list[int], between: Mixed, is_new: bool
 ) -> None:

@@ -69,7 +69,7 @@ def with_reads_of_states(
     between=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(READS_OF_STATES)), max_size=6),
     is_new=st.booleans(),
 )
-@checked(400)
+@checked(150)
 def test_transactions_through_the_proxy_are_answered_as_by_the_upstream_alone_to_the_byte(
     swap: Swap,
     pipeline: list[Words],

@@ -157,7 +157,7 @@ def test_the_older_writer_is_fenced(root: str) -> None:
     assert counts(root) == {b"job:count:0": 2}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))])
 def test_nothing_is_lost_or_doubled_on_a_bad_network(
     proxy: FaultyProxy, root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -273,7 +273,7 @@ def apply(store: LmdbStore, turn: int) -> None:
 
 @patch("resp_server.serving.server.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     requests_sent,
     endings,

@@ -35,7 +35,7 @@ def publish(log: Path, job: str, epochs: int, start_ms: int = START_MS) -> None:
             )
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_past_epoch_is_served_and_does_not_change(tmp_path: Path, workers: str) -> None:
     log, store = tmp_path / "log", tmp_path / "store"
     store.mkdir()

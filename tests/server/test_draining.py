@@ -66,7 +66,7 @@ def read_to_end(client: socket.socket) -> bytes:
 
 
 @pytest.mark.pure
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_all_requests_that_arrived_are_answered_and_then_the_client_is_closed(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -162,7 +162,7 @@ def next_to(start: Start, arguments: tuple[object, ...], another: tuple[object, 
 SHARED = ("--reuse-port", "yes")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_next_server_takes_over_the_port_and_no_read_fails(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -225,7 +225,7 @@ def _servers_with_slots(filesystem: object) -> int:
     return 0 if record is None or record.topology is None else sum(bool(node.slots) for node in record.topology.nodes)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_with_a_socket_of_systemd_clients_wait_for_the_restarted_server_and_no_read_fails(
     log: Path, tmp_path: Path, workers: int
 ) -> None:

@@ -237,7 +237,7 @@ def test_a_proxy_queues_few_histories_of_a_server_and_other_requests_do_not_wait
             assert len(client.read().value) == EPOCHS
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_server_of_the_past_has_the_history_up_to_its_moment(tmp_path: Path, workers: str) -> None:
     log, store = tmp_path / "log", tmp_path / "store"
     store.mkdir()

@@ -107,7 +107,7 @@ def read_on(command: Command) -> str:
 DEBUG = ("--loglevel", "debug", "--slowlog-log-slower-than", "0", "--port", 0)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_server_shows_no_secret(
     start: Start, log: Path, tmp_path: Path, files: dict[str, Path], workers: int
 ) -> None:

@@ -250,7 +250,7 @@ async def all_are_read(pair: Pair) -> None:
     await asyncio.to_thread(read)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_read_fails_while_slots_move_and_epochs_come(tmp_path: Path, workers: int) -> None:
     async def scenario() -> None:
         async with pair_of(tmp_path, workers) as pair:
@@ -266,7 +266,7 @@ def test_no_read_fails_while_slots_move_and_epochs_come(tmp_path: Path, workers:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_path: Path, workers: int) -> None:
     async def scenario() -> None:
         async with pair_of(tmp_path, workers) as pair:

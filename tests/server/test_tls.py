@@ -121,7 +121,7 @@ def test_a_client_reads_over_tls_whatever_it_asks(
         assert client.config_get("*port") == {"port": "0", "tls-port": str(server.tls_port)}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_plain_and_tls_are_side_by_side(serve: Serve, authority: Authority, workers: int) -> None:
     server = serve(*authority.options(auth_clients="no"), "--tls-port", "0", workers=workers)
     assert server.tls_port not in (0, server.port)
@@ -189,7 +189,7 @@ def test_a_client_refuses_a_server_of_another_ca(shared: Serve, authority: Autho
         Client.from_url(f"rediss://127.0.0.1:{server.port}", tls=TlsFiles(ca=str(other.ca)))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
     serve: Serve, authority: Authority, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_client_that_does_not_read_its_replies_holds_up_nobody(shared: Serve, 
         assert bytes(read[: len(expected)]) == expected
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_server_ends_while_clients_are_there(serve: Serve, authority: Authority, workers: int) -> None:
     server = serve(*authority.options(auth_clients="no"), workers=workers)
     with connect(server, **authority.client()) as client:

@@ -72,12 +72,14 @@ def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> N
     check_command(attacked, command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 
 
+@pytest.mark.slow
 def test_subscriptions_beside_those_of_many_clients(attacked: Attacked) -> None:
     check_beside_many_subscriptions(attacked)
 

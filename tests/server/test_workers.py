@@ -428,7 +428,7 @@ def test_a_worker_that_comes_later_shows_what_the_others_show(serve: Serve, log:
             assert connection.call("GET", MARKERS[0]).value == b"8"
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path, workers: str) -> None:
     """The applier waits for the lock of the job's stores, as after a server that died in the midst of an epoch."""
     folder = tmp_path / "store" / JOB

@@ -47,6 +47,7 @@ def test_a_stopped_querys_checkpoint_is_enough(
     assert client.get("elsewhere:mean:b") == "2.5"
 
 
+@pytest.mark.slow
 def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_own(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
@@ -79,6 +80,7 @@ def test_the_aggregate_of_a_whole_stream_is_one_key(
     assert shown(client, "one") == {"one:rows:all": "2"}
 
 
+@pytest.mark.slow
 def test_a_buffer_that_is_called_as_the_key_is_found_by_its_position(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):

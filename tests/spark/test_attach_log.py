@@ -51,6 +51,7 @@ def first_epoch(attachment: Attachment) -> Any:
     return epoch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_batches_are_kept")
 def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
@@ -84,6 +85,7 @@ def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
     assert job["incomplete"] == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_set_back_is_read_anew(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
@@ -118,6 +120,7 @@ def test_a_checkpoint_that_was_set_back_is_read_anew(
     assert generations_of(attachment) == 3
 
 
+@pytest.mark.slow
 def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
@@ -193,6 +196,7 @@ def test_the_state_of_a_checkpoint_that_was_begun_anew_is_held_back_until_it_has
         attached(query, catch_up_timeout=-1)
 
 
+@pytest.mark.slow
 def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_anew(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
@@ -216,7 +220,9 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
     eventually(lambda: shown(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
 
 
-@pytest.mark.parametrize("in_its_place", ["nothing", "a file", "an empty folder"])
+@pytest.mark.parametrize(
+    "in_its_place", ["nothing", *(pytest.param(each, marks=pytest.mark.slow) for each in ("a file", "an empty folder"))]
+)
 def test_an_attachment_outlives_that_its_log_is_away(
     spark: SparkSession, batches: Make, attached: Attach, tmp_path: Path, in_its_place: str
 ):

@@ -102,6 +102,7 @@ def scene(spark: SparkSession, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(spark, tmp_path, stack)
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_takes_over_before_those_of_a_driver_that_stops_end(scene: Scene, tmp_path: Path):
     staying = scene.started("state-server", "--compact", "--store", tmp_path / "store")
     port = staying.wait_for(r"started state server @ 127.0.0.1:([0-9]+)")[1]

@@ -169,8 +169,7 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
 @pytest.mark.parametrize(
     ("number", "has_children"),
     [
-        (signal.SIGINT, False),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),  # a part of the next
+        *(pytest.param(each, False, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM)),
         (signal.SIGTERM, True),
     ],
 )

@@ -47,6 +47,7 @@ def test_a_place_that_is_not_on_the_map_fails_by_name(spark: SparkSession, place
         df.select(sparkis.geo_score("longitude", "latitude")).collect()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("endpoint")
 def test_a_sorted_set_of_such_scores_is_searched_for_places(spark: SparkSession, client: redis.Redis) -> None:
     shops = spark.sql(

@@ -142,6 +142,7 @@ def test_it_is_shown_when_the_time_is_over(
     eventually(lambda: said(caplog, old_state)[-1], lambda line: line.endswith("from now on: 0.5 s have passed"))
 
 
+@pytest.mark.slow
 def test_it_is_shown_at_once_if_that_is_asked_for(
     client: redis.Redis, numbers: DataFrame, old_state: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -190,6 +191,7 @@ def never_resting_source() -> type[DataSource]:
     return Partition
 
 
+@pytest.mark.slow
 def test_it_is_shown_when_its_sources_are_as_far_as_they_were(
     spark: SparkSession, client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

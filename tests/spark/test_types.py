@@ -81,7 +81,7 @@ def states() -> Iterator[StateDescriptor]:
         yield StateDescriptor(f"field-{name}", key="id", field=name, value="id", where="id = 'full'")
 
 
-@pytest.fixture(scope="module", params=["plain", "large"])
+@pytest.fixture(scope="module", params=["plain", pytest.param("large", marks=pytest.mark.slow)])
 def served(
     request: pytest.FixtureRequest,
     spark: SparkSession,

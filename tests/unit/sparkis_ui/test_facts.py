@@ -113,7 +113,7 @@ def test_clients_are_counted_by_user() -> None:
 
 
 def listing(at_s: float, *clients: tuple[int, str, int]) -> facts.Listing:
-    """Return a listing of clients: (id, user, requests so far), with ten bytes in and a hundred out for each request."""
+    """Return a listing of clients (id, user, requests so far), with ten bytes in and a hundred out for each request."""
     lines = [f"id={i} user={user} tot-net-in={n * 10} tot-net-out={n * 100} tot-cmds={n}" for i, user, n in clients]
     return facts.Listing(facts.clients_of("\n".join(lines).encode()), at_s)
 
