@@ -272,6 +272,7 @@ def apply(store: LmdbStore, turn: int) -> None:
 
 
 @patch("resp_server.serving.server.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
+@patch("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
 @settings(max_examples=examples(20), deadline=None)
 @given(

@@ -127,5 +127,5 @@ def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
         read_table(log, "document", as_of=5)
     with pytest.raises(LogError, match="before the first epoch of its state, epoch 0"):
         read_table(log, "document", as_of=datetime(2001, 1, 1))
-    with pytest.raises(LogError, match="'yesterday' is neither"):
+    with pytest.raises(LogError, match="'yesterday' is not an epoch's number, or a time"):
         read_table(log, "document", as_of="yesterday")
