@@ -98,6 +98,7 @@ cdef class Core:
         self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
     ) except? 0
     cdef int use_view(self, view, bint is_node) except -1
+    cdef bint is_newest(self)
     cdef int job_at(self, const Word* key) except -3
     cdef bint refresh_job(self, int index) except -1
     cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL

@@ -607,6 +607,16 @@ cdef class Core:
                 self.owned_slots = <const uint8_t*>PyBytes_AS_STRING(self.owned_slots_object)
         return 0
 
+    cdef bint is_newest(self):
+        """Tell whether the view, renewed last for `use_view`, is at the newest epochs of the jobs that were read since."""
+        cdef JobPages job
+        if self.view is None or self.renewal != <uint64_t>self.view.renewals:
+            return False
+        for job in self.jobs:
+            if job.renewal == self.renewal and not (job.is_readable and job.pages.is_newest()):
+                return False
+        return True
+
     cdef int job_at(self, const Word* key) except -3:
         """Return the index of a key's job, NO_JOB, or UNDECIDED: the general path has to find the job."""
         cdef const uint8_t* colon
@@ -1426,7 +1436,7 @@ cdef class FastPath:
         return self.core.drop_lookaheads()
 
     cdef int expire_view(self) noexcept:
-        """Move to the newest epochs before the next answers. The poller renews a server's view, so this does nothing."""
+        """Renew the view before the next answers. The poller renews a server's view, so this does nothing."""
         return 0
 
     cdef Rules rules_of(self, object user):

@@ -129,8 +129,6 @@ cdef class Poller:
                 if not is_renewed:
                     is_renewed = True
                     self.server.renew()
-                    if self.fast_path is not None:
-                        self.fast_path.expire_view()
                 self.run_round(began_ns)
             except BaseException:
                 self.schedule_run()  # epoll does not report the remaining input again

@@ -21,6 +21,7 @@ compiled core answers reads of stored keys at the front of a client's input, and
 import re
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.time cimport monotonic_ns
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -961,7 +962,8 @@ cdef class StoredReads(FastPath):
 
     cdef Hop hop
     cdef object stores
-    cdef bint is_fresh, may_read  # the view is at the newest epochs; its stores may be read
+    cdef bint is_fresh, may_read  # no server's input came since the view was renewed; its stores may be read
+    cdef int64_t renewed_ms
 
     def use(self, Hop hop, stores):
         """Read these stores (`server_stores.ServerStores`), and keys that the hop's patterns give to states."""
@@ -998,18 +1000,22 @@ cdef class StoredReads(FastPath):
     cdef bint begin(self) except -1:
         """Move to the newest epochs; False while the stores must not be read.
 
-        Once in each turn of the poller, and again after input that is not a client's: it may be a server's reply.
+        The state server answers other processes, too: requests may follow its replies to them. So the stores are asked
+        for newer epochs each time. The view is renewed if there are any, once a millisecond for its clock, and after
+        input that is not a client's: it may be a server's reply.
         """
+        cdef int64_t now_ms = monotonic_ns() // 1000000
         self.last_user = self.last_rules = None
-        if not self.is_fresh:
-            self.is_fresh, self.may_read, self.slow_ns = True, False, NEVER_NS
-            try:
-                view = self.stores.current_view()
-                if view is not None:
-                    self.core.use_view(view, False)
-                    self.may_read = True
-            except Exception as error:
-                self.server.report(error)
+        if self.is_fresh and now_ms == self.renewed_ms and (not self.may_read or self.core.is_newest()):
+            return self.may_read
+        self.is_fresh, self.may_read, self.renewed_ms, self.slow_ns = True, False, now_ms, NEVER_NS
+        try:
+            view = self.stores.current_view()
+            if view is not None:
+                self.core.use_view(view, False)
+                self.may_read = True
+        except Exception as error:
+            self.server.report(error)
         return self.may_read
 
     cdef int count(self, int64_t elapsed_ns) noexcept:

@@ -76,11 +76,13 @@ cdef class Pages:
     cdef Directory directory  # of `keys`
     cdef CachedRecord* cache  # CACHED_MAX records, each at the hash of its name; NULL until the first one
     cdef object main
+    cdef uint64_t version  # the number of the transaction that wrote what `learn` read
     cdef public bint is_readable
     cdef bint find_base(self, const uint8_t* record) except -1
     cdef bint is_store(self) noexcept
     cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1
     cdef void count_pages(self) noexcept
+    cdef bint is_newest(self) noexcept
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef bint has_directory(self, size_t lookups) noexcept nogil

@@ -55,6 +55,7 @@ cdef enum:
     POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which older headers lack
     POPULATE_STEP_BYTES = 32 << 20
     PAGE_HEADER = 16
+    META_TRANSACTION_AT = 128  # in a meta page, after its header
     NODE_HEADER = 8
     BRANCH = 0x01
     LEAF = 0x02
@@ -635,11 +636,22 @@ cdef class Pages:
         cdef uint64_t pages = <uint64_t>found.st_size // self.map.page_bytes if fstat(self.file, &found) == 0 else 0
         self.map.pages = min(pages, self.mapped_pages)
 
+    cdef bint is_newest(self) noexcept:
+        """Tell whether no transaction was committed after the version that `learn` read. Only while the store is open.
+
+        The file's first two pages have the numbers of the last two transactions. False if they cannot be read.
+        """
+        cdef const uint8_t* number = self.map.base + PAGE_HEADER + META_TRANSACTION_AT
+        if not self.is_readable or self.map.pages < 2:
+            return False
+        return max(u64(number), u64(number + self.map.page_bytes)) == self.version
+
     def learn(self, txn):
         """Read the roots of the tables in the version that a transaction sees; False if that fails."""
         if not self.is_readable:
             return False
         self.count_pages()
+        self.version = txn.id()
         if self.cache != NULL:
             memset(self.cache, 0, CACHED_MAX * sizeof(CachedRecord))
         self.directory.is_built, self.directory.lookups = False, 0
@@ -900,6 +912,11 @@ def hashes(bytes key):
     """Return a key's slot, CRC32 and CRC16, for tests."""
     cdef const uint8_t* text = <const uint8_t*>key
     return slot_of(text, len(key)), crc32_of(text, len(key)), crc16_of(text, len(key))
+
+
+def is_newest(Pages pages):
+    """Tell whether the learned version is the newest of its store; for tests."""
+    return bool(pages.is_newest())
 
 
 def look_up_block(Pages pages, bytes name, int64_t moment_ms):

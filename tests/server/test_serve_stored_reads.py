@@ -8,17 +8,19 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 
 import hypothesis.strategies as st
 import lmdb
 import pytest
 from hypothesis import given, settings
 
-from compat.conformance.servers import Running, sparkis_program
+from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program
 from compat.conformance.wire import Connection, request
 from compat.examples import examples
 from compat.waiting import eventually
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
+from resp_server.net.client import Client
 from resp_server.proxy.compiled import hop
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -157,6 +159,11 @@ class Counter:
         self._writer = LogWriter(log, "job2", [COUNT], generation)
         self.number = number
 
+    @property
+    def epoch(self) -> int:
+        assert self._writer.last is not None
+        return self._writer.last.epoch
+
     def next(self) -> None:
         self.number += 1
         self._writer.publish(
@@ -214,6 +221,36 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
         if workers == "1":
             state_server = StateServer(server, client)
             eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+
+
+def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(scene: Scene) -> None:
+    log = scene.folder / "awaited"
+    counter = Counter(log, "first")
+    counter.next()
+    options = scene.options("awaited-store")
+    options[options.index("--log") + 1] = str(log)
+    is_over = Event()
+
+    def flood(port: int) -> None:
+        with Connection(port) as other:
+            while not is_over.is_set():
+                other.send(request("GET", "job2:count:1") * 200)
+                for _ in range(200):
+                    other.read()
+
+    with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
+        eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
+        flooding = Thread(target=flood, args=(server.port,))
+        flooding.start()
+        try:
+            with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
+                for _ in range(40):
+                    counter.next()
+                    assert driver.call("WAIT", "job2", str(counter.epoch), "60000") == 1
+                    assert client.call("GET", "job2:count:0").plain == b"%d" % counter.number
+        finally:
+            is_over.set()
+            flooding.join()
 
 
 def test_an_idle_proxy_reads_no_old_epoch_whose_pages_could_not_be_reused(scene: Scene) -> None:

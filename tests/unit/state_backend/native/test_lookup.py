@@ -271,3 +271,17 @@ def test_flipped_bytes_in_pages_end_in_an_error_or_a_record_never_in_a_crash(tmp
     damaged, scanned, packed = map(int, ended.stdout.split()[1:])
     assert damaged > 0  # it was met, and told
     assert scanned > 10_000 and packed > 10_000
+
+
+def test_a_learned_version_is_the_newest_until_a_transaction_is_committed(environment: lmdb.Environment) -> None:
+    fill(environment, random.Random(1), 30)
+    pages = pages_of(environment)
+    assert not lookup.is_newest(pages)
+    for round_ in range(4):  # the two meta pages are written in turns
+        with environment.begin() as txn:
+            pages.learn(txn)
+        assert lookup.is_newest(pages)
+        with environment.begin(write=True) as txn:
+            txn.put(b"k", b"%d" % round_)
+            assert lookup.is_newest(pages)
+        assert not lookup.is_newest(pages)
