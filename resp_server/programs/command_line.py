@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import NamedTuple
 
 from resp_server.net.addresses import PORT_MAX
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
+
+logger = logging.getLogger("sparkis.server")
 
 LOOPBACK = "127.0.0.1"
 
@@ -74,14 +78,21 @@ class Program:
 
     def run(self, options: argparse.Namespace) -> int:
         """Set up logging and run the program; return the exit code."""
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `listening.Shutdown` sets a handler
         log_lines.set_up(options.loglevel, options.log_format)
+        # Until `listening.Shutdown` sets its handlers.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ends = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, _end_before_start) for number in ends]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ends, signal.SIGHUP))  # a supervisor has blocked them
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
             for each in mistakes_of(error):
                 print(f"sparkis {self.name}: {each}", file=sys.stderr)
             return 1
+        finally:
+            for number, handler in zip(ends, before, strict=True):
+                signal.signal(number, handler)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Parse a command line and run the program; return the exit code."""
@@ -141,6 +152,11 @@ def message_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def _end_before_start(number: int, frame: FrameType | None) -> None:
+    logger.info("%s: ends before it has started", signal.Signals(number).name)
+    raise SystemExit(0)
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,7 @@ from resp_server.programs.command_line import Mistakes, Program, tcp_port, whole
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
+    EndedBeforeStartError,
     Shutdown,
     add_listening_options,
     add_tls_port_option,
@@ -323,12 +324,37 @@ async def _serve(
     moments: Mapping[tuple[str, str], Moment] | None = None,
 ) -> int:
     """Serve until a signal, the end of the parent, or the end of the last driver's lease; return the exit code."""
+    drain = Drain(options)
+    shutdown = Shutdown(
+        # A state server behind a proxy ends with the proxy, which has the record of both.
+        watches_input=options.child and (options.linger is None or options.behind_proxy),
+        lifeline=supervised.get("lifeline"),
+        drain=drain,
+    )
+    try:
+        return await _serve_until(shutdown, drain, options, config, roots, folder, supervised, moments)
+    except EndedBeforeStartError:
+        return 0
+
+
+async def _serve_until(
+    shutdown: Shutdown,
+    drain: Drain,
+    options: argparse.Namespace,
+    config: ServerConfig,
+    roots: Sequence[str],
+    folder: Path,
+    supervised: Mapping[str, int],
+    moments: Mapping[tuple[str, str], Moment] | None,
+) -> int:
     raise_file_limit(config.clients_max)
-    catalog, server = await _make_server(config, options.workers, has_peer_processes=options.behind_proxy)
+    with shutdown.cancelling_start():
+        catalog, server = await _make_server(config, options.workers, has_peer_processes=options.behind_proxy)
     if options.behind_proxy:
         catalog = ReportedCatalog(catalog, _report)
     choice = options.compact if moments is None else "no"
-    compacted = await asyncio.to_thread(compacted_logs, roots, choice)
+    with shutdown.cancelling_start():
+        compacted = await asyncio.to_thread(compacted_logs, roots, choice)
     retention_ms = int(options.retention * 60_000)
     appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
     server.watch_event_demand(appliers.record_events)
@@ -341,26 +367,19 @@ async def _serve(
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
     server.set_loading(True)
-    drain = Drain(options)
     metrics = listener_of(options, WorkersSource(server) if isinstance(server, Workers) else ServerSource(server))
     try:
-        await metrics.start()
-        if options.cluster is not None:
-            file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
-            file.read()
-            topology_task = asyncio.create_task(file.follow())
-        await appliers.start()
-        loading = asyncio.create_task(appliers.catch_up())
-        # A process that shares its port takes over at once, so it must be able to answer.
-        await _wait_for_jobs(server, loading, None if config.shares_port else LOADING_GRACE_S)
-        shutdown = Shutdown(
-            # A state server behind a proxy ends with the proxy, which has the record of both.
-            watches_input=options.child and (driver_leases is None or options.behind_proxy),
-            users=server,
-            lifeline=supervised.get("lifeline"),
-            reload=ConfigReload(options, server).reload,
-            drain=drain,
-        )
+        with shutdown.cancelling_start():
+            await metrics.start()
+            if options.cluster is not None:
+                file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
+                file.read()
+                topology_task = asyncio.create_task(file.follow())
+            await appliers.start()
+            loading = asyncio.create_task(appliers.catch_up())
+            # A process that shares its port takes over at once, so it must be able to answer.
+            await _wait_for_jobs(server, loading, None if config.shares_port else LOADING_GRACE_S)
+        shutdown.handle_hang_ups(server, ConfigReload(options, server).reload)
         await server.start()
         control_port = await control.start(options.control_port) if control else None
         if options.behind_proxy:

@@ -41,6 +41,7 @@ class Supervisor:
         self._is_stopping = False
         for number in FORWARDED:
             signal.signal(number, self._forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # `supervise` has blocked them
 
     def run(self) -> int:
         """Run the child, and restart it after a crash; return its exit code when it exits or is stopped."""
@@ -65,10 +66,10 @@ class Supervisor:
         environment = os.environ | {SUPERVISED: json.dumps({"lifeline": lifeline, "ports": ports_input, **self._ports})}
         try:
             passed = (lifeline, ports_input, *listening_sockets())
-            # The child inherits this: SIGHUP must not end it before it has a handler.
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            # The child inherits this, and takes signals once it has handlers (see `command_line.Program`).
+            signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
             self._process = subprocess.Popen(self._command, env=environment, pass_fds=passed)
-            signal.signal(signal.SIGHUP, self._forward)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
             if self._is_stopping:
                 self._process.terminate()
             os.close(ports_input)
@@ -111,6 +112,7 @@ def supervise() -> None:
     command = [sys.executable, "-I", os.path.abspath(__file__), sys.executable, *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until the new program has handlers
     os.execv(sys.executable, command)
 
 

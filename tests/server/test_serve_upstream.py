@@ -212,6 +212,8 @@ def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> 
         routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
         command.hang_up()
         eventually(lambda: client.call("GET", "job:speed:1").plain == OLD)
+        assert client.call("CONFIG", "SET", "loglevel", "debug").value == b"OK"
+        command.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")  # of the state server
     command.end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -200,6 +201,48 @@ def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
     file.write_text('loglevel = "error"\n')
     server.hang_up()
     eventually(lambda: levels() == {b"warning"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("start_of", ["the program", "its child"])
+def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
+    start: Start, log: Path, tmp_path: Path, start_of: str, number: signal.Signals
+) -> None:
+    os.mkfifo(password := tmp_path / "password")
+    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--requirepass-file", password)
+    server = start("serve", *options)
+    if start_of == "its child":
+        password.write_text("secret\n")  # for the process that becomes the child's supervisor
+        eventually(lambda: running_below(server.process.pid), awaited="a child")
+    with password.open("w"):  # returns once the process reads the file
+        server.process.send_signal(number)
+        server.wait_for(rf"{number.name}: ends before it has started")
+    assert server.process.wait(WAIT_S_MAX) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_while_jobs_are_loaded_ends_the_program_with_a_line(
+    start: Start, log: Path, tmp_path: Path, workers: int
+) -> None:
+    (folder := tmp_path / "store" / "job").mkdir(parents=True)
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as another server that reads the store, so the applier waits
+        options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", workers)
+        server = start("serve", *options, "--reuse-port", "yes", "--loglevel", "debug", "--metrics", 0)
+        server.wait_for("INFO sparkis.metrics")
+        eventually(lambda: "state_backend.apply.applier" in running_below(server.process.pid))
+        server.process.terminate()
+        server.wait_for("INFO sparkis.server: ends before it has started")
+        assert server.process.wait(WAIT_S_MAX) == 0
+
+
+def running_below(pid: int) -> str:
+    """Return the command lines of a process's descendants."""
+    found = ""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):
+            found += Path(f"/proc/{child}/cmdline").read_text() + running_below(int(child))
+    return found
 
 
 def test_a_hangup_changes_what_a_registry_logs(start: Start, log: Path, tmp_path: Path) -> None:
