@@ -1,7 +1,8 @@
 """Make the golden folder of a release: `python scripts/golden_release.py`, as tests/golden/sparkis-<version>.tar.xz.
 
     log/            a job for each format of epochs, by its name, `format1` to `format4`, with a snapshot as of the
-                    second of three epochs; the job `large`; registry.json
+                    second of three epochs; the job `large`; the job `renamed`, by `sparkis rename`; the job `held`,
+                    whose second generation is held back; the job `parts`, with half of a snapshot; registry.json
     store/          the store of a server of this log
     member/         the folder of a state server of this log
     owners.json     the owners of keys of a proxy with an upstream
@@ -31,10 +32,17 @@ from redis import Redis
 
 from resp_server.upstream.ownership import Ownership
 from state_backend import VERSION
+from state_backend.apply import snapshots
+from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
+from state_backend.apply.rename import rename
 from state_backend.codec import selections
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -62,6 +70,10 @@ STATES = {
         StateDescriptor("sorted", key="k", member="m", score="s"),
     ],
 }
+# Of jobs that are more than their epochs (see `make_log`).
+VALUE = StateDescriptor("value", key="k", value="v")
+HALF = KeyGroups.parse("0-8191")
+
 EPOCHS: dict[str, list[list[Change]]] = {
     "format1": [
         [Change("value", Op.PUT, b"format1:value:%d" % number, value=b"%d" % number) for number in range(MANY)],
@@ -103,6 +115,37 @@ def make_log(root: Path) -> None:
                 writer.publish(changes)
                 if number == 1:
                     compact_log(str(root), job, retention_ms=3_600_000)
+    write_values(root, "before")
+    rename(root, "before", "renamed")
+    write_values(root, "held")
+    with LogWriter(root, "held", [VALUE.for_job("held")], "query-new", takeover=True, holds_back=True) as writer:
+        writer.publish([Change("value", Op.PUT, b"held:value:new", value=b"new")])
+    write_values(root, "parts")
+    write_part(root, "parts", HALF)
+
+
+def write_values(root: Path, job: str) -> None:
+    """Write two epochs of a job with one state."""
+    with LogWriter(root, job, [VALUE.for_job(job)], f"query-{job}") as writer:
+        for epoch in range(2):
+            keys = [f"{job}:value:{number}".encode() for number in range(MANY // 10)]
+            writer.publish([Change("value", Op.PUT, key, value=b"%d" % epoch) for key in keys])
+
+
+def write_part(root: Path, job: str, slots: KeyGroups) -> Epoch | None:
+    """Write a server's part of a snapshot; return the snapshot's epoch once it has all parts."""
+    log = ChangeLog(root)
+    with tempfile.TemporaryDirectory() as store:
+        applier = Applier(log, job, store, lambda event: None, slots=slots)
+        try:
+            while applier.step():
+                pass
+            current = log.job(job).visible()
+            assert applier.store is not None and current is not None
+            with applier.store.snapshot(now_ms()) as snapshot:
+                return snapshots.write(log.job(job), current, snapshot)
+        finally:
+            applier.close()
 
 
 def make_owners(path: Path) -> None:

@@ -17,9 +17,12 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.programs.state_server import MEMBER_FORMAT
 from resp_server.registry import record
 from resp_server.upstream import ownership
-from scripts.golden_release import replies
+from scripts.golden_release import replies, write_part
+from state_backend.apply import snapshots
 from state_backend.lmdb.layout import FORMAT
 from state_backend.lmdb.store import _boot_id
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.key_groups import ALL, KeyGroups
 from tests.golden_releases import NEWER, RELEASES, extracted, raise_format
 from tests.server.test_signals import Command, Start
 from tests.server.test_signals import start as start
@@ -37,6 +40,30 @@ def remark(stores: Path, change: Callable[[str, str], str]) -> None:
     for boot in stores.glob("*/*/boot"):
         number, version, _ = boot.read_text().split(" ", 2)
         boot.write_text(f"{change(number, version)} {_boot_id()}")
+
+
+def test_a_generation_that_is_held_back_is_seen_once_it_is_promoted(start: Start, golden: Path) -> None:
+    server = serve(start, golden, "store")
+    check(server, golden)
+    with Redis(port=int(re.search(STARTED, server.logged)[1]), decode_responses=True, protocol=3) as client:  # type: ignore[index]
+        rows = {row["name"]: row for row in client.execute_command("STATE", "JOBS")}
+        assert "before" not in rows and rows["renamed"]["keys"] == rows["held"]["keys"] == 30
+        assert rows["held"]["held_back_epoch"] == 0
+        assert client.get("held:value:1") == "1" and client.get("held:value:new") is None
+        promoted = subprocess.run(
+            [sys.executable, "-m", "sparkis", "promote", "--log", golden / "log", "held"], check=False
+        )
+        assert promoted.returncode == 0
+        eventually(lambda: (client.get("held:value:new"), client.get("held:value:1")) == ("new", None))
+
+
+def test_the_other_half_of_a_snapshot_completes_it(golden: Path) -> None:
+    log = ChangeLog(golden / "log").job("parts")
+    current = log.visible()
+    assert current is not None and snapshots.newest(log, current) is None
+    manifest = write_part(golden / "log", "parts", KeyGroups.parse("8192-16383"))
+    assert manifest is not None and manifest == snapshots.newest(log, current)
+    assert (manifest.epoch, manifest.rows, manifest.slots) == (1, 30, ALL)
 
 
 def serve(start: Start, golden: Path, store: str) -> Command:
