@@ -7,7 +7,8 @@
 
 `host` and `port` are the address that clients connect to; a server may listen on another one. `id` is optional, 40 hex
 digits as in Redis; by default it is derived from the address. `replica_of` names another node by its id or address.
-`health` is `online` by default. Slots without an owner are allowed.
+`health` is `online` by default. `zone` is optional; servers of one zone may be lost together. Slots without an
+owner are allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import ip_address
@@ -57,6 +58,7 @@ class Node:
     slots: KeyGroups = NONE
     replica_of: str | None = None
     health: Health = Health.ONLINE
+    zone: str = ""
 
     @property
     def address(self) -> str:
@@ -196,11 +198,11 @@ def _fields(subject: str, data: Any, required: Mapping[str, type], optional: Map
 
 def _node(number: int, row: Any) -> Node:
     subject = f"node {number}"
-    host, port, node_id, slots, replica_of, health = _fields(
+    host, port, node_id, slots, replica_of, health, zone = _fields(
         subject,
         row,
         {"host": str, "port": int},
-        {"id": str, "slots": str, "replica_of": str, "health": str},
+        {"id": str, "slots": str, "replica_of": str, "health": str, "zone": str},
     )
     _check_host(subject, host)
     if not 1 <= port <= PORT_MAX:
@@ -217,7 +219,7 @@ def _node(number: int, row: Any) -> Node:
         groups = KeyGroups.parse(slots or "")
     except KeyGroupsError as error:
         raise TopologyError(f"{subject}: {error}") from None
-    return Node(node_id, host, port, groups, replica_of, Health(health or Health.ONLINE))
+    return Node(node_id, host, port, groups, replica_of, Health(health or Health.ONLINE), zone or "")
 
 
 def _check_host(subject: str, host: str) -> None:
@@ -236,7 +238,7 @@ def _check_host(subject: str, host: str) -> None:
 def _with_master_id(node: Node, ids: Mapping[str, str]) -> Node:
     if node.replica_of is None or node.replica_of not in ids:
         return node
-    return Node(node.id, node.host, node.port, node.slots, ids[node.replica_of], node.health)
+    return replace(node, replica_of=ids[node.replica_of])
 
 
 def _row(node: Node) -> dict[str, Any]:
@@ -247,4 +249,6 @@ def _row(node: Node) -> dict[str, Any]:
         row["replica_of"] = node.replica_of
     if node.health is not Health.ONLINE:
         row["health"] = str(node.health)
+    if node.zone:
+        row["zone"] = node.zone
     return row

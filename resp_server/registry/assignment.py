@@ -208,7 +208,7 @@ def _make_node(
     health = Health.FAIL
     if member is not None and member.is_alive:
         health = Health.LOADING if answered - member.owned_slots else Health.ONLINE
-    return Node(name, endpoint.host, endpoint.port, slots.get(name, NONE), master, health)
+    return Node(name, endpoint.host, endpoint.port, slots.get(name, NONE), master, health, endpoint.zone)
 
 
 def _may_take_over(old: Member | None, new: Member | None, handover: Handover) -> bool:

@@ -29,6 +29,8 @@ from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from tests.server.nodes import HALVES, Nodes
 from tests.server.swap import Swap
+from tests.server.test_signals import Start
+from tests.server.test_signals import start as start
 
 USERS = """\
 user default off
@@ -239,6 +241,32 @@ def test_a_node_of_a_cluster_shows_the_keys_of_all_nodes(tmp_path: Path) -> None
         eventually(lambda: client.get(watched).text.count(">second<"), lambda count: count == len(keys), "all changes")
         for key in keys:
             assert ">second<" in client.get(f"/key?key={key.decode()}").text
+
+
+def test_the_cluster_shows_the_zones_of_its_servers(tmp_path: Path, start: Start) -> None:
+    with ExitStack() as stack:
+        with LogWriter(tmp_path / "log", "cars", STATES) as writer:
+            writer.publish([Change("speed", Op.PUT, b"cars:speed:1", value=b"9")])
+        log = ("--log", tmp_path / "log")
+        start("registry", *log, "--port", 0, "--replicas", 1).wait_for("started registry")
+        zones = {}
+        for number, zone in enumerate(("rack-a", "rack-a", "rack-b", "")):
+            options = ("--port", 0, "--store", tmp_path / str(number), *(("--zone", zone) if zone else ()))
+            found = start("state-server", *log, *options).wait_for(r"started state server @ (\S+:\d+)")
+            zones[found[1]] = zone or "127.0.0.1"  # without a zone, the host is the zone
+        url = stack.enter_context(page_of(f"redis://{next(iter(zones))}"))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
+
+        def servers() -> dict[str, tuple[str, str]]:
+            """Return the role and the zone of each server, by its address."""
+            cells = r"<td><strong>(\S+)</strong></td><td>([^<]+)</td><td>([^<]+)</td>"
+            return {address: (role, zone) for address, role, zone in re.findall(cells, client.get("/cluster").text)}
+
+        eventually(lambda: {address: zone for address, (_, zone) in servers().items()} == zones, awaited="all zones")
+        roles = eventually(servers, lambda found: sum(role != "master" for role, _ in found.values()) == 2, "replicas")
+        for address, (role, _) in roles.items():
+            if role != "master":
+                assert zones[role.removeprefix("replica of ")] != zones[address]
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
