@@ -48,6 +48,8 @@ def run(parsers: Mapping[str, argparse.ArgumentParser], options: argparse.Namesp
             raise ValueError(f"{options.program!r} is none of {', '.join(parsers)}")
         parser = parsers[options.program]
         _show(parser, Configuration(options.program, parser, file, os.environ), as_json=options.json)
+    except BrokenPipeError:
+        raise  # of the reader of the output, not of the file
     except (ValueError, OSError) as error:
         for each in mistakes_of(error):
             print(f"sparkis config: {each}", file=sys.stderr)

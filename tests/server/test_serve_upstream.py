@@ -198,7 +198,8 @@ def test_both_processes_end_together(scene: Scene, number: signal.Signals) -> No
 def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> None:
     routes = scene.folder / "routes.toml"
     routes.write_text("")
-    command = Command("serve", "--port", 0, *scene.options("command"), "--routes", routes)
+    (file := scene.folder / "sparkis.toml").write_text("")
+    command = Command("serve", "--config", file, "--port", 0, *scene.options("command"), "--routes", routes)
     port = int(command.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
     assert " started @ " not in command.logged  # one address is logged, the clients'
     (proxy,) = children(command.process.pid)
@@ -212,8 +213,9 @@ def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> 
         routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
         command.hang_up()
         eventually(lambda: client.call("GET", "job:speed:1").plain == OLD)
-        assert client.call("CONFIG", "SET", "loglevel", "debug").value == b"OK"
-        command.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")  # of the state server
+    file.write_text('loglevel = "debug"')
+    command.hang_up()
+    command.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")  # of the state server
     command.end()
 
 
