@@ -33,6 +33,7 @@ class Orders:
     dies       [when, epoch]: `before` or `after` the commit of that epoch, as if the machine had lost its power
     rewinds    what to do when the checkpoint was set back
     reduces    the rows are counted by reducing states, and not by Spark
+    takeover   take the job over from another driver that runs
     """
 
     input: str
@@ -43,6 +44,7 @@ class Orders:
     dies: tuple[str, int] | None = None
     rewinds: str = "refuse"
     reduces: bool = False
+    takeover: bool = False
 
 
 def session() -> SparkSession:
@@ -118,6 +120,7 @@ def main() -> None:
         job=JOB,
         log=orders.log,
         on_rewind=orders.rewinds,  # type: ignore[arg-type]
+        takeover=orders.takeover,
     )
     try:
         query = writer.option("checkpointLocation", orders.checkpoint).start()

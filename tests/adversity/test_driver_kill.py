@@ -108,7 +108,9 @@ def test_of_two_drivers_on_copies_of_one_checkpoint_the_older_is_fenced(scene: S
     eventually(lambda: (scene.checkpoint / "commits" / "1").exists(), bool)
     copy = scene.folder / "copy"
     shutil.copytree(scene.checkpoint, copy)
-    newer = scene.start_driver(checkpoint=copy)
+    refused = scene.start_driver(checkpoint=copy).wait_for("failed")
+    assert f"job '{JOB}' in the log {scene.log} is being written by query" in refused
+    newer = scene.start_driver(checkpoint=copy, takeover=True)
     newer.wait_for("ready")
     scene.add_files(1)
     message = older.wait_for("failed")
