@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import tarfile
 import tomllib
 import venv
 from collections.abc import Iterable, Iterator
@@ -147,3 +148,26 @@ def test_the_page_says_what_to_install_in_one_line(python: Path, command: str) -
     assert answered.returncode == 1
     (line,) = answered.stderr.splitlines()
     assert re.fullmatch(rf"sparkis {command}: needs redis, .*: pip install 'sparkis\[ui\]'", line)
+
+
+def test_a_checkpoint_is_inspected_read_and_attached_to_without_spark_and_java(python: Path, tmp_path: Path) -> None:
+    with tarfile.open(ROOT / "tests" / "golden" / "airports.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    checkpoint = str(tmp_path / "airports")
+    bare = environment() | {"PATH": "/nowhere", "HOME": str(tmp_path)}
+    bare.pop("JAVA_HOME", None)
+
+    def run_bare(*arguments: str) -> str:
+        return subprocess.check_output([python, "-m", "sparkis", *arguments], env=bare, text=True, timeout=WAIT_S_MAX)
+
+    assert "airports" in run_bare("inspect", checkpoint)
+    assert "16174" in run_bare("get", checkpoint, "LAX")
+    command = [python, "-m", "sparkis", "attach", "--checkpoint", checkpoint, "--serve", "--port", "0"]
+    with subprocess.Popen(command, env=bare, text=True, stdout=subprocess.PIPE) as attached:
+        assert attached.stdout is not None
+        try:
+            url = next(line for line in attached.stdout if "redis://" in line).split()[-1]
+            with redis.Redis.from_url(url, decode_responses=True, socket_timeout=WAIT_S_MAX) as client:
+                assert client.hget("airports:aggregation:LAX", "count") == "16174"
+        finally:
+            attached.terminate()
