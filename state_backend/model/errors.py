@@ -90,6 +90,9 @@ class CheckpointUnavailableError(CheckpointError):
 class CheckpointDamagedError(CheckpointError):
     """A file of a checkpoint is truncated, has a wrong checksum, or contradicts itself."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}. Restore the file from a copy; without one, start the query on a new checkpoint"
+
 
 class UnsupportedStateError(CheckpointError):
     """State is stored in a version, by a provider or with a type that sparkis does not read."""

@@ -49,7 +49,7 @@ def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not the checkpoint of a query: it has no file `metadata`"):
         Checkpoint.at(str(tmp_path))
     (tmp_path / "metadata").write_text("{}")
-    with pytest.raises(CheckpointDamagedError, match="metadata is damaged"):
+    with pytest.raises(CheckpointDamagedError, match=r"metadata is damaged: .*\. Restore the file"):
         Checkpoint.at(str(tmp_path))
 
 
