@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+from compat.processes import killed_at_end
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
@@ -69,7 +70,7 @@ def test_a_killed_writer_loses_doubles_and_tears_no_epoch(tmp_path: Path) -> Non
     applier = RunningApplier(root, tmp_path / "store")
     last = -1
     for number in range(ROUNDS):
-        with subprocess.Popen([sys.executable, __file__, "publish", str(root)]) as writer:
+        with killed_at_end([sys.executable, __file__, "publish", str(root)]) as writer:
             if number % 2:
                 time.sleep(random.uniform(0.0, 0.5))
             else:

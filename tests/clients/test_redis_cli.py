@@ -19,6 +19,7 @@ import pytest
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running
 from compat.conformance.wire import requests
+from compat.processes import killed_at_end
 from compat.waiting import WAIT_S_MAX
 
 READONLY = "READONLY You can't write against a read only replica."
@@ -93,7 +94,7 @@ def test_the_password_lets_in(locked_sparkis: Running) -> None:
 
 
 def test_statistics_are_shown_line_by_line(sparkis: Running, dataset: Dataset) -> None:
-    with subprocess.Popen(
+    with killed_at_end(
         ["redis-cli", "-p", str(sparkis.port), "-i", "0.05", "--stat"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None

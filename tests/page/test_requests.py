@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import Running, free_port, has_redis, redis_server, sparkis_server
 from compat.page.browser import page_of
+from compat.processes import killed_at_end
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis_ui.app import SIGN_IN_CODE
 from sparkis_ui.values import SCAN_STEPS_MAX
@@ -195,7 +196,7 @@ def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) ->
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_a_line(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "sparkis", "ui", "--url", f"redis://127.0.0.1:{free_port()}", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
+    with killed_at_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
         assert page.stdout is not None
         assert page.stdout.readline().endswith("; Ctrl-C ends it\n")
         page.send_signal(number)

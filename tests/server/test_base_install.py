@@ -18,6 +18,7 @@ import pytest
 import redis
 
 import sparkis
+from compat.processes import killed_at_end
 from sparkis import Change, LogWriter, Op, StateDescriptor
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +164,7 @@ def test_a_checkpoint_is_inspected_read_and_attached_to_without_spark_and_java(p
     assert "airports" in run_bare("inspect", checkpoint)
     assert "16174" in run_bare("get", checkpoint, "LAX")
     command = [python, "-m", "sparkis", "attach", "--checkpoint", checkpoint, "--serve", "--port", "0"]
-    with subprocess.Popen(command, env=bare, text=True, stdout=subprocess.PIPE) as attached:
+    with killed_at_end(command, env=bare, text=True, stdout=subprocess.PIPE) as attached:
         assert attached.stdout is not None
         try:
             url = next(line for line in attached.stdout if "redis://" in line).split()[-1]

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from compat.processes import killed_at_end
 from compat.waiting import eventually
 from state_backend.attach import shard
 from state_backend.attach.start import attach_files
@@ -273,7 +274,7 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_each_batch_exactly_once(
     growing.commit(0)
     for batch in growing.batches[1:]:
         command = [sys.executable, "-c", FOLLOWER, str(growing.path), str(log)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+        with killed_at_end(command, stdout=subprocess.PIPE) as follower:
             assert follower.stdout is not None
             assert follower.stdout.readline()
             growing.commit(batch)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compat.processes import killed_at_end
 from compat.waiting import eventually
 from state_backend.attach.reader_process import ProcessReader
 from state_backend.model.errors import DescriptorError
@@ -156,7 +157,7 @@ threading.Event().wait()
 """
     growing.commit(0)
     command = [sys.executable, "-c", driver, str(growing.path), str(log)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with killed_at_end(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         assert is_running(pid)
