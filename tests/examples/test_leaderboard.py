@@ -25,6 +25,7 @@ class Frontend(NotebookClient):
         return super().process_message(message, cell, cell_index)
 
 
+@pytest.mark.slow
 def test_the_notebook_draws_a_leaderboard_that_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(MPLCONFIGDIR=str(tmp_path), TMPDIR=str(tmp_path)).items():
         monkeypatch.setenv(name, value)

@@ -1,6 +1,6 @@
-"""docs/tutorial.md runs line by line, in one bash, and prints what stands there: its story in every run.
+"""docs/tutorial.md runs line by line, in one bash, and prints what stands there.
 
-Its installation, which downloads half a gigabyte, is slow.
+Both parts are slow: the story starts Spark several times, and the installation downloads half a gigabyte.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class Shell:
         self._bash.communicate("kill -9 $(jobs -p)\nsparkis stop --log state/log\n", timeout=WAIT_S_MAX)
 
 
+@pytest.mark.slow
 def test_the_page_prints_what_its_commands_print(tmp_path: Path) -> None:
     # FAKETTY: redis-cli prints as it does on a terminal.
     shell = Shell(tmp_path, environment(XDG_CACHE_HOME=str(tmp_path / "cache"), FAKETTY="1", TMPDIR=str(tmp_path)))

@@ -244,7 +244,7 @@ def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(sc
         flooding.start()
         try:
             with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
-                for _ in range(40):
+                for _ in range(15):
                     counter.next()
                     assert driver.call("WAIT", "job2", str(counter.epoch), "60000") == 1
                     assert client.call("GET", "job2:count:0").plain == b"%d" % counter.number

@@ -69,6 +69,7 @@ def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_ow
     assert client.hgetall("top/a") == {"2026-01-01T00:00:30Z": "2.5", "2026-01-01T00:01:30Z": "4"}
 
 
+@pytest.mark.slow
 def test_the_aggregate_of_a_whole_stream_is_one_key(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):

@@ -311,8 +311,9 @@ def run(writer: DataStreamWriter) -> None:
 @pytest.mark.parametrize(
     ("of", "store"),
     [
-        # What processors declare is followed in the same way, and tested beside them.
-        pytest.param(name, store, marks=[pytest.mark.slow] if number or name == "transformWithState" else [])
+        # The golden checkpoints have all of them. What processors declare is followed in the same way, and tested
+        # beside them.
+        pytest.param(name, store, marks=[] if not number and name in ("windows", "join") else [pytest.mark.slow])
         for name, each in OPERATORS.items()
         for number, store in enumerate(each.stores)
     ],

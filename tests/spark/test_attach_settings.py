@@ -34,7 +34,7 @@ def joined(rows: DataFrame) -> DataFrame:
     return left.join(right, F.expr("k = k2 AND t2 >= t AND t2 <= t + INTERVAL 20 SECONDS"))
 
 
-@pytest.mark.parametrize("format_version", ["1", "2"])
+@pytest.mark.parametrize("format_version", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_state_in_rocksdb_is_followed_by_its_change_log(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, format_version: str
 ):
@@ -54,6 +54,7 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
     assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
 
 
+@pytest.mark.slow
 def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings
 ):
@@ -72,6 +73,7 @@ def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
     assert shown(client, "without") == {"without:aggregation:a": "2", "without:aggregation:b": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_version", ["1", "2"])
 def test_a_query_that_stops_writing_change_logs_and_begins_again_is_followed(
     spark: SparkSession,
@@ -129,6 +131,7 @@ class Greatest(StatefulProcessor):
         pass
 
 
+@pytest.mark.slow
 def test_state_in_avro_is_read_by_sparks_reader_only(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings
 ):
@@ -153,7 +156,7 @@ def test_state_in_avro_is_read_by_sparks_reader_only(
     }
 
 
-@pytest.mark.parametrize("version", ["3", "4"])
+@pytest.mark.parametrize("version", [pytest.param("3", marks=pytest.mark.slow), "4"])
 def test_a_join_with_both_sides_in_one_store_is_refused_by_sparks_reader_only(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, version: str
 ):

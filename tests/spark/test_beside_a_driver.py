@@ -132,6 +132,7 @@ def _owners(scene: Scene) -> dict[str, str]:
     return {node.address: str(node.slots) for node in record.topology.masters if node.slots}
 
 
+@pytest.mark.slow
 def test_a_registry_that_took_the_place_of_the_drivers_is_told_of_epochs_and_waited_for(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ):

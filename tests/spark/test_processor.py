@@ -221,6 +221,7 @@ class Session(StatefulProcessor):
         yield pd.DataFrame({"k": [key[0]], "rows": [-1]})
 
 
+@pytest.mark.slow
 def test_what_a_timer_clears_is_gone_for_readers_too(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     grouped = rows.df.withWatermark("t", "10 seconds").groupBy("k")
