@@ -107,10 +107,8 @@ class DetachedServer:
         self._end_thread()
         if self._process is not None:
             self._process.abandon()
-        record, others = self.record, 0
-        with suppress(SparkisError, OSError), record.connect() as client:
-            # This driver's lease is another connection.
-            others = client.call("STOP", "1" if self._lease is not None else "0")
+        record = self.record
+        others = self._request_end(record)
         self.leave()
         if others:
             logger.info("the server of %s stays: %d other drivers use it", self._log, others)
@@ -118,6 +116,22 @@ class DetachedServer:
             self._process.stop()
         else:
             _wait_for_end_of(record)
+
+    def _request_end(self, record: ServerRecord) -> int:
+        """Request a server's end, again while it lives without an answer: a state server behind a proxy may restart.
+
+        Return how many other drivers have a lease of it.
+        """
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while True:
+            try:
+                with record.connect() as client:
+                    # This driver's lease is another connection.
+                    return int(client.call("STOP", "1" if self._lease is not None else "0"))
+            except (SparkisError, OSError):
+                if record.start is None or start_of(record.pid) != record.start or time.monotonic() > deadline_s:
+                    return 0
+                time.sleep(POLL_S)
 
     def leave(self) -> None:
         """Release the lease: the server ends after its linger time, unless another driver has a lease."""
