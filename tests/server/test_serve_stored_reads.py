@@ -194,14 +194,19 @@ def numbers_of(client: Connection, choice: random.Random) -> list[int]:
     return found
 
 
+def of_another_log(scene: Scene, name: str) -> tuple[Counter, list[str]]:
+    """Return the writer of another log, which has its first epoch, and the options of a server of it."""
+    counter = Counter(scene.folder / name, "first")
+    counter.next()
+    options = scene.options(f"{name}-store")
+    options[options.index("--log") + 1] = str(scene.folder / name)
+    return counter, options
+
+
 @pytest.mark.kill
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generation(scene: Scene, workers: str) -> None:
-    log = scene.folder / f"log{workers}"
-    counter = Counter(log, "first")
-    counter.next()
-    options = scene.options(f"counted{workers}")
-    options[options.index("--log") + 1] = str(log)
+    counter, options = of_another_log(scene, f"log{workers}")
     choice, seen = random.Random(7), 0
     program = sparkis_program(PROGRAM, "--port", "0", *options, "--workers", workers)
     with program as server, server.connect() as client:
@@ -210,7 +215,7 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
             if turn == 30:
                 os.kill(state_server_of(server.process.pid), signal.SIGKILL)
             if turn == 45:
-                counter = Counter(log, "second", counter.number)
+                counter = Counter(scene.folder / f"log{workers}", "second", counter.number)
             counter.next()
             for _ in range(20):
                 found = numbers_of(client, choice)
@@ -224,11 +229,7 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
 
 
 def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(scene: Scene) -> None:
-    log = scene.folder / "awaited"
-    counter = Counter(log, "first")
-    counter.next()
-    options = scene.options("awaited-store")
-    options[options.index("--log") + 1] = str(log)
+    counter, options = of_another_log(scene, "awaited")
     is_over = Event()
 
     def flood(port: int) -> None:
@@ -254,11 +255,7 @@ def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(sc
 
 
 def test_an_idle_proxy_reads_no_old_epoch_whose_pages_could_not_be_reused(scene: Scene) -> None:
-    log = scene.folder / "idle"
-    counter = Counter(log, "first")
-    counter.next()
-    options = scene.options("idle-store")
-    options[options.index("--log") + 1] = str(log)
+    counter, options = of_another_log(scene, "idle")
     with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
         eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
         state_server = StateServer(server, client)

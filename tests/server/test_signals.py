@@ -139,15 +139,20 @@ def test_a_hangup_reloads_the_configuration_and_a_rewrite_keeps_what_is_in_it(
     assert shown("maxclients") == b"200"
 
 
+def started_with_levels(start: Start, file: Path, log: Path, workers: int) -> tuple[Command, int]:
+    """Start a server whose configuration file has levels of the log; return it and its port."""
+    file.write_text('loglevel = "warning,sparkis.server=info"\n')
+    options = ("--log", log, "--store", file.parent / "store", "--port", 0, "--workers", workers)
+    server = start("serve", "--config", file, *options)
+    return server, int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_hangup_changes_what_is_logged_and_how_also_in_workers(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
     file = tmp_path / "sparkis.toml"
-    file.write_text('loglevel = "warning,sparkis.server=info"\n')
-    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", workers)
-    server = start("serve", "--config", file, *options)
-    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    server, port = started_with_levels(start, file, log, workers)
     file.write_text('loglevel = "warning,sparkis.clients=info"\nlog-format = "json"\n')
     server.hang_up()
 
@@ -171,10 +176,7 @@ def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
     file = tmp_path / "sparkis.toml"
-    file.write_text('loglevel = "warning,sparkis.server=info"\n')
-    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", workers)
-    server = start("serve", "--config", file, *options)
-    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    server, port = started_with_levels(start, file, log, workers)
 
     def levels() -> set[bytes]:
         found = set()
