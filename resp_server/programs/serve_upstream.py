@@ -159,26 +159,26 @@ class StateServerProcess:
         )
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            said = json.loads(line)
-            if "port" in said:
-                self.port, self.control_port = said["port"], said["control_port"]
+            report = json.loads(line)
+            if "port" in report:
+                self.port, self.control_port = report["port"], report["control_port"]
                 self.stores.set_address(self.address)
                 self._reading = asyncio.create_task(self._read(process.stdout))
                 return None
-            self._take(said)
+            self._take(report)
         return await process.wait()
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         """Read what the server reports: the stores that it serves, and that all jobs are loaded."""
         while line := await output.readline():
-            said = json.loads(line)
-            self._take(said)
-            if said["event"] == "loaded":
+            report = json.loads(line)
+            self._take(report)
+            if report["event"] == "loaded":
                 self.is_loaded.set()
 
-    def _take(self, said: Mapping[str, Any]) -> None:
+    def _take(self, report: Mapping[str, Any]) -> None:
         try:
-            self.stores.take(said)
+            self.stores.take(report)
         except Exception as error:  # without the stores, the state server answers all reads
             internal_error(error)
             self.stores.reset()
