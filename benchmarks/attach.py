@@ -10,6 +10,9 @@ runs for each number of changes and each way to read them, both with and without
 
 The ways to read are those of `WAYS`; the slow ones are measured at 20,000 changes, and with --full at all numbers.
 
+    whole       from the start of an attachment until the whole state of a million keys is in the log, by files and by
+                Spark; the query waits for its next micro-batch meanwhile. With --full of ten million keys, too
+
 All processes share the machine: the query, the attachment's child process or its Spark jobs and Python workers, the
 applier and the server.
 """
@@ -49,8 +52,15 @@ TIMEOUT_S = 120.0
 BUDGET_ALONE = 0.95
 # How often the ways that are compared with the default one are measured: they take long.
 COMPARED_ROUNDS_MAX = 2
+WHOLE_KEYS = 1_000_000
+WHOLE_KEYS_FULL = 10_000_000
+WHOLE_READERS: tuple[Reader, ...] = ("files", "spark")
+WHOLE_TIMEOUT_S = 1_800.0
+PAUSE_MS = 3_600_000
 PREFIX = "spark.sql.streaming.stateStore."
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# Ten million keys do not fit into the memory of the default provider.
+ROCKSDB_WITH_CHANGE_LOG = {f"{PREFIX}providerClass": ROCKSDB, f"{PREFIX}rocksdb.changelogCheckpointing.enabled": "true"}
 WITHOUT = "without the attachment"
 STEPS = ("task end", "Spark's commit", "epoch", "read")
 
@@ -137,6 +147,8 @@ def run(options: Options) -> Iterator[Row]:
                         yield from scene.rates()
                 finally:
                     scene.close()
+            for keys in (WHOLE_KEYS, WHOLE_KEYS_FULL) if options.is_full else (WHOLE_KEYS,):
+                yield _whole(spark, folder / f"whole{keys}", keys, options)
         for case, way, query_id, times in found:
             yield from _delay_rows(case, way, {"task end": task_ends(events, query_id), **times})
 
@@ -173,23 +185,7 @@ class Scene:
         # The marker is key 0, which every micro-batch changes.
         key = F.when(number % changes == 0, 0).otherwise(number % (changes * KEYS_PER_CHANGE))
         greatest = rows.groupBy(key.alias("key")).agg(F.max("value"))
-        for name, value in self._way.settings.items():
-            self._spark.conf.set(name, value)
-        try:
-            return self._started(greatest, interval_ms)
-        finally:
-            for name in self._way.settings:
-                self._spark.conf.unset(name)
-
-    def _started(self, greatest: DataFrame, interval_ms: int) -> StreamingQuery:
-        return (
-            greatest.writeStream.outputMode("update")
-            .format("noop")
-            .queryName(self._case.job)
-            .option("checkpointLocation", str(self._folder / "checkpoint"))
-            .trigger(processingTime=f"{interval_ms} milliseconds")
-            .start()
-        )
+        return _started(self._spark, greatest, self._case.job, self._folder, interval_ms, self._way.settings)
 
     def _attach(self, query: StreamingQuery, log: Path | None = None) -> Attachment:
         attachment = sparkis.attach(query, log=log or self._log, state=STATE, reader=self._way.reader)
@@ -361,6 +357,61 @@ class Scene:
         commits = self._commits()
         last = max(commits)
         return (last - first) * self._case.changes / ((commits[last] - commits[first]) / 1e3)
+
+
+def _started(
+    spark: SparkSession, rows: DataFrame, job: str, folder: Path, interval_ms: int, settings: Mapping[str, str]
+) -> StreamingQuery:
+    """Start or continue a query with these settings of its own."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        return (
+            rows.writeStream.outputMode("update")
+            .format("noop")
+            .queryName(job)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(processingTime=f"{interval_ms} milliseconds")
+            .start()
+        )
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+def _whole(spark: SparkSession, folder: Path, keys: int, options: Options) -> Row:
+    """Return the time until the whole state of a query is in the log, by files beside by Spark."""
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", keys).load()
+    counts = rows.groupBy("value").agg(F.count("*"))
+    query = _started(spark, counts, f"whole{keys}", folder, PAUSE_MS, ROCKSDB_WITH_CHANGE_LOG)
+    pairs = []
+    try:
+        eventually(
+            lambda: query.lastProgress is not None,
+            awaited="running the first batch",
+            timeout_s=WHOLE_TIMEOUT_S,
+            error=BenchmarkError,
+        )
+        for number in range(min(options.rounds, COMPARED_ROUNDS_MAX)):
+            seconds: dict[Reader, float] = {}
+            for reader in WHOLE_READERS:
+                options.report(f"attach, whole state of {keys:,} keys: round {number + 1}, reader {reader}")
+                began_s = time.monotonic()
+                with sparkis.attach(query, log=folder / f"{reader}{number}", reader=reader) as attachment:
+                    if not attachment.wait(timeout_s=WHOLE_TIMEOUT_S):
+                        raise BenchmarkError(f"the whole state was not read within {WHOLE_TIMEOUT_S:g} s")
+                    seconds[reader] = time.monotonic() - began_s
+            pairs.append((seconds["files"], seconds["spark"]))
+    finally:
+        query.stop()
+    return compared_row(
+        f"whole state of {keys:,} keys, RocksDB, until it is in the log",
+        "attach",
+        pairs,
+        unit="s",
+        better="less",
+        peer_name="by Spark",
+    )
 
 
 def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int, float]:
