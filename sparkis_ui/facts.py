@@ -127,12 +127,20 @@ class State:
     name: str
     kind: str
     keys: int
+    bytes: int | None
 
 
 def states_of(reply: Any) -> list[State]:
     """Return the rows of STATE LIST."""
-    rows = map(fields_of, reply)
-    return [State(text_of(row.get("name")), text_of(row.get("kind")), integer(row.get("keys")) or 0) for row in rows]
+    return [
+        State(
+            text_of(row.get("name")),
+            text_of(row.get("kind")),
+            integer(row.get("keys")) or 0,
+            integer(row.get("bytes")),
+        )
+        for row in map(fields_of, reply)
+    ]
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,15 @@ class VisibleJob(NamedTuple):
 
     def keys_of(self, state: str) -> int | None:
         """Return the number of a state's keys; None if the user may read only some of them."""
-        can_count = self.is_fully_visible or self.coverage[state] is Coverage.ALL
-        return self.applied.keys.get(state, 0) if can_count else None
+        return self.applied.keys.get(state, 0) if self._can_count(state) else None
+
+    def bytes_of(self, state: str) -> int | None:
+        """Return a state's bytes in the newest snapshot; None without one, or if the user may read only some keys."""
+        known = self.job.state_bytes
+        return known.get(state, 0) if known is not None and self._can_count(state) else None
+
+    def _can_count(self, state: str) -> bool:
+        return self.is_fully_visible or self.coverage[state] is Coverage.ALL
 
     @property
     def countable_keys(self) -> int:

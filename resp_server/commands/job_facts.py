@@ -53,6 +53,7 @@ def _facts(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
         "store_bytes": used_bytes,
         "store_free_bytes": free_bytes,
         "states": {state.name: applied.keys.get(state.name, 0) for state in job.states},
+        "state_bytes": job.state_bytes,
         "progress": _progress(job, snapshot),
     }
 

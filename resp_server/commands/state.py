@@ -79,6 +79,7 @@ def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
         b"state_names": [state.name.encode() for state in visible.states],
         b"key_formats": [state.format_for(job.name).text.encode() for state in visible.states],
         b"state_keys": [visible.keys_of(state.name) for state in visible.states],
+        b"state_bytes": [visible.bytes_of(state.name) for state in visible.states],
     }
 
 
@@ -123,11 +124,16 @@ def lag_ms(job: Job, applied: AppliedEpoch) -> int | None:
 
 @command("state|list", own=_facts("job", complexity="O(N) where N is the number of states of the job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
-    """Lists the states of a job, their kinds and their numbers of keys."""
+    """Lists the states of a job, their kinds, numbers of keys, and bytes."""
     visibility, requested_job = context.visibility, _job(context, job)
     visibility.view.check_complete()
     return [
-        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": visible.keys_of(state.name)}
+        {
+            b"name": state.name.encode(),
+            b"kind": str(state.kind).encode(),
+            b"keys": visible.keys_of(state.name),
+            b"bytes": visible.bytes_of(state.name),
+        }
         for visible in visibility.jobs()
         if visible.job.name == requested_job.name
         for state in visible.states

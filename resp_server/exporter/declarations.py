@@ -166,6 +166,13 @@ JOBS = (
     _gauge("job_store_bytes", "Used space of the job's store on disk", "job_name"),
     _gauge("job_store_free_bytes", "Free space within the store's file", "job_name", of=SERVERS),
     _gauge("state_keys", "Keys of the state", "job_name", "state"),
+    _gauge(
+        "state_bytes",
+        "Bytes of its keys and values in all slots, in the newest snapshot; missing before the first one",
+        "job_name",
+        "state",
+        merge=Merge.LARGEST,
+    ),
 )
 
 # With `progress=True`; see docs/states.md.

@@ -135,6 +135,8 @@ def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
         scrape.add("job_store_free_bytes", job["store_free_bytes"], job_name=name)
         for state, keys in job["states"].items():
             scrape.add("state_keys", keys, job_name=name, state=state)
+            if job["state_bytes"] is not None:
+                scrape.add("state_bytes", job["state_bytes"].get(state, 0), job_name=name, state=state)
         for fact, (metric, factor) in PROGRESS.items():
             if (number := _number(job["progress"].get(fact))) is not None:
                 scrape.add(metric, number * factor, job_name=name)
@@ -160,9 +162,12 @@ def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
         scrape.add("job_committed_epoch", job["committed"], job_name=name)
         scrape.add("job_held_back", job["held_back_epoch"] is not None, job_name=name)
         scrape.add("job_failing", bool(job["error"]), job_name=name)
-        # A server of an older version does not count by state.
+        # Servers of older versions do not count by state.
         for state, keys in zip(job["state_names"], job.get("state_keys") or (), strict=False):
             scrape.add("state_keys", keys or 0, job_name=name, state=state)
+        for state, size in zip(job["state_names"], job.get("state_bytes") or (), strict=False):
+            if size is not None:
+                scrape.add("state_bytes", size, job_name=name, state=state)
 
 
 def add_state_cluster(scrape: Scrape, fields: Mapping[str, object], unserved: int) -> None:

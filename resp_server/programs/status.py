@@ -21,7 +21,7 @@ from state_backend.model.errors import SparkisError
 DEFAULT_URL = "redis://127.0.0.1:7379"
 DESCRIPTION = "List the jobs of a running server: keys, epoch, lag, age and rates, one line per job."
 JOB_COLUMNS = ("JOB", "STATES", "KEYS", "EPOCH", "LAG", "AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION")
-STATE_COLUMNS = ("JOB", "STATE", "KIND", "KEYS")
+STATE_COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "BYTES")
 WATCH_S = 2
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
@@ -154,14 +154,17 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         _number(job["applied"]),
         "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
         "-" if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
-        _number(job.get("epochs_per_minute")),  # a server of an older version has no rates
+        _number(job.get("epochs_per_minute")),  # a server of an older version has no rates, and no bytes of states
         _number(job.get("changes_per_minute")),
         ", ".join(filter(None, facts)),
     )
 
 
 def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [(job["name"], state["name"], state["kind"], _number(state["keys"])) for state in job["states"]]
+    return [
+        (job["name"], state["name"], state["kind"], _number(state["keys"]), _number(state.get("bytes")))
+        for state in job["states"]
+    ]
 
 
 def _number(number: int | None) -> str:

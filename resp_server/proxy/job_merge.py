@@ -45,6 +45,7 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
         keys: Row = {"keys": _sum(rows, "keys", shares), "slots": str(owned)}
         if "state_names" in newest:
             keys["state_keys"] = _state_keys(newest["state_names"], rows, shares)
+            keys["state_bytes"] = _state_bytes(newest["state_names"], rows)
         merged.append(newest | _progress(rows) | keys | stored)
     return merged
 
@@ -57,6 +58,12 @@ def _state_keys(names: Sequence[str], rows: Sequence[Row], shares: Sequence[floa
     return [_sum([{"keys": each.get(name, 0)} for each in counts], "keys", shares) for name in names]
 
 
+def _state_bytes(names: Sequence[str], rows: Sequence[Row]) -> list[int | None]:
+    """Return the bytes of each state, which each server reports for all slots; None if no server knows them."""
+    sizes = [dict(zip(row["state_names"], row.get("state_bytes") or (), strict=False)) for row in rows]
+    return [_largest(each.get(name) for each in sizes) for name in names]
+
+
 def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
     """Merge the rows of STATE LAG. A job has the largest lag of its rows."""
     return [rows[0] | _progress(rows) for rows in _by("job", answers)]
@@ -66,7 +73,12 @@ def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> 
     """Merge the rows of STATE LIST. shares: see `shares_of`."""
     with_shares = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
     return [
-        {"name": rows[0]["name"], "kind": rows[0]["kind"], "keys": _sum(rows, "keys", [row["share"] for row in rows])}
+        {
+            "name": rows[0]["name"],
+            "kind": rows[0]["kind"],
+            "keys": _sum(rows, "keys", [row["share"] for row in rows]),
+            "bytes": _largest(row.get("bytes") for row in rows),
+        }
         for rows in _by("name", with_shares)
     ]
 
@@ -137,6 +149,11 @@ def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:
     if any(row[name] is None for row in rows):
         return None
     return round(sum(float(row[name]) * share for row, share in zip(rows, shares, strict=True)))
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    """Return the largest known number; None if no server knows it. A server may know an older snapshot, or none yet."""
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def plain(rows: Sequence[Row]) -> list[dict[bytes, Any]]:

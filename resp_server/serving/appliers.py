@@ -284,6 +284,7 @@ class ApplierProcess:
                 "held_back_since_ms": event["held_back_since_ms"],
                 "is_stale": event["is_stale"],
                 "error": event["error"],
+                "state_bytes": event["state_bytes"],
             }
             self._catalog.update(self.name, fields)
             self._apply_room(event["is_full"])

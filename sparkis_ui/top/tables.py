@@ -140,6 +140,7 @@ def _states(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
                 _text(state.name),
                 _text(state.kind),
                 _integer(state.keys),
+                Cell(size(state.bytes), state.bytes),
                 _text(formats.get(state.name, "")),
             )
             yield f"{job.name}\0{state.name}", cells
@@ -236,7 +237,7 @@ TABLES = (
         "states",
         "States",
         ("jobs", "states"),
-        (Column("JOB"), Column("STATE"), Column("KIND"), _number("KEYS"), Column("KEY FORMAT")),
+        (Column("JOB"), Column("STATE"), Column("KIND"), _number("KEYS"), _number("BYTES"), Column("KEY FORMAT")),
         _states,
         "no states: nothing has been published to the server's logs yet",
     ),

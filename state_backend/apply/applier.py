@@ -11,7 +11,8 @@ The process ends at the end of the input. It writes one JSON object per line to 
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `changes` the number
         of its changes in all slots; `applied_epochs` and `apply_ns`: the epochs that this process applied, and the time
-        in which it did; `is_full`: the error is a full store; `is_incomplete`, `slots` and the rest are as in "open"
+        in which it did; `is_full`: the error is a full store; `state_bytes`: the bytes of each state in the newest
+        snapshot (see `epochs`); `is_incomplete`, `slots` and the rest are as in "open"
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
     {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
@@ -47,7 +48,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,8 @@ COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
 # micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
+# The time between two look-ups of the newest snapshot, which any server of the log may have written.
+SNAPSHOT_INTERVAL_S = 60.0
 # A process does not end if it would be restarted earlier than this.
 REST_MS_MIN = 30_000
 # Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
@@ -159,6 +162,9 @@ class Applier:
         self._origin = 0  # the origin of the store's epochs (see `epochs`)
         self._is_incomplete = False  # whether the visible state is incomplete
         self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
+        # The bytes of each state in the newest snapshot of a generation, which is looked up again at `_snapshot_due_s`.
+        self._state_bytes: Mapping[str, int] | None = None
+        self._snapshot_generation, self._snapshot_due_s = "", 0.0
         self._writer = ""
         self._quiet_polls = 0
         self._heartbeats = HeartbeatWatch()
@@ -218,7 +224,7 @@ class Applier:
             return False
         if report.get("loading") or self._held_back is not NOTHING_HELD_BACK:
             return False
-        if self._compactor is not None and self._compactor.is_running:
+        if self._compactor is not None and self._compactor.is_busy:
             return False
         wake_at_ms = store.next_expiry_ms()
         if wake_at_ms is not None and wake_at_ms < self._clock() + REST_MS_MIN:
@@ -332,6 +338,7 @@ class Applier:
             if epoch is None:
                 self._open_to_readers(current)
                 self._find_held_back(current.held_back)
+                self._find_state_bytes(current)
                 self._log_term = current.term
                 return
             self._apply(current, epoch)
@@ -352,6 +359,17 @@ class Applier:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
         self._held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
+
+    def _find_state_bytes(self, current: CurrentGeneration) -> None:
+        """Read the bytes of each state in the newest snapshot, now and then and after this server has written one."""
+        has_written = self._compactor is not None and self._compactor.has_ended()
+        is_known = current.generation == self._snapshot_generation and time.monotonic() < self._snapshot_due_s
+        if is_known and not has_written:
+            return
+        self._snapshot_generation, self._snapshot_due_s = current.generation, time.monotonic() + SNAPSHOT_INTERVAL_S
+        with suppress(SparkisError):  # no epoch needs the snapshot
+            manifest = snapshots.newest(self._log, current)
+            self._state_bytes = None if manifest is None else manifest.state_bytes
 
     def _next(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch to apply now. If the log no longer leads to the store's epoch, open an empty store first."""
@@ -617,6 +635,7 @@ class Applier:
             "is_stale": is_stale,
             "error": error,
             "is_full": is_full,
+            "state_bytes": self._state_bytes,
             **self._visible_fields(),
         }
         if report != self._last_report:

@@ -102,6 +102,7 @@ class Compactor:
         self._base: Epoch | None = None
         self._started: Epoch | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended: subprocess.Popen[bytes] | None = None  # the last process that `has_ended` has told of
         self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
     def applied(self, epoch: Epoch) -> None:
@@ -114,6 +115,18 @@ class Compactor:
     def is_running(self) -> bool:
         """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the process is running, or has ended and `has_ended` has not told so yet."""
+        return self._process is not self._ended
+
+    def has_ended(self) -> bool:
+        """Tell whether the process has ended since the last call."""
+        if self.is_running or not self.is_busy:
+            return False
+        self._ended = self._process
+        return True
 
     def run_if_due(self, log: JobLog, store: LmdbStore) -> None:
         """Start a process for a store of all slots, if enough has changed and no process is running."""

@@ -34,6 +34,7 @@ from itertools import chain
 import pyarrow as pa
 
 from state_backend.apply.file_split import split_into_files
+from state_backend.apply.state_bytes import StateBytes
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.log.log_writer import ChangeFileWriter
@@ -74,7 +75,8 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
     names = [state.name for state in log.description(current.generation).all_states]
-    files = tuple(_write_files(log, folder, snapshot.runs(names)))
+    state_bytes = StateBytes()
+    files = tuple(_write_files(log, folder, state_bytes.counted(snapshot.runs(names))))
     manifest = Epoch(
         epoch=applied.epoch,
         term=applied.term,
@@ -86,6 +88,7 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
         files=files,
         log_bytes=epoch.log_bytes,
         slots=slots,
+        state_bytes=state_bytes.counts,
     )
     if slots == ALL:
         return _finish(log, current, folder, manifest, files)
@@ -108,14 +111,18 @@ def _join(log: JobLog, current: CurrentGeneration, folder: str, part: Epoch) -> 
         return None
     files: list[ChangeFile] = []
     rewritten: list[ChangeFile] = []
+    state_bytes = StateBytes()
     for each, slots in used:
         if slots == each.slots:
             files += each.files
+            state_bytes.add(each.state_bytes)
         else:  # another part has some of its slots, which two servers owned during a move
-            rewritten += _write_files(log, folder, (run for _, run in log.runs_of_slots(folder, each, slots)))
+            runs = (run for _, run in log.runs_of_slots(folder, each, slots))
+            rewritten += _write_files(log, folder, state_bytes.counted(runs))
     files = sorted(files + rewritten, key=lambda file: file.runs[0])
     rows = sum(file.rows for file in files)
-    return _finish(log, current, folder, replace(part, slots=ALL, rows=rows, files=tuple(files)), rewritten)
+    whole = replace(part, slots=ALL, rows=rows, files=tuple(files), state_bytes=state_bytes.counts)
+    return _finish(log, current, folder, whole, rewritten)
 
 
 def _finish(

@@ -16,6 +16,7 @@
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
+    state_bytes         only in a snapshot: the bytes of each state (see `state_bytes`); older versions do not write it
     checksum            CRC32 of the object without this field
 
 `runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range can skip
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -121,6 +122,7 @@ class Epoch:
     log_bytes: int = 0
     slots: KeyGroups = ALL
     offsets: tuple[str, ...] = ()
+    state_bytes: Mapping[str, int] | None = None
 
     @property
     def ref(self) -> EpochRef:
@@ -153,6 +155,8 @@ class Epoch:
         }
         if self.slots != ALL:
             content["slots"] = str(self.slots)
+        if self.state_bytes is not None:
+            content["state_bytes"] = dict(self.state_bytes)
         return with_checksum(content)
 
     @classmethod
@@ -183,6 +187,7 @@ class Epoch:
             log_bytes=content.get("log_bytes", 0),
             offsets=tuple(content["offsets"]),
             slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
+            state_bytes=content.get("state_bytes"),
         )
 
 

@@ -42,7 +42,8 @@ class Job:
     generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
     last. renamed_from: the former name of the job, under which it is served until this one is open.
     as_of_ms: the past moment that is served, if the log is not followed. log: the log root; empty: there is no log.
-    applied_epochs, apply_ns: the epochs that this server has applied, and the time in which it did.
+    applied_epochs, apply_ns: the epochs that this server has applied, and the time in which it did. state_bytes: the
+    bytes of each state, in all slots, in the newest snapshot in the log; None if there is no snapshot, or an old one.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Job:
     log: str = ""
     applied_epochs: int = 0
     apply_ns: int = 0
+    state_bytes: Mapping[str, int] | None = None
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""

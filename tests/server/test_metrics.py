@@ -23,6 +23,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.exporter.declarations import METRICS, PROXY, REGISTRY, SERVE, STATE_SERVER, UPSTREAM, Kind
 from resp_server.exporter.listener import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsListener
 from resp_server.exporter.sources import ServerSource
+from state_backend.apply.compact import compact_log
 from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -106,6 +107,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
     """A server with two workers."""
     folder = tmp_path_factory.mktemp("metrics")
     writer, scraped = write_log(folder / "log"), Scraped(free_port(), SERVE)
+    compact_log(str(folder / "log"), "job", retention_ms=0)
     options = ("--port", "0", "--log", str(folder / "log"), "--store", str(folder / "store"), "--workers", "2")
     with sparkis_program(
         ("-m", "resp_server.programs.serve"), *options, "--metrics", str(scraped.port), "--ready-lag-max", "60"
@@ -129,6 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraped,
     """A registry, and its only state server."""
     folder = tmp_path_factory.mktemp("cluster")
     write_log(folder / "log").close()
+    compact_log(str(folder / "log"), "job", retention_ms=0)
     registry, state_server = Scraped(free_port(), REGISTRY), Scraped(free_port(), STATE_SERVER)
     log = ("--log", str(folder / "log"), "--port", "0")
     with (
@@ -173,6 +176,8 @@ def test_a_server_says_what_its_jobs_states_and_queries_have(server: tuple[Runni
     found = scraped.samples()
     assert found["sparkis_jobs", ()] == 1 and found["sparkis_slots", ()] == 16384
     assert found["sparkis_state_keys", ("job", "speed")] == 20 and found["sparkis_job_keys", ("job",)] == 21
+    speeds = sum(len(b"job:speed:%d7" % number) for number in range(20))
+    assert found["sparkis_state_bytes", ("job", "speed")] == speeds, "the log has a snapshot"
     assert found["sparkis_query_batch_duration_seconds", ("job",)] == 0.25
     assert found["sparkis_query_input_rows_per_second", ("job",)] == 40.5
     applied = found["sparkis_job_applied_epochs_total", ("job",)]
@@ -199,7 +204,8 @@ def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
     counted = {"sparkis_errors_total", "sparkis_command_duration_seconds", "sparkis_commands_failed_total"}
     counted |= {"sparkis_commands_rejected_total"}
     assert server[1].names() == declared(SERVE)
-    assert behind.names() == declared(PROXY, UPSTREAM)
+    # The log of the proxy's servers has no snapshot.
+    assert behind.names() | {"sparkis_state_bytes"} == declared(PROXY, UPSTREAM)
     assert registry.names() == declared(REGISTRY)
     # No client has asked the state server anything.
     assert state_server.names() | counted == declared(STATE_SERVER)

@@ -101,6 +101,7 @@ def store() -> MemoryStore:
 def keyspace(store: MemoryStore) -> Keyspace:
     found = Keyspace()
     job = Job("job", "g1", STATES, store, committed_epoch=6, committed_clock_ms=NOW_MS + 500, is_stale=False)
+    job.state_bytes = {"temp": 440, "stats": 100, "visits": 30}
     job.recent_epochs = [(NOW_MS - 90_000, 5), (NOW_MS - 40_000, 10), (NOW_MS - 1_000, 20)]
     found.put(job)
     return found

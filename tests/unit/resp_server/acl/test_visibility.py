@@ -92,6 +92,10 @@ def test_a_user_that_may_read_all_keys_sees_everything(seen: Callable[[str], Vis
         assert everything.sees("mine") and everything.sees("rival")
         first = next(iter(everything.jobs()))
         assert [first.keys_of(name) for name in ("text", "list", "part", "none")] == [5, 1, 2, 0]
+        assert first.bytes_of("text") is None, "there is no snapshot"
+        first.job.state_bytes = {"text": 70}
+        assert [first.bytes_of(name) for name in ("text", "none")] == [70, 0]
+        first.job.state_bytes = None
 
 
 def test_a_user_without_readable_keys_sees_nothing(seen: Callable[[str], Visibility]) -> None:
@@ -144,6 +148,8 @@ def test_keys_of_a_partly_visible_state_are_listed_and_have_to_be_counted(seen: 
         None,
         5,
     )
+    visible.job.state_bytes = {"text": 70, "part": 20}
+    assert (visible.bytes_of("text"), visible.bytes_of("part")) == (70, None)
     assert scanned(some) == MINE - {b"part:b"}
     assert scanned(some, (Kind.LIST,)) == {b"mine:list:a"}
     assert some.key_count() is None

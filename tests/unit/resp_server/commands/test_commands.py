@@ -303,11 +303,12 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                     b"job:news:<topic>",
                 ],
                 b"state_keys": [22, 1, 2, 2],
+                b"state_bytes": [440, 100, 30, 0],
             }
         ],
         3,
     )
-    assert encode({b"name": b"visits", b"kind": b"map", b"keys": 2}, 3) in client.ask("STATE LIST job")
+    assert encode({b"name": b"visits", b"kind": b"map", b"keys": 2, b"bytes": 30}, 3) in client.ask("STATE LIST job")
     described = client.ask("STATE DESCRIBE job:temp")
     for part in ({b"key_format": b"job:temp:<sensor>"}, {b"ttl_ms": 3_600_000}, {b"columns": {b"temp": b"int"}}):
         assert encode(next(iter(part)), 3) in described

@@ -47,7 +47,19 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
     found = {name.removeprefix("sparkis_"): value for (name, _), value in samples(scrape).items()}
     assert found["jobs"] == 1 and found["job_keys"] == 0 and found["job_epoch"] == -1
     assert found["job_held_back"] == found["job_failing"] == 1
-    assert not {"job_age_seconds", "job_lag_seconds", "state_keys"} & found.keys()
+    assert not {"job_age_seconds", "job_lag_seconds", "state_keys", "state_bytes"} & found.keys()
+
+
+def test_bytes_of_states_are_left_out_where_they_are_unknown() -> None:
+    row = {
+        "name": "job", "keys": 3, "applied": 1, "committed": 1, "lag_epochs": 0, "lag_ms": 0, "age_ms": 0,
+        "epochs_per_minute": 0, "changes_per_minute": 0, "stale": 0, "incomplete": 0, "held_back_epoch": None,
+        "error": "", "store_bytes": 100, "state_names": ["a", "b"], "state_keys": [1, 2], "state_bytes": [0, None],
+    }  # fmt: skip
+    scrape = Scrape()
+    add_listed_jobs(scrape, [row])
+    found = {labels: value for (name, labels), value in samples(scrape).items() if name == "sparkis_state_bytes"}
+    assert found == {("job", "a"): 0}
 
 
 def test_ready_is_who_has_loaded_and_lags_no_more_than_it_may() -> None:

@@ -42,6 +42,16 @@ def test_keys_of_states_are_added_up_by_name_and_a_server_of_an_older_version_do
     assert merged_jobs([[whole], [row(state_names=["s", "t"])]])[0]["state_keys"] is None
 
 
+def test_bytes_of_states_are_those_of_the_server_that_knows_them() -> None:
+    """Each server reports all slots; one may know an older snapshot, or none, or be of an older version."""
+    names = {"state_names": ["s", "t"], "state_keys": [1, 1]}
+    rows = [row(**names, state_bytes=[None, None]), row(**names, state_bytes=[70, 0]), row(**names)]
+    assert merged_jobs([[each] for each in rows])[0]["state_bytes"] == [70, 0]
+    assert merged_jobs([[rows[0]], [rows[2]]])[0]["state_bytes"] == [None, None]
+    states = [{"name": "s", "kind": "map", "keys": 1, "bytes": size} for size in (None, 70, 60)]
+    assert merged_states([[each] for each in states], [1.0, 0.0, 0.0])[0]["bytes"] == 70
+
+
 def test_an_unknown_lag_is_unknown_for_all() -> None:
     lag = row(job="j")
     assert merged_lags([[lag], [lag | {"lag_ms": 70}]])[0]["lag_ms"] == 70
@@ -78,8 +88,8 @@ def older_age(facts: dict[str, Any]) -> tuple[str, int]:
 def test_states_are_counted_by_their_names() -> None:
     rows = [{"name": "s", "kind": "map", "keys": 4}, {"name": "t", "kind": "value", "keys": 1}]
     assert merged_states([rows, rows], [1.0, 0.5]) == [
-        {"name": "s", "kind": "map", "keys": 6},
-        {"name": "t", "kind": "value", "keys": 2},
+        {"name": "s", "kind": "map", "keys": 6, "bytes": None},
+        {"name": "t", "kind": "value", "keys": 2, "bytes": None},
     ]
 
 

@@ -95,8 +95,12 @@ def test_the_first_rows_of_many_are_shown_and_all_counted() -> None:
 
 def test_states_have_their_key_formats() -> None:
     known = found(job("a", state_names=[b"s", b"t"], key_formats=[b"a:s:<k>", b"t/<k>"]))
-    known.states = {"a": facts.states_of([{"name": b"t", "kind": b"hash", "keys": 4}])}
-    assert texts("states", known) == [["a", "t", "hash", "4", "t/<k>"]]
+    state = {"name": b"t", "kind": b"hash", "keys": 4}
+    known.states = {"a": facts.states_of([state, state | {"name": b"s", "bytes": 2048}])}
+    assert texts("states", known) == [
+        ["a", "t", "hash", "4", UNKNOWN, "t/<k>"],
+        ["a", "s", "hash", "4", "2.05 kB", "a:s:<k>"],
+    ]
 
 
 def test_servers_have_their_roles_and_those_that_do_not_answer_say_why() -> None:

@@ -317,6 +317,11 @@ def test_an_owner_of_all_slots_counts_from_the_newest_snapshot_whoever_wrote_it(
             owners[0].applier.step()
         assert owners[0].process is not None
         assert owners[0].process.wait() == 0
+        assert owners[0].compactor.is_busy, "its end is not noticed yet, and the job does not rest before"
+        assert owners[0].applier.last_report["state_bytes"] is None
+        owners[0].applier.step()
+        assert not owners[0].compactor.is_busy
+        assert owners[0].applier.last_report["state_bytes"] == {"v": sum(map(len, KEYS[:6])) + 6}
         owners[1].applier.step()  # epoch 5: there is a snapshot of it
         for number in range(6, 10):
             publish(writer, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -10,20 +11,23 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
+from state_backend.apply import applier as applier_module
 from state_backend.apply import file_split, snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import Epoch
+from state_backend.log.epochs import Epoch, with_checksum
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter
 from state_backend.log.sweep import sweep
-from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import LogError, RewoundCheckpointError
+from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
+from state_backend.store.store import as_bytes
 
 STATES = [StateDescriptor("v", key="k", value="v"), StateDescriptor("m", key="k", value="v", field="f")]
 FAR_MS = 4_102_444_800_000
@@ -263,8 +267,75 @@ def test_disk_and_replay_stay_bounded_over_ten_thousand_epochs(tmp_path: Path) -
 
 
 def test_a_manifest_is_read_back_as_it_was_written() -> None:
-    manifest = Epoch(7, 2, None, 1_000, rows=3, origin=4)
+    manifest = Epoch(7, 2, None, 1_000, rows=3, origin=4, state_bytes={"v": 5})
     assert Epoch.from_bytes(manifest.to_bytes(), "here") == manifest
+
+
+def test_a_snapshot_has_the_bytes_of_each_state_whoever_wrote_its_parts(tmp_path: Path) -> None:
+    """Of three parts the last has slots of the others: their rows are written again."""
+    log = tmp_path / "log"
+    publish(log, range(40))
+    job = ChangeLog(log).job("job")
+    current = job.current()
+    assert current is not None
+    for number, slots in enumerate(("0-9999", "9000-13999", "12000-16383")):
+        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=KeyGroups.parse(slots))
+        while applier.step():
+            pass
+        assert applier.store is not None
+        with applier.store.snapshot(0) as snapshot:
+            joined = snapshots.write(job, current, snapshot)
+        assert (joined is not None) == (number == 2)
+        applier.close()
+    with read_snapshot(log, "job") as snapshot:
+        values = sum(len(key) + len(snapshot.value(key) or b"") for key in snapshot.scan(0, 1_000, {Kind.VALUE})[1])
+        fields = sum(len(name) + len(as_bytes(value)) for name, value in snapshot.map_pairs(b"job:m:1"))
+    assert joined is not None and joined.state_bytes == {"v": values, "m": len(b"job:m:1") + fields}
+
+
+def test_a_snapshot_with_a_part_of_an_older_version_has_no_bytes_of_states(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    publish(log, range(40))
+    job = ChangeLog(log).job("job")
+    current = job.current()
+    assert current is not None
+    joined = None
+    for slots in ("0-8191", "8192-16383"):
+        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=KeyGroups.parse(slots))
+        while applier.step():
+            pass
+        assert applier.store is not None
+        with applier.store.snapshot(0) as snapshot:
+            joined = snapshots.write(job, current, snapshot)
+        applier.close()
+        for path in (log / "job").glob("*/snapshots/39/part-*.json"):
+            part = json.loads(path.read_bytes())
+            del part["checksum"]
+            part.pop("state_bytes", None)  # of the first part only
+            path.write_bytes(with_checksum(part))
+    assert joined is not None and joined.rows == 80
+    assert joined.state_bytes is None
+
+
+def test_a_server_reports_the_bytes_in_the_newest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    publish(log, range(10), keys=1)
+    applier, events = follower(log, tmp_path / "store")
+    applier.step()
+    assert events[-1]["state_bytes"] is None
+    compact_log(str(log), "job", retention_ms=0)
+    applier.step()
+    assert events[-1]["state_bytes"] is None, "it is not due yet"
+    monkeypatch.setattr(applier_module, "SNAPSHOT_INTERVAL_S", 0.0)
+    applier.close()
+    applier, events = follower(log, tmp_path / "store")
+    applier.step()
+    assert events[-1]["state_bytes"]["v"] == len(b"job:v:0") + len(b"e9")
+    publish(log, range(10, 11), keys=3)
+    compact_log(str(log), "job", retention_ms=0)
+    applier.step()
+    assert events[-1]["state_bytes"]["v"] == 2 * len(b"job:v:0") + len(b"e9") + len(b"e10")
+    applier.close()
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------

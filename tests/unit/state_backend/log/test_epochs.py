@@ -37,6 +37,7 @@ EPOCH = Epoch(
     log_bytes=5000,
     slots=KeyGroups.of([(0, 99)]),
     offsets=('{"0": 7}', "9"),
+    state_bytes={"temp": 70, "none": 0},
 )
 
 
