@@ -200,13 +200,13 @@ class ProxyDispatcher(Dispatcher):
                     must_wait, later = self._forward_or_answer(context, route, request, batch)
                 else:
                     must_wait = taken is Taken.LAST
-                end_caching(session, request)
                 # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
                 must_wait |= batch.is_last or (self.has_upstream and session.protocol != protocol)
             except Exception as error:  # it fails this request only
                 release_reply(later)
                 later = None
                 self._reply_error(session, request, batch, index, error)
+            end_caching(session, request)
             if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         session.calls += answered

@@ -282,6 +282,9 @@ class ProxyExec(ReplyStage):
                         break
                     yield None
             yield None
+        tracking_state = self._context.session.tracking_state
+        if tracking_state is not None:
+            tracking_state.is_caching_set = False  # a queued CLIENT CACHING applies to this transaction only
         reply = raw_reply_of([b"*%d\r\n" % len(replies), *replies])
         self.finish(reply, tuple(self._epochs.values()))
 

@@ -245,12 +245,8 @@ class SwapDispatcher(SideSender):
             self._tracking.enqueue(state, Invalidation(visible, is_one_frame=True))
         self.defer(partial(self._server.clients.push_invalidations, state))
 
-    def _prepare_tracking(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
-        """Apply CLIENT CACHING at the upstream. Keys of reads over both sides are invalidated after the reply."""
-        for pool in self.upstream_of(session).pools:
-            pinned = pool.pinned.get(session.id)
-            if pinned is not None:
-                pinned.caching = (b"YES" if state.is_optin else b"NO") if state.is_caching_set else b""
+    def _invalidate_after_reply(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
+        """Invalidate the keys of a read over both sides after its reply: no client may cache them."""
         command = route.routed.command
         if not state.records_reads or session.transaction is not None or command is None:
             return
@@ -321,7 +317,7 @@ class SwapDispatcher(SideSender):
             return Taken.NO
         routed = route.routed
         if session.tracking_state is not None:
-            self._prepare_tracking(session.tracking_state, session, route, request)
+            self._invalidate_after_reply(session.tracking_state, session, route, request)
         if route.destination is Destination.LOCAL:
             return self._take_local(context, routed, request, batch)
         if session.transaction is not None:

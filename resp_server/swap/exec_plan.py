@@ -5,7 +5,7 @@ changed, the upstream's part is not sent. The upstream's part goes out in one wr
 client's own, unless the client watches keys there. The replies of the two sides are not from one instant.
 
 A queued SELECT is part of the upstream's transaction if commands for the upstream follow it. The connection may be a
-shared one, so a last SELECT returns it to its database.
+shared one, so a last SELECT returns it to its database. The same holds for a queued CLIENT CACHING, which ends there.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
+from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream
 
-OK = b"+OK\r\n"
+OK, CACHING = b"+OK\r\n", "client|caching"
 Watched = dict[tuple[int, bytes], Mark]
 
 
@@ -106,6 +107,8 @@ class SwapExec(ReplyStage):
         self._requests, self._watched = requests, watched
         self._run_states = run_states
         self._upstream = sides.upstream_of(session)
+        self._caching = caching_before(session.tracking_state)  # of the whole transaction
+        self._queued_caching = b""  # a CLIENT CACHING in the transaction, before the upstream's next command
         # The pool of the upstream's node that runs its part, and the client's connection that watches keys there.
         self._pool, self._pinned = _watching(self._upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no request has keys
@@ -212,6 +215,8 @@ class SwapExec(ReplyStage):
             self._of_states += split.states
         else:
             self._needs_states |= route is not None and route.destination is Destination.STATES
+            if route is not None and route.routed.name == CACHING and self._session.tracking_state is not None:
+                self._queued_caching = pack(request)
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
 
@@ -277,7 +282,10 @@ class SwapExec(ReplyStage):
             self._parts[place] = self._sides.error_reply(error)
 
     def _before_upstream(self) -> None:
-        """Select the database of the upstream's next command there."""
+        """Select the database of the upstream's next command there, and repeat CLIENT CACHING."""
+        if self._queued_caching:
+            self._packed.append(self._queued_caching)
+            self._queued_caching = b""
         if self._selected != self._database:
             self._select_at_upstream(self._database)
 
@@ -312,7 +320,9 @@ class SwapExec(ReplyStage):
         replies_before = len(self._packed) + 1
         changed = None if self._changes_any_key else self._changed
         sink = self._sides.cached.changing(changed, self._session, self)
-        request = UpstreamRequest(packed, sink, UPSTREAM_PART, is_read=False, replies_before=replies_before)
+        request = UpstreamRequest(
+            packed, sink, UPSTREAM_PART, is_read=False, prefix=self._caching, replies_before=replies_before
+        )
         pool = self._pool or self._any_pool
         assert pool is not None
         pool.add(self._session.id, self._protocol, request)

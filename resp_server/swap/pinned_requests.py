@@ -14,6 +14,7 @@ from resp_server.upstream.logins import Logins
 from resp_server.upstream.pinned import DISCARD
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routed_commands import RoutedCommand
+from resp_server.upstream.tracking import caching_before
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
 NOT_BLOCKED = b":0\r\n"
@@ -35,7 +36,8 @@ class PinnedRequests:
         batch.block()
         index = batch.expect(session.is_silent)
         upstream = self._logins.of(session.id).of(session.db)
-        upstream.block(session.id, session.protocol, routed, request, sink, index)
+        caching = caching_before(session.tracking_state)
+        upstream.block(session.id, session.protocol, routed, request, sink, index, caching=caching)
 
     def has_own(self, session: Session, pools: Iterable[UpstreamPool]) -> bool:
         """Tell whether a client has a connection of its own, among those of some pools."""

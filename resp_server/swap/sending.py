@@ -34,6 +34,7 @@ from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route
+from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream
 
 
@@ -93,8 +94,9 @@ class SideSender(ProxyDispatcher):
         elif not self._pinned.has_own(session, upstream.pools):  # others may read cached replies after this one
             sink = self.cached.fenced(route, session, sink)
         sent, index = route.request or request, batch.expect(session.is_silent)
+        caching = caching_before(session.tracking_state)
         with self.cached.sending(sink):
-            return upstream.send_request(session.id, session.protocol, routed, sent, sink, index)
+            return upstream.send_request(session.id, session.protocol, routed, sent, sink, index, caching=caching)
 
     def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
         """Tell whether a request may be answered from the cache. To hash a long request would take too long."""

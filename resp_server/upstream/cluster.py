@@ -32,7 +32,7 @@ from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 
-CLUSTER_SLOTS = pack((b"CLUSTER", b"SLOTS"))
+ASKING, CLUSTER_SLOTS = pack((b"ASKING",)), pack((b"CLUSTER", b"SLOTS"))
 # The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.
 REFRESH_PAUSE_S = 0.1
 REFRESH_S_MAX = 1.0
@@ -89,7 +89,15 @@ class UpstreamCluster:
         return len(self._table.masters) or 1
 
     def send_request(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
@@ -99,14 +107,21 @@ class UpstreamCluster:
         is_whole = isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters
         if isinstance(plan, Plan) and is_whole and type(request) is not LongRequest:
             (part,) = plan.parts
-            self._send_part(client, protocol, part.slot, pack(part.request), routed.is_read, sink, index)
+            self._send_part(client, protocol, part.slot, pack(part.request), routed.is_read, sink, index, caching)
             return False
         return send_in_steps(
-            self._send_parts(client, protocol, plan, routed.is_read, sink, index), sink, index, self.defer
+            self._send_parts(client, protocol, plan, routed.is_read, sink, index, caching), sink, index, self.defer
         )
 
     def _send_parts(
-        self, client: int, protocol: int, found: Plan | Steps[Plan], is_read: bool, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        found: Plan | Steps[Plan],
+        is_read: bool,
+        sink: ReplySink,
+        index: int,
+        caching: bytes,
     ) -> Steps[None]:
         plan = (yield from found) if isinstance(found, Generator) else found
         nodes = [self._node(each) for each in self._table.masters] if plan.on_all_masters else []
@@ -123,7 +138,7 @@ class UpstreamCluster:
         for number, part in enumerate(plan.parts):
             packed = yield from pack_in_steps(part.request)
             plan.parts[number] = Part(part.slot, ())  # to free all at once would take too long
-            self._send_part(client, protocol, part.slot, packed, is_read, joined, number)
+            self._send_part(client, protocol, part.slot, packed, is_read, joined, number, caching)
 
     def _send_part(
         self,
@@ -134,6 +149,7 @@ class UpstreamCluster:
         is_read: bool,
         sink: UpstreamSink,
         index: int,
+        caching: bytes,
         *,
         is_blocking: bool = False,
     ) -> None:
@@ -143,7 +159,9 @@ class UpstreamCluster:
             return
         # A slot without a node: any node replies CLUSTERDOWN.
         address = (None if slot is None else self._table.master_of(slot)) or masters[0]
-        _ClusterRequest(self, client, protocol, packed, sink, index, is_read, is_blocking, address).send(address)
+        request = _ClusterRequest(self, client, protocol, packed, sink, index, is_read, address)
+        request.caching, request.is_blocking = caching, is_blocking
+        request.send(address)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -156,7 +174,15 @@ class UpstreamCluster:
             sink.fail(index, self._unreachable())
 
     def block(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
         if routed.name in WRITE_WAITS:
@@ -166,7 +192,7 @@ class UpstreamCluster:
 
         def send() -> Steps[None]:
             packed = yield from pack_in_steps(request)
-            self._send_part(client, protocol, slot, packed, False, sink, index, is_blocking=True)
+            self._send_part(client, protocol, slot, packed, False, sink, index, caching, is_blocking=True)
 
         send_in_steps(send(), sink, index, self.defer)
 
@@ -210,7 +236,7 @@ class UpstreamCluster:
 
         def follow(request: UpstreamRequest, client: int, protocol: int) -> None:
             sink, index, is_read = request.sink, request.index, request.is_read
-            request.sink = _ClusterRequest(self, client, protocol, request.packed, sink, index, is_read, False, address)
+            request.sink = _ClusterRequest(self, client, protocol, request.packed, sink, index, is_read, address)
 
         return follow
 
@@ -281,13 +307,13 @@ class UpstreamCluster:
                 return b"-%b\r\n" % TryAgainError("the slot of the keys moves to another node of the upstream").line
         return reply
 
-    def send_to(self, address: Address, request: _ClusterRequest, *, is_asking: bool) -> None:
-        """Send a request to a node."""
+    def send_to(self, address: Address, request: _ClusterRequest, prefix: bytes) -> None:
+        """Send a request to a node, right after another one."""
         node, client, protocol, packed = self._node(address), request.client, request.protocol, request.packed
         if request.is_blocking:
-            node.send_blocking(client, protocol, packed, request, 0, is_asking=is_asking)
+            node.send_blocking(client, protocol, packed, request, 0, prefix=prefix)
         else:
-            node.send(client, protocol, packed, request, 0, is_read=request.is_read, is_asking=is_asking)
+            node.send(client, protocol, packed, request, 0, is_read=request.is_read, prefix=prefix)
 
     def redirected(self, redirect: Redirect) -> None:
         """Handle a MOVED: the slot has another master."""
@@ -431,14 +457,20 @@ class NodeConnections:
 
 
 class _ClusterRequest:
-    """A request to a node of the cluster, which may be redirected to another node."""
+    """A request to a node of the cluster, which may be redirected to another node.
+
+    caching: the client's CLIENT CACHING, which is sent before it to each node, but not with ASKING: a node forgets each
+    of the two when it gets the other one.
+    """
 
     __slots__ = (
         "_cluster",
         "_index",
+        "_is_asking",
         "_node",
         "_redirects",
         "_sink",
+        "caching",
         "client",
         "is_blocking",
         "is_read",
@@ -455,25 +487,27 @@ class _ClusterRequest:
         sink: UpstreamSink,
         index: int,
         is_read: bool,
-        is_blocking: bool,
         node: Address,
     ) -> None:
         self._node = node
         self._cluster, self._sink, self._index = cluster, sink, index
         self.client, self.protocol, self.packed = client, protocol, packed
-        self.is_read, self.is_blocking = is_read, is_blocking
+        self.is_read, self.is_blocking, self.caching = is_read, False, b""
+        self._is_asking = False
         self._redirects = 0
 
     def send(self, address: Address, *, is_asking: bool = False) -> None:
         """Send the request to a node."""
-        self._node = address
-        self._cluster.send_to(address, self, is_asking=is_asking)
+        self._node, self._is_asking = address, is_asking
+        self._cluster.send_to(address, self, ASKING if is_asking else self.caching)
 
     def put(self, index: int, reply: RawReply) -> None:
         """Take a node's reply: follow a redirect, pass on anything else."""
         redirect = redirect_in(reply, self._node) if type(reply) is bytes and reply[:1] == b"-" else None
         if redirect is None:
             self._sink.put(self._index, reply)
+            if self._is_asking and self.caching:  # the client may cache keys that the node does not track for it
+                self._cluster.on_moved([self.client])
             return
         try:
             self._follow(redirect)

@@ -16,7 +16,7 @@ from resp_server.forwarding.handshake import HandshakeError
 from resp_server.forwarding.packing import Packed, prefixed, size_of
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_splitter import FrameError, pack
+from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
@@ -31,7 +31,6 @@ from resp_server.upstream.url import UpstreamUrl
 CONNECT_S_MAX = 1.0
 # A request that only reads is sent at most twice; all others are sent once.
 SENDS_MAX = 2
-ASKING = pack((b"ASKING",))
 READONLY = b"-READONLY "
 
 
@@ -54,8 +53,9 @@ class UpstreamRequest:
     """A request to the upstream.
 
     is_read: it only reads, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
-    clients' writes, so no time limit applies. is_asking: ASKING is sent before it, because a Redis Cluster replied ASK.
-    replies_before: the number of replies to drop before its own: to ASKING, or to MULTI and the queued commands.
+    clients' writes, so no time limit applies. prefix: a request that is sent right before it each time, ASKING or
+    CLIENT CACHING, whose reply is dropped. replies_before: the number of other replies before its own, to MULTI and the
+    queued commands, which are dropped, too. replies_to_drop: those that have not arrived yet.
     confirmations: the number of frames that SUBSCRIBE and the like get in place of a reply.
     """
 
@@ -66,8 +66,9 @@ class UpstreamRequest:
     sends: int = 0
     sent_s: float = 0.0
     is_blocking: bool = False
-    is_asking: bool = False
+    prefix: bytes = b""
     replies_before: int = 0
+    replies_to_drop: int = 0
     confirmations: int = 0
     remaining: ClassVar[int] = 1
     is_batch: ClassVar[bool] = False
@@ -182,9 +183,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         elif link is not None:
             request.sends += 1
             request.sent_s = self._pool.clock()
-            packed = request.packed
-            if request.is_asking:
-                packed, request.replies_before = prefixed(ASKING, packed), 1
+            packed, request.replies_to_drop = request.packed, request.replies_before
+            if request.prefix:
+                packed = prefixed(request.prefix, packed)
+                request.replies_to_drop += 1
             if not isinstance(packed, bytes) and not request.is_read:
                 request.packed = b""  # it is not sent again, so each text is freed after it is sent
             self.send(packed, request)
@@ -253,8 +255,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         request = in_flight.next_request()
         if type(reply) is bytes and reply.startswith(READONLY):
             self._pool.refused_write(self)
-        if request.replies_before:
-            request.replies_before -= 1
+        if request.replies_to_drop:
+            request.replies_to_drop -= 1
             return
         self._awaited_replies -= 1
         if not in_flight.is_batch or not in_flight.remaining:

@@ -49,7 +49,7 @@ class PinnedConnection(UpstreamConnection):
 
     client: the client's id, or that of its listener. watched: the keys that WATCH watches there. is_dirty: one of them
     has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was
-    sent. caching: the word of the CLIENT CACHING that precedes the next request.
+    sent.
 
     has_module_subscription: a module's command may have subscribed it.
     is_for_messages: the client gets messages of channels from this node, not only notifications and those of shards.
@@ -68,7 +68,6 @@ class PinnedConnection(UpstreamConnection):
         self.is_dirty = False
         self.is_monitor = self.is_tracking = self.has_module_subscription = False
         self.is_for_messages = self.is_at_all_masters = False
-        self.caching = b""
         self._subscriptions = {False: 0, True: 0}  # confirmed ones; True: to shards
         self._send_own(CLIENT_ID, _IdSink(self))
 
@@ -118,8 +117,6 @@ class PinnedConnection(UpstreamConnection):
         if protocol != self.protocol:
             self.protocol = protocol
             self._send_own(pack((b"HELLO", b"%d" % protocol)), DISCARD)
-        if self.caching:
-            self._send_own(pack((b"CLIENT", b"CACHING", self.caching)), DISCARD)
         self.add(request)
 
     def send_wait(self, request: UpstreamRequest, protocol: int, mark_write: bytes = MARK_WRITE) -> None:

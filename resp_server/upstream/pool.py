@@ -139,7 +139,15 @@ class UpstreamPool:
     node_count = 1
 
     def send_request(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
@@ -147,16 +155,23 @@ class UpstreamPool:
         """
         if type(request) is LongRequest:
             return send_in_steps(
-                self._send_long(client, protocol, routed, request, sink, index), sink, index, self.defer
+                self._send_long(client, protocol, routed, request, sink, index, caching), sink, index, self.defer
             )
-        self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read)
+        self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read, prefix=caching)
         return False
 
     def _send_long(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        caching: bytes,
     ) -> Steps[None]:
         packed = yield from pack_in_steps(request)
-        self.send(client, protocol, packed, sink, index, is_read=routed.is_read)
+        self.send(client, protocol, packed, sink, index, is_read=routed.is_read, prefix=caching)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -173,10 +188,10 @@ class UpstreamPool:
         index: int,
         *,
         is_read: bool,
-        is_asking: bool = False,
+        prefix: bytes = b"",
     ) -> None:
         """Send a request; the sink gets the reply later, or an error at once or later."""
-        self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, is_asking=is_asking))
+        self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, prefix=prefix))
 
     def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
         """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection.
@@ -224,16 +239,29 @@ class UpstreamPool:
             self._loop.call_soon(then)
 
     def block(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> None:
         """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
         if type(request) is LongRequest:
-            send_in_steps(self._block_long(client, protocol, request, sink, index), sink, index, self.defer)
+            send_in_steps(self._block_long(client, protocol, request, sink, index, caching), sink, index, self.defer)
             return
-        self.send_blocking(client, protocol, pack(request), sink, index, is_about_writes=routed.name in WRITE_WAITS)
+        is_about_writes = routed.name in WRITE_WAITS
+        self.send_blocking(
+            client, protocol, pack(request), sink, index, is_about_writes=is_about_writes, prefix=caching
+        )
 
-    def _block_long(self, client: int, protocol: int, request: Request, sink: ReplySink, index: int) -> Steps[None]:
-        self.send_blocking(client, protocol, (yield from pack_in_steps(request)), sink, index)
+    def _block_long(
+        self, client: int, protocol: int, request: Request, sink: ReplySink, index: int, caching: bytes
+    ) -> Steps[None]:
+        self.send_blocking(client, protocol, (yield from pack_in_steps(request)), sink, index, prefix=caching)
 
     def send_blocking(
         self,
@@ -245,14 +273,14 @@ class UpstreamPool:
         *,
         is_about_writes: bool = False,
         mark_write: bytes = MARK_WRITE,
-        is_asking: bool = False,
+        prefix: bytes = b"",
     ) -> None:
         """Send a blocking command over the client's pinned connection. is_about_writes: it is WAIT or WAITAOF.
 
         mark_write: see `PinnedConnection.send_wait`.
         """
         pinned = self.pinned.pin(client, protocol)
-        request = UpstreamRequest(packed, sink, index, is_read=False, is_asking=is_asking, is_blocking=True)
+        request = UpstreamRequest(packed, sink, index, is_read=False, prefix=prefix, is_blocking=True)
         if is_about_writes:
             pinned.send_wait(request, protocol, mark_write)
         else:

@@ -8,6 +8,8 @@ gets a second pinned connection to the node, in RESP3, to which the node redirec
 
 From the tracking table on, they are sent like invalidations of states. Replies and invalidations have no common order,
 as they have none at a Redis, where the client has two connections, too.
+
+CLIENT CACHING is answered by the proxy. It belongs to the next request, and is sent to a node with that request.
 """
 
 from __future__ import annotations
@@ -20,8 +22,18 @@ from typing import NamedTuple
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
+from resp_server.session.tracking import TrackingState
 from resp_server.upstream.connection import UpstreamRequest, UpstreamSink
 from resp_server.upstream.pinned import PinnedConnection, PinnedConnections
+
+CACHING_YES, CACHING_NO = pack((b"CLIENT", b"CACHING", b"YES")), pack((b"CLIENT", b"CACHING", b"NO"))
+
+
+def caching_before(state: TrackingState | None) -> bytes:
+    """Return the CLIENT CACHING that a client has sent before its current request; empty: it has sent none."""
+    if state is None or not state.is_caching_set:
+        return b""
+    return CACHING_YES if state.is_optin else CACHING_NO
 
 
 class Tracking(NamedTuple):

@@ -26,9 +26,9 @@ class Upstream(Protocol):
 
     on_hello: called with the fields of its reply to HELLO. on_state_lost: called with a client whose pinned connection
     was lost with its state, such as watched keys, and with the reason. on_moved: called when keys have moved to other
-    nodes, with the clients that track keys at all nodes. on_push: called with a client and a frame that it gets without
-    a request. node_count: the number of nodes; each has keys of its own. poller: the compiled core's epoll for clients
-    and servers, where there is one.
+    nodes, with clients that have to forget all keys that they have cached. on_push: called with a client and a frame
+    that it gets without a request. node_count: the number of nodes; each has keys of its own. poller: the compiled
+    core's epoll for clients and servers, where there is one.
     """
 
     url: UpstreamUrl
@@ -49,10 +49,19 @@ class Upstream(Protocol):
         """Close all connections."""
 
     def send_request(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
+        caching: the client's CLIENT CACHING before it, which is sent before each part, to each node that gets it.
         True: parts of it are sent later, so that the client's later requests have to wait.
         """
 
@@ -62,7 +71,15 @@ class Upstream(Protocol):
         """Send a read about all keys to a node."""
 
     def block(
-        self, client: int, protocol: int, routed: RoutedCommand, request: Request, sink: ReplySink, index: int
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
     ) -> None:
         """Send a blocking command over a connection of the client's own; ReplyError if that is not possible."""
 

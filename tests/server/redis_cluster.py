@@ -32,6 +32,11 @@ class RedisCluster:
             self._meet(node)
         self.wait_until_ok()
 
+    @property
+    def url(self) -> str:
+        """The URL for `--upstream`."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
     def _start(self) -> Running:
         bus_port = free_port()
         folder = self._folder / str(bus_port)
@@ -109,3 +114,9 @@ class RedisCluster:
         slot, owner = slot_of(key.encode()), self.id(target)
         for node in (target, *(each for each in self.nodes if each is not target)):
             self.call(node, "CLUSTER", "SETSLOT", slot, "NODE", owner)
+
+    def move(self, key: str, target: Running) -> None:
+        """Move the slot of a key, and the key."""
+        with self.begin_move(key, target) as source:
+            self.move_key(source, key, target)
+        self.end_move(key, target)

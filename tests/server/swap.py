@@ -12,6 +12,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.nodes import HALVES, Nodes
+from tests.server.redis_cluster import RedisCluster
 
 STATES = [
     StateDescriptor("speed", key="car", value="kmh"),
@@ -64,6 +65,14 @@ class Swap(Nodes):
         """Start a proxy with another upstream, and another file of owners."""
         ownership = self.folder / f"owners{free_port()}.json"
         return self.start_proxy("--upstream", url, "--ownership", str(ownership), *options)
+
+    def start_before(self, cluster: RedisCluster) -> Running:
+        """Start a proxy with a Redis Cluster as its upstream; wait until it answers keys of both sides."""
+        proxy = self.start_at(cluster.url)
+        with proxy.connect() as client:
+            eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")
+            eventually(lambda: not client.call("GET", "nobody's").is_error)
+        return proxy
 
     def wait_until_ready(self, proxy: Running) -> None:
         """Wait until a proxy knows the owners of keys, and both sides answer."""

@@ -11,7 +11,7 @@ import pytest
 from redis.cluster import RedisCluster as ClusterClient
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import Connection, Reply, replies_to, request
+from compat.conformance.wire import Connection, replies_to, request
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.redis_cluster import RedisCluster
@@ -26,17 +26,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
         yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
 
 
-def url_of(cluster: RedisCluster) -> str:
-    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
-
-
 @pytest.fixture(scope="module")
 def proxy(swap: Swap, cluster: RedisCluster) -> Running:
-    proxy = swap.start_at(url_of(cluster))
-    with proxy.connect() as client:
-        eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")
-        eventually(lambda: not client.call("GET", "nobody's").is_error)
-    return proxy
+    return swap.start_before(cluster)
 
 
 @pytest.fixture
@@ -75,148 +67,6 @@ def test_what_cluster_clients_split_is_split_and_joined_in_order(client: Connect
     assert client.call("DEL", *NAMES[:100]).plain == 100
     assert client.call("UNLINK", *NAMES).plain == len(NAMES) - 100
     assert client.call("MSET", "{a}", "1", "{a}b").plain == b"ERR wrong number of arguments for 'mset' command"
-
-
-@pytest.fixture
-def tracking(proxy: Running, client: Connection) -> Iterator[Connection]:
-    """A client that tracks keys. `client` has flushed all nodes before."""
-    with proxy.connect() as connection:
-        connection.call("HELLO", 3)
-        assert connection.call("CLIENT", "TRACKING", "ON").plain == b"OK"
-        yield connection
-
-
-def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
-    """Return the pushes before the next reply, and the reply."""
-    pushes = []
-    while (found := client.read()).type == ">":
-        pushes.append(found)
-    return pushes, found
-
-
-def test_changed_keys_of_all_nodes_are_invalidated(cluster: RedisCluster, tracking: Connection) -> None:
-    names = NAMES[:30]
-    assert tracking.call("MGET", *names, "job:speed:1").plain == [None] * 30 + [b"10"]
-    found = {tracking.read().plain[1][0] for _ in range(31)}  # reads of both sides are not cached
-    assert found == {name.encode() for name in (*names, "job:speed:1")}
-    for name in names:
-        assert tracking.call("GET", name).plain is None
-    for name in names:
-        cluster.call(cluster.master_of(name), "SET", name, "1")
-    assert {tracking.read().plain[1][0] for _ in names} == {name.encode() for name in names}
-    for name in names:
-        cluster.call(cluster.master_of(name), "SET", name, "2")  # they were not read again
-    assert tracking.call("PING").plain == b"PONG"
-
-
-def test_an_invalidation_of_each_node_comes_before_any_newer_reply(cluster: RedisCluster, tracking: Connection) -> None:
-    names = NAMES[:6]
-    assert len({cluster.master_of(name).port for name in names}) == 3
-    with ExitStack() as stack:
-        nodes = {name: stack.enter_context(cluster.master_of(name).connect()) for name in names}
-        for name in names:
-            tracking.call("GET", name)
-        for number in range(200):
-            name = names[number % len(names)]
-            nodes[name].call("SET", name, number)
-            tracking.send(request("GET", name))
-            pushes, reply = read_until_reply(tracking)
-            assert reply.plain == b"%d" % number
-            assert [b"invalidate", [name.encode()]] in [each.plain for each in pushes]
-
-
-def test_broadcasts_come_from_all_nodes_and_end(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
-    with proxy.connect() as listener:
-        listener.call("HELLO", 3)
-        assert listener.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "key").plain == b"OK"
-        client.call("MSET", *(word for name in NAMES[:20] for word in (name, "1")))
-        found: set[bytes] = set()
-        while len(found) < 20:
-            found |= set(listener.read().plain[1])
-        assert listener.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
-        client.call("SET", NAMES[0], "2")
-        assert listener.call("PING").plain == b"PONG"
-        assert listener.call("CLIENT", "TRACKING", "ON", "PREFIX", "a").plain.startswith(b"ERR PREFIX option requires")
-        assert listener.call("GET", NAMES[0]).plain == b"2"
-
-
-def test_keys_that_move_are_invalidated_and_tracked_at_a_node_that_was_not_there_before(
-    cluster: RedisCluster, proxy: Running, tracking: Connection
-) -> None:
-    name = "moves"
-    home, new = cluster.master_of(name), cluster.add_node()
-    cluster.call(home, "SET", name, "1")
-    with proxy.connect() as listener:
-        listener.call("HELLO", 3)
-        listener.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "mov")
-        assert tracking.call("GET", name).plain == b"1"
-        move(cluster, name, new)
-        tracking.send(request("GET", name))
-        pushes, reply = read_until_reply(tracking)
-        assert reply.plain == b"1" and [b"invalidate", None] in [each.plain for each in pushes]
-        read_until(listener, None)
-        # The listener follows the node when the proxy has read the new table, and forgets all keys then.
-        eventually(lambda: tracking_clients(cluster, new) == 2)
-        cluster.call(new, "SET", name, "2")
-        read_until(tracking, [name.encode()])
-        read_until(listener, [name.encode()])
-        move(cluster, name, home)
-        read_until(listener, [name.encode()])
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_invalidations_of_all_nodes_are_redirected_also_after_keys_have_moved(
-    cluster: RedisCluster, proxy: Running, client: Connection, protocol: int
-) -> None:
-    names, moving, new = NAMES[:6], f"moves{protocol}", cluster.add_node()
-    home = cluster.master_of(moving)
-    assert len({cluster.master_of(name).port for name in names}) == 3
-    with proxy.connect() as listener, proxy.connect() as tracking:
-        target = listener.call("CLIENT", "ID").plain
-        listener.call("SUBSCRIBE", "__redis__:invalidate")
-        tracking.call("HELLO", protocol)
-        assert tracking.call("CLIENT", "TRACKING", "ON", "REDIRECT", target).plain == b"OK"
-        for name in names:
-            tracking.call("GET", name)
-        client.call("MSET", *(word for name in names for word in (name, "1")))
-        assert {listener.read().plain[2][0] for _ in names} == {name.encode() for name in names}
-        move(cluster, moving, new)
-        tracking.call("GET", moving)
-        eventually(lambda: tracking_clients(cluster, new) == 1)
-        # The new node tracks keys only after it has told the listener's id, and then all keys are forgotten.
-        cluster.call(new, "SET", moving, "1")
-        read_message_until(listener, None)
-        eventually(lambda: tracking.call("GET", moving).plain == b"1")
-        cluster.call(new, "SET", moving, "2")
-        read_message_until(listener, [moving.encode()])
-        assert tracking.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
-        assert tracking_clients(cluster, new) == 0  # also if the proxy has not read the new table yet
-        move(cluster, moving, home)
-
-
-def read_message_until(listener: Connection, keys: list[bytes] | None) -> None:
-    """Read up to the message of an invalidation of keys; None: of all keys."""
-    while listener.read().plain != [b"message", b"__redis__:invalidate", keys]:
-        pass
-
-
-def read_until(client: Connection, keys: list[bytes] | None) -> None:
-    """Read up to the invalidation of keys; None: of all keys."""
-    while client.read().plain != [b"invalidate", keys]:
-        pass
-
-
-def tracking_clients(cluster: RedisCluster, node: Running) -> int:
-    """Return the number of clients that track keys at a node."""
-    info = cluster.call(node, "INFO", "clients").decode()
-    return int(info.partition("tracking_clients:")[2].partition("\r\n")[0])
-
-
-def move(cluster: RedisCluster, name: str, target: Running) -> None:
-    """Move the slot of a key, and the key."""
-    with cluster.begin_move(name, target) as source:
-        cluster.move_key(source, name, target)
-    cluster.end_move(name, target)
 
 
 def test_a_write_with_a_states_key_does_nothing_on_any_node(client: Connection) -> None:
@@ -396,9 +246,7 @@ def test_a_client_whose_channel_has_moved_is_disconnected_and_subscribes_again(
     assert client.call("SET", "{moved}1", "v").plain == b"OK"
     assert client.call("SSUBSCRIBE", "moved").plain == [b"ssubscribe", b"moved", 1]
     target = next(node for node in cluster.nodes if node is not cluster.master_of("moved"))
-    with cluster.begin_move("moved", target) as source:
-        cluster.move_key(source, "{moved}1", target)
-    cluster.end_move("moved", target)
+    cluster.move("{moved}1", target)
     assert client.read_to_end() == b""
     with proxy.connect() as again, proxy.connect() as other:
         again.call("HELLO", 3)
@@ -490,7 +338,7 @@ def test_a_master_that_dies_fails_its_own_slots_until_its_replica_takes_over(tmp
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         replica = cluster.start_replica(cluster.nodes[1])
-        proxy = swap.start_at(url_of(cluster))
+        proxy = swap.start_at(cluster.url)
         names = [f"name{number}" for number in range(30)]
         with proxy.connect() as client:
             eventually(lambda: client.call("MSET", *(w for name in names for w in (name, name))).plain == b"OK")

@@ -114,6 +114,55 @@ def test_caching_chooses_the_keys_of_the_next_request(client: Connection, direct
     assert client.call("PING").plain == b"PONG"
 
 
+def test_caching_ends_with_a_request_that_is_refused(client: Connection, direct: Connection) -> None:
+    client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
+    for refused in (["SET", "job:speed:1", "1"], ["NOPE"], ["GET"], ["SUNION", "a", "job:speed:1"]):
+        client.call("CLIENT", "CACHING", "NO")
+        assert client.call(*refused).is_error
+        client.call("GET", "a")
+        direct.call("SET", "a", "1")
+        assert is_of(client.read(), b"a")
+
+
+def replies_of(client: Connection, *lines: str) -> list[object]:
+    """Send a pipeline; return its replies, without invalidations."""
+    client.send(b"".join(request(*line.split(" ")) for line in lines))
+    replies: list[object] = []
+    while len(replies) < len(lines):
+        found = client.read()
+        replies += [] if found.type == ">" else [found.plain]
+    return replies
+
+
+def next_invalid_key(client: Connection) -> bytes:
+    """Return the next of the upstream's keys that is invalidated."""
+    while (key := client.read().plain[1][0]).startswith(b"job:"):
+        pass
+    assert isinstance(key, bytes)
+    return key
+
+
+@pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
+def test_caching_within_a_transaction_is_about_its_later_commands(
+    client: Connection, direct: Connection, others: list[str]
+) -> None:
+    client.call("CLIENT", "TRACKING", "ON", "OPTIN")
+    *_, replies, last = replies_of(client, "MULTI", "GET b", "CLIENT CACHING YES", *others, "GET a", "EXEC", "GET c")
+    assert replies == [None, b"OK", *[b"60"] * len(others), None] and last is None
+    for key in "bca":
+        direct.call("SET", key, "1")
+    assert next_invalid_key(client) == b"a"
+
+
+@pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
+def test_caching_within_a_transaction_ends_with_it(client: Connection, direct: Connection, others: list[str]) -> None:
+    client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
+    replies_of(client, "MULTI", "CLIENT CACHING NO", *others, "GET a", "EXEC", "GET b")
+    for key in "ab":
+        direct.call("SET", key, "1")
+    assert next_invalid_key(client) == b"b"
+
+
 def test_broadcasts_are_those_of_both_sides(swap: Swap, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "job:speed:", "PREFIX", "mine", "NOLOOP")
     direct.call("SET", "other", "1")
