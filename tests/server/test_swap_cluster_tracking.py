@@ -330,14 +330,19 @@ def test_caching_applies_to_a_whole_transaction(cluster: RedisCluster, stale: Ru
         assert client.first_invalid_key() == b"{%b}a" % name.encode()
 
 
-def test_a_client_is_disconnected_when_one_nodes_tracking_was_lost(
-    cluster: RedisCluster, proxy: Running, client: Connection
+@pytest.mark.parametrize("lost", ["own", "listener"])
+def test_a_client_is_disconnected_when_its_tracking_at_one_node_was_lost(
+    cluster: RedisCluster, proxy: Running, client: Connection, lost: str
 ) -> None:
     name = NAMES[0]
-    with proxy.connect() as tracking:
-        tracking.call("HELLO", 3)
-        tracking.call("CLIENT", "TRACKING", "ON")
+    node = cluster.master_of(name)
+    with proxy.connect() as listener, proxy.connect() as tracking:
+        target = listener.call("CLIENT", "ID").plain
+        tracking.call("CLIENT", "TRACKING", "ON", "REDIRECT", target)
         tracking.call("GET", name)
-        assert int(cluster.call(cluster.master_of(name), "CLIENT", "KILL", "TYPE", "normal"))
+        (line,) = (
+            each for each in cluster.call(node, "CLIENT", "LIST").decode().splitlines() if "redir=-1" not in each
+        )
+        fields = dict(each.partition("=")[::2] for each in line.split(" "))
+        assert cluster.call(node, "CLIENT", "KILL", "ID", fields["id" if lost == "own" else "redir"]) == b"1"
         assert tracking.read_to_end() == b""
-        eventually(lambda: client.call("GET", name).plain is None)
