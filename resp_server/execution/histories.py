@@ -4,7 +4,8 @@ Reading takes milliseconds or many seconds, and it needs Arrow, which servers do
 (`programs.history_reader`), each one history at a time. A process ends after IDLE_S without a request. It is killed
 when its client leaves, or when it takes too long.
 
-    to the process      {"log", "job", "generation", "epoch", "key", "count", "protocol"}   a line of JSON; key: Latin-1
+    to the process      {"log", "job", "generation", "epoch", "key", "count", "protocol", "lines"}   a line of JSON;
+                        key: Latin-1; lines: how the process logs (see `log_lines.inherited`)
     from the process    {"bytes": N}, then N bytes: the encoded reply; or {"error": text}
 """
 
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 from resp_server.net import children
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.replies import Frames, Pending, Reply
+from state_backend import log_lines
 
 logger = logging.getLogger("sparkis.server")
 
@@ -47,7 +49,8 @@ class HistoryRequest:
 
     def line(self) -> bytes:
         """Return the request as a line for the process."""
-        return json.dumps({**asdict(self), "key": self.key.decode("latin-1")}).encode() + b"\n"
+        words = {**asdict(self), "key": self.key.decode("latin-1"), "lines": log_lines.inherited()}
+        return json.dumps(words).encode() + b"\n"
 
 
 class Histories:

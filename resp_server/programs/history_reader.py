@@ -77,7 +77,10 @@ def main() -> None:
     os.nice(NICENESS)
     for line in sys.stdin.buffer:
         signal.alarm(2 * int(HISTORY_S_MAX))  # ends this process if the server is gone and cannot end it
-        header, reply = answer(json.loads(line))
+        request = json.loads(line)
+        if request["lines"] != log_lines.inherited():
+            log_lines.set_up_as(request["lines"])
+        header, reply = answer(request)
         signal.alarm(0)
         sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + reply)
         sys.stdout.buffer.flush()

@@ -3,7 +3,8 @@
     python -m state_backend.apply.applier --log ROOT --job JOB --store FOLDER [--slots 0-8191]
 
 The server that started the process writes lines to its standard input: `slots 0-8191,9000` sets the desired slots;
-`events on` and `events off` switch the recording of events of keys (see `key_events`); any other line means "poll now".
+`events on` and `events off` switch the recording of events of keys (see `key_events`); `log json debug` sets the log's
+format and levels; any other line means "poll now".
 The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
     {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "term", "applied", ...}
@@ -259,6 +260,13 @@ class Applier:
     def record_events(self, is_on: bool) -> None:
         """Record events of keys from the next step on, or stop recording."""
         self._records_events = is_on
+
+    def set_up_log(self, inherited: str) -> None:
+        """Log as a value of `log_lines.CHILD_VARIABLE` says, and have the compactor's process do so."""
+        log_lines.set_up_as(inherited)
+        logger.debug("job %s: the log has other levels, or another format, from now on", self._log.job)
+        if self._compactor is not None:
+            self._compactor.set_up_log(inherited)
 
     def close(self) -> None:
         """Close the store."""
@@ -754,7 +762,7 @@ def follow_until_end(
     poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
     change, too.
     """
-    rest = b""
+    rest: bytes | None = b""
     interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
     is_notified = False
     while True:
@@ -769,29 +777,36 @@ def follow_until_end(
                 return
             interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
-        read = os.read(input_file, 65536)
-        if not read:
+        rest = _obey_lines(applier, input_file, rest)
+        if rest is None:
             return
-        *lines, rest = (rest + read).split(b"\n")
-        rest = rest[:LINE_BYTES_MAX]
-        for line in lines:
-            if line.startswith(b"events"):
-                applier.record_events(line.endswith(b"on"))
-            elif line.startswith(b"slots"):
-                _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
-            elif line.startswith(b"log "):
-                log_lines.set_up_as(line[len(b"log ") :].decode())
-                logger.debug("job %s: the log has other levels, or another format, from now on", applier.log.job)
 
 
 def apply_past(applier: Applier, input_file: int, epoch: int, probe_interval_s: float) -> None:
     """Apply the epochs up to a past one, and then wait until the input ends: the log is not followed."""
-    while applier.step() or applier.last_report.get("applied") != epoch:
+    rest: bytes | None = b""
+    while rest is not None and (applier.step() or applier.last_report.get("applied") != epoch):
         ready, _, _ = select.select([input_file], [], [], probe_interval_s if applier.last_report.get("error") else 0)
-        if ready and not os.read(input_file, 65536):
-            return
-    while os.read(input_file, 65536):
-        pass
+        if ready:
+            rest = _obey_lines(applier, input_file, rest)
+    while rest is not None:
+        rest = _obey_lines(applier, input_file, rest)
+
+
+def _obey_lines(applier: Applier, input_file: int, rest: bytes) -> bytes | None:
+    """Read lines from the input, the first one after `rest`, and obey them; return the new rest, None at the end."""
+    read = os.read(input_file, 65536)
+    if not read:
+        return None
+    *lines, rest = (rest + read).split(b"\n")
+    for line in lines:
+        if line.startswith(b"events"):
+            applier.record_events(line.endswith(b"on"))
+        elif line.startswith(b"slots"):
+            _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
+        elif line.startswith(b"log "):
+            applier.set_up_log(line[len(b"log ") :].decode())
+    return rest[:LINE_BYTES_MAX]
 
 
 def _set_slots(applier: Applier, text: str) -> None:

@@ -18,7 +18,7 @@ miss all marks, so the rule is as binding as the log's format.
 
 For a store of some slots the process starts at the mark. When the epoch is applied, the applier writes the store's
 folder to the process's standard input (JSON, one line). The process writes one line when it has opened a snapshot of
-the store, and the applier continues.
+the store, and the applier continues. A line such as `log json debug` sets the log's format and levels at any time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ import argparse
 import json
 import logging
 import os
+import queue
 import select
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 from state_backend import log_lines
 from state_backend.apply import snapshots
@@ -128,6 +131,12 @@ class Compactor:
         self._ended = self._process
         return True
 
+    def set_up_log(self, inherited: str) -> None:
+        """Have the process log as a value of `log_lines.CHILD_VARIABLE` says, if one is running."""
+        if self._process is not None and self._process.stdin is not None and self.is_running:
+            with suppress(OSError):  # it has just ended
+                self._process.stdin.write(b"log %b\n" % inherited.encode())
+
     def run_if_due(self, log: JobLog, store: LmdbStore) -> None:
         """Start a process for a store of all slots, if enough has changed and no process is running."""
         epoch = self._applied
@@ -141,8 +150,7 @@ class Compactor:
         if self._base is None or not self._is_due(self._base, epoch):
             return
         self._started = epoch
-        command = [*self._command(), "--store", str(store.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._start([*self._command(), "--store", str(store.path)], subprocess.DEVNULL)
 
     def _is_due(self, base: Epoch, epoch: Epoch) -> bool:
         """Tell whether there are enough changes since a base, and since the last start, which may have failed."""
@@ -181,7 +189,12 @@ class Compactor:
         return base.epoch < epoch.epoch and is_marked(epoch, *intervals_after(base, epoch))
 
     def _start_process(self) -> None:
-        self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._start(self._command(), subprocess.PIPE)
+
+    def _start(self, command: list[str], output: int) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=output)
 
     def _let_open(self, store: LmdbStore) -> None:
         """Let the process open its snapshot of the store, and wait until it has."""
@@ -191,10 +204,9 @@ class Compactor:
         assert process is not None
         if process.stdin is None or process.stdout is None:
             return  # the process was started when the store owned all slots, and takes no folder
-        with process.stdin, process.stdout:
+        with process.stdout:
             request = {"store": str(store.path), "generation": store.generation}
             process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
             ready, _, _ = select.select([process.stdout], [], [], OPEN_TIMEOUT_S)
             if not ready or not process.stdout.read(1):
                 process.kill()
@@ -225,13 +237,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS)
     options = parser.parse_args(arguments)
     log_lines.set_up_child()
+    requests = _Requests()
     log = ChangeLog(options.log).job(options.job)
     try:
         if options.store is not None:
             current = log.visible()
             store = LmdbStore(options.store, current.generation if current else "", is_reader=True)
             snapshot = store.snapshot(now_ms())
-        elif (request := _read_request()) is not None:
+        elif (request := requests.next()) is not None:
             store = LmdbStore(request["store"], request["generation"], is_reader=True)
             snapshot = store.snapshot(now_ms())
             print(flush=True)
@@ -247,11 +260,29 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _read_request() -> dict[str, str] | None:
-    """Read the store's folder and generation from standard input; None at its end, or after IDLE_S_MAX."""
-    ready, _, _ = select.select([sys.stdin], [], [], IDLE_S_MAX)
-    line = sys.stdin.readline() if ready else ""
-    return json.loads(line) if line else None
+class _Requests:
+    """The lines on standard input, read by a thread to its end: of the log's levels, and of a store."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(sys.stdin.fileno(),), daemon=True).start()
+
+    def next(self) -> dict[str, str] | None:
+        """Return a store's folder and generation; None at the end of the input, or after IDLE_S_MAX."""
+        with suppress(queue.Empty):
+            return self._queue.get(timeout=IDLE_S_MAX)
+        return None
+
+    def _read(self, input_file: int) -> None:
+        rest = b""
+        while read := os.read(input_file, 65536):  # of the file itself: a lock of `sys.stdin` would outlive the thread
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                if line.startswith(b"log "):
+                    log_lines.set_up_as(line[len(b"log ") :].decode())
+                else:
+                    self._queue.put(json.loads(line))
+        self._queue.put(None)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ from resp_server.execution import histories
 from resp_server.execution.histories import Histories, HistoryRequest
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Frames
+from state_backend import log_lines
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -110,6 +112,22 @@ async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequ
     with pytest.raises(PlainError, match="the process that reads histories ended"):
         await reading
     await made.stop()
+
+
+@on_a_loop
+async def test_a_running_process_logs_as_the_server_does(
+    asked: HistoryRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = Histories()
+    await read(made, asked)
+    (process,) = children()
+    log_lines.set_up("info", "json")
+    faulty = replace(asked, count="many")  # type: ignore[arg-type]
+    with pytest.raises(PlainError, match="internal error"):
+        await read(made, faulty)
+    assert children() == {process}
+    await made.stop()
+    assert json.loads(capfd.readouterr().err)["pid"] == process
 
 
 @on_a_loop

@@ -205,6 +205,15 @@ def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
     eventually(lambda: levels() == {b"warning"})
 
 
+def test_the_level_of_the_log_is_set_in_a_server_of_a_past_moment(start: Start, log: Path, tmp_path: Path) -> None:
+    server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0, "--as-of", 0)
+    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    with Connection(port) as client:
+        assert client.call("GET", "job:s:a").value == b"1"
+        assert client.call("CONFIG", "SET", "loglevel", "debug").value == b"OK"
+    server.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("start_of", ["the program", "its child"])
 def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(

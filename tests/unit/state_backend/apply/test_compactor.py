@@ -398,6 +398,27 @@ def test_a_process_that_ended_while_it_waited_is_started_again_when_the_epoch_co
     owner.applier.close()
 
 
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_running_process_logs_as_its_applier_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "log"
+    owner = Owner(root, tmp_path / "store", LOW)
+    with LogWriter(root, "job", [STATE], "q") as writer:
+        for number in range(6):
+            publish(writer, number)
+        owner.applier.step()
+        started = owner.process
+        owner.applier.set_up_log("json info")
+        publish(writer, 6)
+        publish(writer, 7)
+        owner.applier.step()
+    assert started is not None and owner.process is started
+    assert started.wait() == 0
+    [line] = [each for each in capfd.readouterr().err.splitlines() if "lacks parts" in each]
+    assert json.loads(line)["part"] == "sparkis.compactor"
+    owner.applier.set_up_log("text info")  # there is no process
+    owner.applier.close()
+
+
 def test_a_process_whose_applier_ended_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", str(tmp_path), "--job", "job"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout == b""
@@ -412,7 +433,9 @@ def test_a_process_waits_for_its_epoch_a_bounded_time(tmp_path: Path, monkeypatc
     os.close(writing)
 
 
-def test_a_store_of_another_generation_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_of_another_generation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     owner = Owner(tmp_path / "log", tmp_path / "store", LOW)
     with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
         publish(writer, 0)
@@ -421,6 +444,7 @@ def test_a_store_of_another_generation_is_refused(tmp_path: Path, caplog: pytest
     assert owner.applier.store is not None
     path = str(owner.applier.store.path)
     owner.applier.close()
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.ERROR), open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
         assert main(["--log", str(tmp_path / "log"), "--job", "job", "--store", path]) == 1
     assert "not of the visible generation" in caplog.text
