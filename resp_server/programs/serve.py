@@ -178,6 +178,8 @@ def serve(options: argparse.Namespace) -> int:
 
         return event_loop.run(serve_with_upstream(options, config, swap, supervised))
     if moments is not None and not is_supervisor:
+        if options.store is not None:
+            Path(options.store).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="sparkis-", dir=options.store) as temporary:
             return event_loop.run(_serve(options, config, roots, Path(temporary), supervised, moments))
     elif moments is None:
