@@ -51,6 +51,8 @@ LAST_RETRY_S = 64.0
 FOLLOWED_MAX = 64
 SAMPLE_BYTES_MAX = 256
 UPSTREAM, STATE = 0, 1
+# The error that depends on the value only, so it is compared like a value.
+WRONG_TYPE = b"-WRONGTYPE "
 
 
 class Shadow:
@@ -239,7 +241,9 @@ class Comparison(ReplySink):
             if index == STATE:
                 convert = self._shadowed.convert
                 reply, self._epochs = reply if convert is None else convert([reply]), epochs
-            self._replies[index] = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
+            text = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
+            is_nil = self._routed.name == "mget" and text.startswith(WRONG_TYPE)  # it is read by GET
+            self._replies[index] = b"$-1\r\n" if is_nil else text
             if None not in self._replies:
                 self._shadow.add_complete(self)
         except Exception as error:
@@ -249,7 +253,7 @@ class Comparison(ReplySink):
         """Compare both replies."""
         try:
             upstream, state = self._replies[UPSTREAM] or b"", self._replies[STATE] or b""
-            if is_error(upstream) or is_error(state):
+            if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
                 self._end_failed()
             else:
                 self._compare(_Replies(time.monotonic(), self._epoch(), upstream, state))

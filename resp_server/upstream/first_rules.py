@@ -39,7 +39,8 @@ def first_rules(rows: Sequence[AnalyzedKeys]) -> str:
 def _rule(row: AnalyzedKeys) -> str:
     assert row.state is not None
     examples = ", ".join(printable(each.name) for each in row.samples[:EXAMPLES_SHOWN])
-    lines = [f"{row.state.name} would answer {row.count:,} keys of the upstream, such as {examples}"]
+    keys = "1 key" if row.count == 1 else f"{row.count:,} keys"
+    lines = [f"{row.state.name} would answer {keys} of the upstream, such as {examples}"]
     if row.other_types:
         lines.append(f"Look first: some are of the type {', '.join(row.other_types)}, the state's are {row.state.type}")
     if row.absent:

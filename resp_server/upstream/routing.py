@@ -182,7 +182,9 @@ class SwapRouter:
                 routed.command.check_arity(request)
             return Route(Destination.ALL_KEYS, routed)
         if routed.destination is Destination.DENIED:
-            raise PlainError(f"command '{routed.name}' is not passed on to the upstream")
+            raise PlainError(
+                f"command '{routed.name}' is not passed on to the upstream: send it to the upstream's own address"
+            )
         if routed.destination is Destination.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Destination.LOCAL if is_own else Destination.UPSTREAM, routed)

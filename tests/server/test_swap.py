@@ -119,7 +119,7 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
 )
 def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line: str) -> None:
     reply = client.call(*line.split(" "))
-    assert reply.is_error and reply.plain.endswith(b"is not passed on to the upstream"), reply
+    assert reply.is_error and b"is not passed on to the upstream" in reply.plain, reply
 
 
 def test_what_is_allowed_is_passed_on(swap: Swap) -> None:
@@ -133,7 +133,7 @@ def test_what_is_allowed_is_passed_on(swap: Swap) -> None:
         assert b"made" in direct.call("ACL", "USERS").plain and b"made" not in client.call("ACL", "USERS").plain
         assert client.call("DEBUG", "SLEEP", "0").raw == direct.call("DEBUG", "SLEEP", "0").raw
         for line in ("ACL DELUSER made", "SHUTDOWN", "SCRIPT DEBUG YES"):
-            assert client.call(*line.split()).plain.endswith(b"is not passed on to the upstream")
+            assert b"is not passed on to the upstream" in client.call(*line.split()).plain
         direct.call("ACL", "DELUSER", "made")
 
 

@@ -79,6 +79,18 @@ def test_the_client_gets_the_upstreams_reply_and_differences_are_counted(
     assert client.call("SET", "job:speed:1", "11").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"11"
 
 
+def test_values_of_different_kinds_differ(swap: Swap, client: Connection) -> None:
+    client.call("DEL", "job:speed:6")
+    client.call("HSET", "job:speed:6", "kmh", "60")
+    assert client.call("HGETALL", "job:speed:6").plain == [b"kmh", b"60"]
+    assert client.call("GET", "job:speed:6").plain.startswith(b"WRONGTYPE")
+    assert client.call("MGET", "job:speed:6", "other").plain == [None, None]
+    eventually(lambda: shadow(swap)["compared"] == 3)
+    found = shadow(swap)
+    assert [found[name] for name in ("different", "missing_in_upstream", "failed")] == [2, 1, 0]
+    assert any("WRONGTYPE" in each["state"] for each in found["samples"])
+
+
 def test_a_side_that_was_behind_is_told_apart_from_one_that_differs(swap: Swap, client: Connection) -> None:
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
