@@ -885,6 +885,8 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s, options.rest_after_s)
     applier.close()
+    if compactor is not None:
+        compactor.close()
 
 
 if __name__ == "__main__":

@@ -137,6 +137,12 @@ class Compactor:
             with suppress(OSError):  # it has just ended
                 self._process.stdin.write(b"log %b\n" % inherited.encode())
 
+    def close(self) -> None:
+        """Kill the process, if one is running: it must not outlive the server. Its snapshot is incomplete, and swept."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def run_if_due(self, log: JobLog, store: LmdbStore) -> None:
         """Start a process for a store of all slots, if enough has changed and no process is running."""
         epoch = self._applied

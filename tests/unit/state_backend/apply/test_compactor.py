@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -417,6 +418,19 @@ def test_a_running_process_logs_as_its_applier_does(tmp_path: Path, capfd: pytes
     assert json.loads(line)["part"] == "sparkis.compactor"
     owner.applier.set_up_log("text info")  # there is no process
     owner.applier.close()
+
+
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_process_is_ended_while_it_waits(tmp_path: Path) -> None:
+    owner = Owner(tmp_path / "log", tmp_path / "store", LOW)
+    with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
+        for number in range(6):
+            publish(writer, number)
+    owner.applier.step()
+    assert owner.process is not None and owner.process.poll() is None  # it waits for epoch 7
+    owner.applier.close()
+    owner.compactor.close()
+    assert owner.process.poll() == -signal.SIGKILL
 
 
 def test_a_process_whose_applier_ended_ends(tmp_path: Path) -> None:
