@@ -99,7 +99,7 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["a single Redis", "a Redis Cluster"])
+@pytest.fixture(scope="module", params=["a single Redis", pytest.param("a Redis Cluster", marks=pytest.mark.slow)])
 def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     folder: Path = tmp_path_factory.mktemp("turns")
     with ExitStack() as stack:

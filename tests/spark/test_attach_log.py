@@ -154,6 +154,7 @@ def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there
     assert current_of(attachment).generation.startswith(f"{again.id}.")
 
 
+@pytest.mark.slow  # test_new_generation has the same of a sink, whose log writer this is
 def test_the_state_of_a_checkpoint_that_was_begun_anew_is_held_back_until_it_has_caught_up(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
