@@ -762,7 +762,7 @@ def follow_until_end(
     poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
     change, too.
     """
-    rest: bytes | None = b""
+    rest = b""
     interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
     is_notified = False
     while True:
@@ -777,9 +777,9 @@ def follow_until_end(
                 return
             interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
-        rest = _obey_lines(applier, input_file, rest)
-        if rest is None:
+        if (read := _obey_lines(applier, input_file, rest)) is None:
             return
+        rest = read
 
 
 def apply_past(applier: Applier, input_file: int, epoch: int, probe_interval_s: float) -> None:
