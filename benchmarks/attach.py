@@ -124,7 +124,7 @@ class Case:
 CASES = (
     Case(1_000, batches=10, interval_ms=500, turn_s=1.5, rounds_max=3),
     Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, is_compared=True, budget_ms=100.0),
-    Case(200_000, batches=2, interval_ms=4_000, turn_s=5.0, rounds_max=2, budget_ms=1_000.0),
+    Case(200_000, batches=2, interval_ms=4_000, turn_s=12.0, rounds_max=4, budget_ms=1_000.0),
 )
 
 
