@@ -1,7 +1,8 @@
 """A Redis Cluster as the upstream: a pool of connections to each master, and the table of the slots.
 
-The table is read from CLUSTER SLOTS at the start, after each MOVED, and after each failure of a node. MOVED and ASK are
-followed here, so no client sees them. A client's requests about one slot keep their order: they go over one connection,
+The table is read from CLUSTER SLOTS at the start, after each MOVED, after each failure of a node, and from time to time
+while clients track keys, because they may send no request that gets a MOVED. MOVED and ASK are followed here, so no
+client sees them. A client's requests about one slot keep their order: they go over one connection,
 and a node's redirects come in the order of its requests.
 """
 
@@ -36,6 +37,8 @@ ASKING, CLUSTER_SLOTS = pack((b"ASKING",)), pack((b"CLUSTER", b"SLOTS"))
 # The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.
 REFRESH_PAUSE_S = 0.1
 REFRESH_S_MAX = 1.0
+# The time between two reads of the table while clients track keys (guess: to parse a reply takes about a millisecond).
+TRACKED_REFRESH_S = 5.0
 # After so many redirects of one request the nodes disagree (guess: a failover makes two).
 REDIRECTS_MAX = 5
 # Standard: the largest cluster that Redis recommends, and replicas that became masters.
@@ -67,6 +70,7 @@ class UpstreamCluster:
         self._attempts = 0  # to read the table
         self._refresh: asyncio.TimerHandle | None = None
         self._retiring: asyncio.TimerHandle | None = None
+        self._polling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Read the table."""
@@ -76,7 +80,7 @@ class UpstreamCluster:
     def stop(self) -> None:
         """Close all connections."""
         self._attempts += 1  # the request for the table fails, and is not sent again
-        for timer in (self._refresh, self._retiring):
+        for timer in (self._refresh, self._retiring, self._polling):
             if timer is not None:
                 timer.cancel()
         for node in self._nodes.values():
@@ -263,6 +267,15 @@ class UpstreamCluster:
     def begin_tracking(self, client: int, tracking: Tracking) -> None:
         """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
         self._tracked.setdefault(client, []).append(tracking)
+        self._track(client)  # at masters that have joined meanwhile
+        if self._polling is None:
+            self._polling = self._loop.call_later(TRACKED_REFRESH_S, self._poll)
+
+    def _poll(self) -> None:
+        self._polling = None
+        if self._tracked:
+            self._refresh_later()
+            self._polling = self._loop.call_later(TRACKED_REFRESH_S, self._poll)
 
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""
@@ -271,13 +284,17 @@ class UpstreamCluster:
     def _moved(self) -> None:
         """Handle that keys have moved: clients that track keys do so at all masters, and forget what they cached."""
         for client in list(self._tracked):
-            try:
-                for node in self.masters:
-                    node.track(client, TRACKING_PROTOCOL)
-            except ReplyError as error:
-                self.on_state_lost(client, f"a node of the upstream does not track keys: {error}")
+            self._track(client)
         if self._tracked:
             self.on_moved(list(self._tracked))
+
+    def _track(self, client: int) -> None:
+        """Have a client track keys at all masters; it is disconnected if that is not possible."""
+        try:
+            for node in self.masters:
+                node.track(client, TRACKING_PROTOCOL)
+        except ReplyError as error:
+            self.on_state_lost(client, f"a node of the upstream does not track keys: {error}")
 
     def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""

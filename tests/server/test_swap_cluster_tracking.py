@@ -170,6 +170,24 @@ def tracking_clients(cluster: RedisCluster, node: Running) -> int:
     return int(info.partition("tracking_clients:")[2].partition("\r\n")[0])
 
 
+def test_slots_that_move_are_noticed_without_any_request(cluster: RedisCluster, stale: Running) -> None:
+    name = "unread"
+    target = other_master(cluster, name)
+    with stale.connect() as tracking, stale.connect() as listener:
+        for each in (tracking, listener):
+            each.call("HELLO", 3)
+        tracking.call("CLIENT", "TRACKING", "ON")
+        listener.call("CLIENT", "TRACKING", "ON", "BCAST")
+        assert tracking.call("GET", name).plain is None
+        cluster.move(name, target)
+        read_until(tracking, None)
+        read_until(listener, None)
+        assert tracking.call("GET", name).plain is None
+        set_in_order(target, name)
+        read_until(tracking, [name.encode()])
+        read_until(listener, [name.encode()])
+
+
 class ChoosingClient:
     """A client that chooses the keys that it tracks. is_redirected: in RESP2, with REDIRECT to another client."""
 
@@ -207,7 +225,7 @@ def is_redirected(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def stale(swap: Swap, cluster: RedisCluster) -> Running:
-    """A proxy that will not read the table of slots again before it gets a MOVED."""
+    """A proxy that reads the table of slots again when it gets a MOVED, or some seconds after a client tracks keys."""
     return swap.start_before(cluster)
 
 
@@ -246,8 +264,8 @@ def test_caching_applies_to_its_read_also_at_the_node_that_has_the_slot_now(
     home, target = cluster.master_of(name), other_master(cluster, name)
     cluster.call(home, "SET", f"{{{name}}}a", "1")
     with ExitStack() as stack:
-        client = ChoosingClient(stale, stack, mode, is_redirected=is_redirected)
         cluster.move(f"{{{name}}}a", target)
+        client = ChoosingClient(stale, stack, mode, is_redirected=is_redirected)
         before = redirects(cluster, home)
         assert client.run(*(line.replace("%s", name) for line in pipeline)) == replies
         assert redirects(cluster, home) - before == 2
@@ -290,8 +308,8 @@ def test_caching_applies_at_a_node_that_the_proxy_did_not_know(
     home = cluster.master_of(name)
     cluster.call(home, "SET", name, "1")
     with ExitStack() as stack:
-        client = ChoosingClient(stale, stack, "OPTIN", is_redirected=is_redirected)
         cluster.move(name, new)
+        client = ChoosingClient(stale, stack, "OPTIN", is_redirected=is_redirected)
         assert client.run("CLIENT CACHING YES", f"GET {name}") == [b"OK", b"1"]
         if is_redirected:  # the node tracks keys only after it has told the listener's id, and then all are forgotten
             eventually(lambda: tracking_clients(cluster, new) == 1)
@@ -320,8 +338,8 @@ def test_caching_applies_to_a_whole_transaction(cluster: RedisCluster, stale: Ru
     home, target = cluster.master_of(name), other_master(cluster, name)
     cluster.call(home, "SET", f"{{{name}}}a", "1")
     with ExitStack() as stack:
-        client = ChoosingClient(stale, stack, "OPTIN", is_redirected=is_redirected)
         cluster.move(f"{{{name}}}a", target)
+        client = ChoosingClient(stale, stack, "OPTIN", is_redirected=is_redirected)
         lines = ["CLIENT CACHING YES", "MULTI", f"GET {{{name}}}a", "GET job:speed:2", "EXEC", f"GET {{{name}}}b"]
         assert bytes(client.run(*lines)[-2]).startswith(b"EXECABORT")  # type: ignore[call-overload]
         eventually(lambda: client.run(f"GET {{{name}}}b") == [None])
