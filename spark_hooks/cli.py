@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from sparkis import __version__
@@ -21,6 +23,8 @@ from state_backend.log_lines import hide_secrets
 
 # What a shell reports of a process that SIGPIPE has ended.
 CLOSED_PIPE = 128 + 13
+# The programs that run until a signal, or a key, ends them.
+ENDED_BY_SIGNALS = {"serve", "registry", "state-server", "proxy", "ui", "top"}
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
 
@@ -49,6 +53,8 @@ def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     command = next((each for each in COMMANDS if given and each.name == given[0]), None)
     if command is not None:
+        if command.name in ENDED_BY_SIGNALS:
+            _end_at_signals(command.name)
         options = _parse(command, given[1:])
         code: int = options.run(options)
         return code
@@ -62,6 +68,17 @@ def _run(arguments: list[str] | None) -> int:
         parser.error(f"{chosen!r} is not a command{_nearest(chosen, commands.choices)}")
     parser.parse_args(given or ["--help"])  # exits, unless a command follows an option
     return parser.error(f"the command comes first: sparkis {chosen} ...")
+
+
+def _end_at_signals(name: str) -> None:
+    """Have SIGTERM and SIGINT end a program with a line and exit code 0, until it has handlers of its own."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        print(f"sparkis {name}: {signal.Signals(number).name}: ends before it has started", file=sys.stderr, flush=True)
+        raise SystemExit(0)
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, end)
 
 
 def _parse(command: Command, words: Sequence[str]) -> argparse.Namespace:

@@ -22,6 +22,7 @@ from resp_server.programs.command_line import Mistakes, Program, whole_number
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
+    EndedBeforeStartError,
     Shutdown,
     add_listening_options,
     add_tls_port_option,
@@ -182,6 +183,10 @@ async def answer_clients(
     after this time; then it replies LOADING. unused: the event that ends the proxy in place of the end of its parent.
     further_ports: more fields for the line of JSON that a child prints.
     """
+    drain = Drain(options)
+    shutdown = Shutdown(
+        watches_input=options.child and unused is None, lifeline=supervised.get("lifeline"), drain=drain
+    )
     raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
     server = _make_server(options, config, applications, swap)
@@ -201,26 +206,20 @@ async def answer_clients(
     upstream_fields = server.context.state_servers if swap is not None else None
     metrics = listener_of(options, ProxySource(server, applications, upstream_fields))
     source_tasks: list[asyncio.Task[None]] = []
-    drain = Drain(options)
+    shutdown.handle_hang_ups(server, lambda: _run_all(reloads))
     try:
-        shutdown = Shutdown(
-            watches_input=options.child and unused is None,
-            users=server,
-            lifeline=supervised.get("lifeline"),
-            reload=lambda: _run_all(reloads),
-            drain=drain,
-        )
-        await metrics.start()
-        for source in sources:
-            source.begin()
-            source_tasks.append(asyncio.create_task(source.follow()))
-        if swap is not None:
-            await _until_known(swap[1], loading_grace_s, shutdown)
-        if config.shares_port:  # it takes over at once, so it must be able to answer
-            while not (shutdown.is_requested or all(source.cluster.slots.is_complete for source in sources)):
-                await asyncio.sleep(KNOWN_POLL_S)
-        if isinstance(server.dispatcher, SwapDispatcher):
-            await server.dispatcher.check_tracking()
+        with shutdown.cancelling_start():
+            await metrics.start()
+            for source in sources:
+                source.begin()
+                source_tasks.append(asyncio.create_task(source.follow()))
+            if swap is not None:
+                await _until_known(swap[1], loading_grace_s)
+            if config.shares_port:  # it takes over at once, so it must be able to answer
+                while not all(source.cluster.slots.is_complete for source in sources):
+                    await asyncio.sleep(KNOWN_POLL_S)
+            if isinstance(server.dispatcher, SwapDispatcher):
+                await server.dispatcher.check_tracking()
         await server.start()
         report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
         log_started(config, server.port, server.tls_port)
@@ -232,6 +231,8 @@ async def answer_clients(
         await next(asyncio.as_completed(ends))
         metrics.drain()
         await drain.run(server.drain)
+    except EndedBeforeStartError:
+        pass
     finally:
         if drain.is_urgent:
             server.cut_clients()
@@ -279,10 +280,10 @@ def _make_server(
     return server
 
 
-async def _until_known(ownership: Ownership, seconds_max: float, shutdown: Shutdown) -> None:
+async def _until_known(ownership: Ownership, seconds_max: float) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
-    while not (ownership.is_known or shutdown.is_requested) and loop.time() < deadline_s:
+    while not ownership.is_known and loop.time() < deadline_s:
         await asyncio.sleep(KNOWN_POLL_S)
 
 

@@ -92,13 +92,13 @@ def serve(options: argparse.Namespace) -> int:
 
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
     """Assign slots until shutdown. While another registry leads, wait as its standby."""
+    shutdown = asyncio.create_task(
+        Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
+    )
     host = _advertised(options)
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
-    shutdown = asyncio.create_task(
-        Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
-    )
     source = RegistrySource()
     metrics = listener_of(options, source)
     shutdown.add_done_callback(lambda _: metrics.drain())
@@ -144,6 +144,10 @@ async def _assign(
     port = listener.getsockname()[1]
     address = address_of(host, port)
     lease = await asyncio.to_thread(RegistryLease.acquire, filesystem, address, options.replicas)
+    if shutdown.done():
+        listener.close()
+        logger.info("ends before it has started")
+        return
     registry = Registry(lease, token, certificates)
     await registry.start(listener)
     source.registry = registry

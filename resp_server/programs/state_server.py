@@ -31,7 +31,7 @@ from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
-from resp_server.programs.listening import Shutdown, add_listening_options, config_of, load_users
+from resp_server.programs.listening import EndedBeforeStartError, Shutdown, add_listening_options, config_of, load_users
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
@@ -216,10 +216,13 @@ def serve(options: argparse.Namespace) -> None:
 async def _serve(
     options: argparse.Namespace, config: ServerConfig, token: str, roots: Sequence[str], folder: Path
 ) -> None:
+    drain = Drain(options)
+    shutdown = Shutdown(watches_input=options.child, drain=drain)
     raise_file_limit(config.clients_max)
     identity = Identity.of(folder)
     keyspace = Keyspace()
     server = await _start_server(keyspace, config, _ports_to_try(options, identity))
+    shutdown.handle_hang_ups(server, ConfigReload(options, server).reload)
     identity_file = IdentityFile(replace(identity, port=server.port), folder)
     appliers = Appliers(
         LocalJobCatalog(keyspace),
@@ -247,13 +250,10 @@ async def _serve(
     appliers.on_change = registry_client.report_soon
     metrics = listener_of(options, ServerSource(server, lambda: len(appliers.missing_slots)))
     tasks: list[asyncio.Task[None]] = []
-    drain = Drain(options)
-    shutdown = Shutdown(
-        watches_input=options.child, users=server, reload=ConfigReload(options, server).reload, drain=drain
-    )
     try:
-        await metrics.start()
-        await appliers.start()
+        with shutdown.cancelling_start():
+            await metrics.start()
+            await appliers.start()
         tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
         tasks.append(asyncio.create_task(registry_client.run()))
         display_host = host or config.hosts[0]
@@ -263,6 +263,8 @@ async def _serve(
         await next(asyncio.as_completed([shutdown.wait(), ended.wait()]))
         metrics.drain()
         await drain.run(lambda left_s: registry_client.drain(left_s * HAND_OVER_SHARE), server.drain)
+    except EndedBeforeStartError:
+        pass
     finally:
         if drain.is_urgent:
             server.cut_clients()

@@ -94,6 +94,7 @@ class Top(App[None]):
         self._table = next(each for each in TABLES if each.name == table)
         self._orders: dict[str, Order] = {}
         self._is_paused = False
+        self._is_shown = self._is_to_end = False
 
     # -- the screen -------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,18 @@ class Top(App[None]):
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Static(id="empty", markup=False)
         yield Footer()
+
+    def end(self) -> None:
+        """End at a signal; while the screen is being made, once it is there, because Textual cannot end before."""
+        self._is_to_end = True
+        if self._is_shown:
+            self.exit()
+
+    def on_ready(self) -> None:
+        """End now, if a signal came before."""
+        self._is_shown = True
+        if self._is_to_end:
+            self.exit()
 
     def on_mount(self) -> None:
         """Begin to read."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from sparkis_ui.endpoint_options import add_endpoint_options
+
+if TYPE_CHECKING:
+    from sparkis_ui.top.app import Top
 
 NEEDED = ("redis", "textual")
 DESCRIPTION = (
@@ -58,8 +64,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"sparkis top: {error}", file=sys.stderr)
         return 1
     app = Top(endpoint, options.table)
-    app.run()
+    asyncio.run(_show(app))
     if app.refusal:
         print(f"sparkis top: {app.refusal}", file=sys.stderr)
         return 1
     return 0
+
+
+async def _show(app: Top) -> None:
+    """Show the screen until the user, or a signal, ends it: the terminal is then as it was before."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, app.end)
+    await app.run_async()

@@ -21,6 +21,7 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
+from spark_hooks.cli import ENDED_BY_SIGNALS
 from sparkis import Change, LogWriter, Op, StateDescriptor
 
 ONE_USER = "user default on nopass ~* &* +@all\n"
@@ -42,7 +43,8 @@ class Command:
             start_new_session=True,
             env=os.environ | {"SPARKIS_CONTROL_TOKEN": "of-the-test"},
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -64,6 +66,12 @@ class Command:
         """Add the next line to `logged`, if one is logged in time."""
         with suppress(queue.Empty):
             self.logged += self._lines.get(timeout=seconds_max)
+
+    def read_to_end(self) -> None:
+        """Add the lines that an ended process has logged."""
+        self._reader.join()
+        while not self._lines.empty():
+            self.logged += self._lines.get()
 
     def hang_up(self) -> None:
         """Do what a terminal does that is closed: signal all processes of the group."""
@@ -214,21 +222,39 @@ def test_the_level_of_the_log_is_set_in_a_server_of_a_past_moment(start: Start, 
     server.wait_for(r"DEBUG sparkis\.applier: job job: the log has other levels")
 
 
+def end_while_it_reads(program: Command, file: Path, number: signal.Signals) -> None:
+    """Send a signal while a program reads a named pipe, of which nobody has written anything."""
+    with file.open("w"):  # returns once the program reads the file
+        program.process.send_signal(number)
+        program.wait_for(rf"{number.name}: ends before it has started")
+    assert program.process.wait(WAIT_S_MAX) == 0
+    program.read_to_end()
+    assert "Traceback" not in program.logged and program.logged.count("\n") <= 1, program.logged
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("start_of", ["the program", "its child"])
-def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
-    start: Start, log: Path, tmp_path: Path, start_of: str, number: signal.Signals
+@pytest.mark.parametrize("name", sorted(ENDED_BY_SIGNALS))
+def test_a_signal_while_the_options_are_read_ends_the_program_with_a_line(
+    start: Start, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
-    os.mkfifo(password := tmp_path / "password")
-    options = ("--log", log, "--store", tmp_path / "store", "--port", 0, "--requirepass-file", password)
-    server = start("serve", *options)
-    if start_of == "its child":
-        password.write_text("secret\n")  # for the process that becomes the child's supervisor
-        eventually(lambda: running_below(server.process.pid), awaited="a child")
-    with password.open("w"):  # returns once the process reads the file
-        server.process.send_signal(number)
-        server.wait_for(rf"{number.name}: ends before it has started")
-    assert server.process.wait(WAIT_S_MAX) == 0
+    os.mkfifo(file := tmp_path / "sparkis.toml")
+    end_while_it_reads(start(name, "--config", file), file, number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", ["serve", "serve: its child", "state-server", "proxy", "registry"])
+def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
+    start: Start, log: Path, tmp_path: Path, name: str, number: signal.Signals
+) -> None:
+    name, _, start_of = name.partition(": ")
+    os.mkfifo(secret := tmp_path / "secret")
+    store = () if name in ("proxy", "registry") else ("--store", tmp_path / "store")
+    option = "--token-file" if name == "registry" else "--requirepass-file"
+    program = start(name, "--log", log, *store, "--port", 0, option, secret)
+    if start_of:
+        secret.write_text("secret\n")  # for the process that becomes the child's supervisor
+        eventually(lambda: running_below(program.process.pid), awaited="a child")
+    end_while_it_reads(program, secret, number)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

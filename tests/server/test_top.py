@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -225,3 +226,13 @@ def test_a_url_that_is_none_is_told(terminals: list[Terminal]) -> None:
         1,
         "sparkis top: 'http://127.0.0.1:1' is not a URL of the form redis://host[:port], or rediss://... for TLS",
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(terminals: list[Terminal], number: signal.Signals) -> None:
+    terminal = Terminal("--url", f"redis://127.0.0.1:{free_port()}")
+    terminals.append(terminal)
+    terminal.wait_for("\x1b[?1049h")  # the screen beside the terminal's lines begins
+    terminal.process.send_signal(number)
+    assert terminal.end()[0] == 0
+    assert "\x1b[?1049l" in terminal.shown and "Traceback" not in terminal.shown
