@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 
@@ -87,7 +88,7 @@ def _shown(name: str, value: object) -> str:
     if name in SECRETS:
         return "(hidden)"
     if isinstance(value, (list, tuple)):
-        text = " ".join(map(str, value))
+        text = shlex.join(map(str, value))  # as the environment has it
     elif isinstance(value, Mapping):
         text = " ".join(map(str, value.values()))
     else:

@@ -179,6 +179,7 @@ def test_show_tells_where_each_value_is_from_and_hides_passwords(
 ) -> None:
     monkeypatch.setenv("SPARKIS_UPSTREAM", "redis://user:s3cret@cache")
     monkeypatch.setenv("SPARKIS_REQUIREPASS", "s3cret")
+    monkeypatch.setenv("SPARKIS_LOG", "/a '/b c'")
     assert main(["config", "show", "serve", "--config", str(file), "--json"]) == 0
     text = capsys.readouterr().out
     shown = json.loads(text)
@@ -187,6 +188,7 @@ def test_show_tells_where_each_value_is_from_and_hides_passwords(
     assert shown["port"] == {"value": "1", "from": f"{file}:5"}
     assert shown["maxclients"] == {"value": "100", "from": f"{file}:2"}
     assert shown["timeout"] == {"value": "0", "from": "default"}
+    assert shown["log"] == {"value": "/a '/b c'", "from": "SPARKIS_LOG"}
     assert main(["config", "show", "servee"]) == 1
     assert capsys.readouterr().err.startswith("sparkis config: 'servee' is none of serve, ")
 
