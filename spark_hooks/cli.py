@@ -74,7 +74,10 @@ def _end_at_signals(name: str) -> None:
     """Have SIGTERM and SIGINT end a program with a line and exit code 0, until it has handlers of its own."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
-        print(f"sparkis {name}: {signal.Signals(number).name}: ends before it has started", file=sys.stderr, flush=True)
+        # Not by `print`, which the signal may have interrupted.
+        os.write(
+            sys.stderr.fileno(), f"sparkis {name}: {signal.Signals(number).name}: ends before it has started\n".encode()
+        )
         raise SystemExit(0)
 
     for each in (signal.SIGTERM, signal.SIGINT):

@@ -109,8 +109,9 @@ COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
 # micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
-# The time between two look-ups of the newest snapshot, which any server of the log may have written.
-SNAPSHOT_INTERVAL_S = 60.0
+# The time between two look-ups of the newest snapshot, which any server of the log may have written: half of the time
+# after which an idle job's process ends (guess).
+SNAPSHOT_INTERVAL_S = 30.0
 # A process does not end if it would be restarted earlier than this.
 REST_MS_MIN = 30_000
 # Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
