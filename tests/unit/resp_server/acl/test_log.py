@@ -66,7 +66,8 @@ def test_another_denial_is_another_entry(other: dict[str, Any]) -> None:
     log = DenialLog()
     deny(log)
     deny(log, **other)
-    assert [(each.entry_id, each.count) for each in log.entries] == [(1, 1), (0, 1)]
+    deny(log, object_name=b"a third one")
+    assert [(each.entry_id, each.count) for each in log.entries] == [(2, 1), (1, 1), (0, 1)]
 
 
 def test_only_the_newest_entries_are_compared() -> None:

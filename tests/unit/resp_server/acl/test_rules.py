@@ -75,6 +75,7 @@ def denial(user: User, line: str) -> Denial | None:
         ("~a (+get) (+set ~b) clearselectors", "off sanitize-payload ~a resetchannels -@all"),
         ("~a %R~b %W~c %rw~d %WR~e", "off sanitize-payload ~a %R~b %W~c ~d ~e resetchannels -@all"),
         ("%R~a %W~a", "off sanitize-payload ~a resetchannels -@all"),
+        ("%R~a~b", "off sanitize-payload %R~a~b resetchannels -@all"),
         ("~a allkeys", "off sanitize-payload ~* resetchannels -@all"),
         ("~* resetkeys ~a", "off sanitize-payload ~a resetchannels -@all"),
         ("%RW~*", "off sanitize-payload %RW~* resetchannels -@all"),
@@ -244,7 +245,8 @@ def test_a_request_is_allowed_if_a_selector_allows_all_of_it(rules: str, line: s
     user = user_of(rules)
     assert denial(user, line) == expected
     assert denial(User.from_rule_lists(b"u", user.rule_lists, TABLE), line) == expected
-    assert denial(user.copy(), line) == expected
+    copied = user.copy()
+    assert denial(copied, line) == expected and copied.name == user.name
 
 
 def test_a_change_of_rules_holds_for_the_next_request() -> None:
