@@ -66,6 +66,7 @@ def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bo
         (b"[bX]", True, b"bBxX"),
         (b"[a-c]", False, b"abc"),
         (b"[a-c]", True, b"abcABC"),
+        (b"[\x80-\x90]", False, bytes(range(0x80, 0x91))),
         (b"[b-\xfe]", False, b"\xfe\xff" + bytes(range(0x62 + 1))),  # C's characters are signed: from -2 to 98
         (b"[\\]\\-]", False, b"]-"),
         (b"[\\a]", True, b"a"),  # as in Redis
