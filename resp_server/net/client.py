@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import hiredis
 
+from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.tls import TlsFiles, context_for_url, reason_of
 from state_backend.model.errors import SparkisError
 
@@ -108,6 +109,8 @@ class Client:
         except OSError as error:
             raise ClientError(f"{self.address} did not reply to {words[0]!s}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
+            if str(reply).startswith("NOAUTH"):  # Redis' text for HELLO is about its own arguments
+                raise ErrorReplyError(f"{self.address} wants a password: give it in the URL, or in {PASSWORD_VARIABLE}")
             raise ErrorReplyError(f"{self.address}: {reply}")
         return reply
 
