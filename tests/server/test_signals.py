@@ -1,4 +1,4 @@
-"""SIGHUP ends nothing: it has the ACL file read again, and a line of the log says so."""
+"""SIGHUP reloads files and ends nothing; SIGTERM and SIGINT end a program, also while it starts; the log says so."""
 
 from __future__ import annotations
 
