@@ -1,8 +1,8 @@
 """A Redis Cluster as the upstream: a pool of connections to each master, and the table of the slots.
 
-The table is read from CLUSTER SLOTS at the start, after each MOVED, after each failure of a node, and from time to time
-while clients track keys, because they may send no request that gets a MOVED. MOVED and ASK are followed here, so no
-client sees them. A client's requests about one slot keep their order: they go over one connection,
+The table is read from CLUSTER SLOTS at the start, after each MOVED, after each failure of a node, and every few seconds
+once replies are cached here or by clients: a cached reply gets no MOVED. MOVED and ASK are followed here, so no client
+sees them. A client's requests about one slot keep their order: they go over one connection,
 and a node's redirects come in the order of its requests.
 """
 
@@ -37,8 +37,8 @@ ASKING, CLUSTER_SLOTS = pack((b"ASKING",)), pack((b"CLUSTER", b"SLOTS"))
 # The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.
 REFRESH_PAUSE_S = 0.1
 REFRESH_S_MAX = 1.0
-# The time between two reads of the table while clients track keys (guess: to parse a reply takes about a millisecond).
-TRACKED_REFRESH_S = 5.0
+# The time between two reads of the table once replies are cached (guess: to parse a reply takes about a millisecond).
+POLL_S = 5.0
 # After so many redirects of one request the nodes disagree (guess: a failover makes two).
 REDIRECTS_MAX = 5
 # Standard: the largest cluster that Redis recommends, and replicas that became masters.
@@ -268,14 +268,16 @@ class UpstreamCluster:
         """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
         self._tracked.setdefault(client, []).append(tracking)
         self._track(client)  # at masters that have joined meanwhile
+        self.notice_moves()
+
+    def notice_moves(self) -> None:
+        """Read the table every few seconds from now on."""
         if self._polling is None:
-            self._polling = self._loop.call_later(TRACKED_REFRESH_S, self._poll)
+            self._polling = asyncio.get_running_loop().call_later(POLL_S, self._poll)
 
     def _poll(self) -> None:
-        self._polling = None
-        if self._tracked:
-            self._refresh_later()
-            self._polling = self._loop.call_later(TRACKED_REFRESH_S, self._poll)
+        self._refresh_later()
+        self._polling = self._loop.call_later(POLL_S, self._poll)
 
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""

@@ -98,6 +98,8 @@ class KeyChanges:
             return
         self._prefixes, self._refused, self._not_before_s = wanted, "", 0.0
         self._close()
+        if wanted:
+            self._upstream.notice_moves()
         self._check()
 
     def stop(self) -> None:

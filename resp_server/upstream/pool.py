@@ -302,6 +302,9 @@ class UpstreamPool:
     def end_tracking(self, client: int) -> None:
         """Do nothing: there are no other nodes."""
 
+    def notice_moves(self) -> None:
+        """Do nothing: there are no other nodes."""
+
     def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys."""
         return self

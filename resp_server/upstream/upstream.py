@@ -114,6 +114,9 @@ class Upstream(Protocol):
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""
 
+    def notice_moves(self) -> None:
+        """Notice within seconds when keys move to other nodes, from now on, also if no request is redirected."""
+
     def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
 

@@ -66,9 +66,9 @@ class Swap(Nodes):
         ownership = self.folder / f"owners{free_port()}.json"
         return self.start_proxy("--upstream", url, "--ownership", str(ownership), *options)
 
-    def start_before(self, cluster: RedisCluster) -> Running:
+    def start_before(self, cluster: RedisCluster, *options: str) -> Running:
         """Start a proxy with a Redis Cluster as its upstream; wait until it answers keys of both sides."""
-        proxy = self.start_at(cluster.url)
+        proxy = self.start_at(cluster.url, *options)
         with proxy.connect() as client:
             eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")
             eventually(lambda: not client.call("GET", "nobody's").is_error)

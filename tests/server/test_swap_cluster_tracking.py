@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -188,6 +189,27 @@ def test_slots_that_move_are_noticed_without_any_request(cluster: RedisCluster, 
         read_until(listener, [name.encode()])
 
 
+def test_a_cached_reply_ends_when_its_slot_has_moved_to_a_node_that_the_proxy_did_not_know(
+    swap: Swap, cluster: RedisCluster, tmp_path: Path
+) -> None:
+    name, new = "cached", cluster.add_node()
+    home = cluster.master_of(name)
+    routes = tmp_path / "routes.toml"
+    routes.write_text(f'[[rule]]\nkeys = "{name}"\nowner = "upstream"\ncache = "tracking"\n')
+    proxy = swap.start_before(cluster, "--routes", str(routes))
+
+    def hits() -> int:
+        assert client.call("GET", name).plain is None
+        return int(swap.info(proxy)["cache_hits"])
+
+    with proxy.connect() as client:
+        eventually(lambda: hits() > 0)
+        cluster.move(name, new)
+        set_in_order(new, name)
+        eventually(lambda: client.call("GET", name).plain == b"2")
+        cluster.move(name, home)
+
+
 class ChoosingClient:
     """A client that chooses the keys that it tracks. is_redirected: in RESP2, with REDIRECT to another client."""
 
@@ -358,9 +380,8 @@ def test_a_client_is_disconnected_when_its_tracking_at_one_node_was_lost(
         target = listener.call("CLIENT", "ID").plain
         tracking.call("CLIENT", "TRACKING", "ON", "REDIRECT", target)
         tracking.call("GET", name)
-        (line,) = (
-            each for each in cluster.call(node, "CLIENT", "LIST").decode().splitlines() if "redir=-1" not in each
-        )
-        fields = dict(each.partition("=")[::2] for each in line.split(" "))
+        lines = cluster.call(node, "CLIENT", "LIST").decode().splitlines()
+        clients = [dict(word.partition("=")[::2] for word in line.split(" ")) for line in lines]
+        (fields,) = (each for each in clients if int(each["redir"]) > 0)
         assert cluster.call(node, "CLIENT", "KILL", "ID", fields["id" if lost == "own" else "redir"]) == b"1"
         assert tracking.read_to_end() == b""
