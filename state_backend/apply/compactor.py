@@ -138,7 +138,7 @@ class Compactor:
                 self._process.stdin.write(b"log %b\n" % inherited.encode())
 
     def close(self) -> None:
-        """Kill the process, if one is running: it must not outlive the server. Its snapshot is incomplete, and swept."""
+        """Kill the process, if one is running: it must not outlive the server. Its snapshot stays incomplete."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
