@@ -262,7 +262,7 @@ class UpstreamCluster:
     @property
     def masters(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes that have keys."""
-        return [self._node(each) for each in self._table.masters]
+        return [self._node(each) for each in (*self._table.masters, *self._table.joined)]
 
     def begin_tracking(self, client: int, tracking: Tracking) -> None:
         """Have a client, whose CLIENT TRACKING all nodes have confirmed, track keys at nodes that join later."""
@@ -335,8 +335,10 @@ class UpstreamCluster:
             node.send(client, protocol, packed, request, 0, is_read=request.is_read, prefix=prefix)
 
     def redirected(self, redirect: Redirect) -> None:
-        """Handle a MOVED: the slot has another master."""
-        if self._table.master_of(redirect.slot) != redirect.address:
+        """Handle a MOVED: the slot has another master; or an ASK: another node has some keys of the slot."""
+        if redirect.is_ask:
+            self._table.join(redirect.address)
+        elif self._table.master_of(redirect.slot) != redirect.address:
             self._table.move(redirect.slot, redirect.address)
             self._refresh_later()
             self._moved()
@@ -416,7 +418,6 @@ class UpstreamCluster:
                 node.on_facts, node.on_hello = None if number else self.on_facts, self.on_hello
                 if not number:
                     node.request_facts()
-        # A master that only a MOVED has named so far is followed from now on.
         if not table.has_owners_of(before) or list(before.masters) != list(table.masters):
             self._moved()
         self._retire()
@@ -449,7 +450,9 @@ class UpstreamCluster:
             node.on_failed = _ignore
             for client in [each.client for each in node.pinned if each.is_listening or each.is_monitor]:
                 self.on_state_lost(client, "the node that it is subscribed at is no master of the upstream any more")
+            tracking = {abs(each.client) for each in node.pinned if each.is_tracking}
             node.stop()
+            self.on_moved(tracking)  # the node had keys that they read after an ASK, or was a master
 
 
 def _ignore() -> None:
@@ -537,8 +540,7 @@ class _ClusterRequest:
         self._redirects += 1
         if self._redirects > REDIRECTS_MAX:
             raise TryAgainError(f"the upstream's nodes do not agree about slot {redirect.slot}")
-        if not redirect.is_ask:
-            self._cluster.redirected(redirect)
+        self._cluster.redirected(redirect)
         self.send(redirect.address, is_asking=redirect.is_ask)
 
     def fail(self, index: int, error: Exception) -> None:

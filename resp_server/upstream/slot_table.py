@@ -25,12 +25,14 @@ class Redirect(NamedTuple):
 class SlotTable:
     """The master of each slot. masters: in the order of their first slots, as a scan walks them.
 
+    joined: other nodes that have keys, by a later MOVED or ASK; the next table has them as masters, or not.
     numbers: for each slot the number of its master, for the compiled hop; 0: it has none.
     """
 
     def __init__(self, owners: Sequence[Address | None]) -> None:
         self._owners = list(owners)
         self.masters: Sequence[Address] = list(dict.fromkeys(each for each in owners if each is not None))
+        self.joined: list[Address] = []
         self._numbered: list[Address | None] = [None, *self.masters[:NUMBERED_MAX]]
         number_of: dict[Address | None, int] = {each: at for at, each in enumerate(self._numbered)}
         self.numbers = bytes([number_of.get(each, 0) for each in owners])
@@ -64,10 +66,16 @@ class SlotTable:
     def move(self, slot: int, address: Address) -> None:
         """Change the master of a slot, as a MOVED says. A new master has no place in a scan before the next table."""
         self._owners[slot] = address
+        self.join(address)
         if address not in self._numbered and len(self._numbered) <= NUMBERED_MAX:
             self._numbered.append(address)
         number = self._numbered.index(address) if address in self._numbered else 0
         self.numbers = self.numbers[:slot] + bytes([number]) + self.numbers[slot + 1 :]
+
+    def join(self, address: Address) -> None:
+        """Take note of a node that has keys."""
+        if address not in self.masters and address not in self.joined:
+            self.joined.append(address)
 
     def numbered(self, number: int) -> Address | None:
         """Return the master with a number of `numbers`."""

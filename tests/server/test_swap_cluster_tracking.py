@@ -210,6 +210,30 @@ def test_a_cached_reply_ends_when_its_slot_has_moved_to_a_node_that_the_proxy_di
         cluster.move(name, home)
 
 
+def test_a_key_that_has_moved_to_a_node_without_slots_is_not_cached_for_long(
+    swap: Swap, cluster: RedisCluster, tmp_path: Path
+) -> None:
+    name, new = "asked", cluster.add_node()
+    home = cluster.master_of(name)
+    cluster.call(home, "SET", name, "1")
+    routes = tmp_path / "routes.toml"
+    routes.write_text(f'[[rule]]\nkeys = "{name}"\nowner = "upstream"\ncache = "tracking"\n')
+    proxy = swap.start_before(cluster, "--routes", str(routes))
+    with proxy.connect() as client, proxy.connect() as tracking, new.connect() as direct:
+        tracking.call("HELLO", 3)
+        assert tracking.call("CLIENT", "TRACKING", "ON").plain == b"OK"
+        with cluster.begin_move(name, new) as source:
+            cluster.move_key(source, name, new)
+        assert tracking.call("GET", name).plain == client.call("GET", name).plain == b"1"
+        read_until(tracking, None)  # the proxy has no connection to the node any more
+        for number in range(2, 40):
+            direct.send(request("ASKING") + request("SET", name, number))
+            assert direct.read().plain == direct.read().plain == b"OK"
+            eventually(lambda number=number: client.call("GET", name).plain == b"%d" % number)  # type: ignore[misc]
+        cluster.end_move(name, new)
+        cluster.move(name, home)
+
+
 class ChoosingClient:
     """A client that chooses the keys that it tracks. is_redirected: in RESP2, with REDIRECT to another client."""
 

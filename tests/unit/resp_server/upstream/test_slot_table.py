@@ -51,6 +51,9 @@ def test_a_moved_slot_changes_its_master_and_no_scan() -> None:
     found = table([0, 16383, [b"10.0.0.1", 1, b"id1"]])
     found.move(7, C)
     assert found.master_of(7) == C and found.master_of(8) == A and list(found.masters) == [A]
+    found.move(8, C)
+    found.join(A)
+    assert found.joined == [C]
 
 
 @pytest.mark.parametrize(
