@@ -97,7 +97,8 @@ def test_a_line_break_within_an_error_becomes_a_space() -> None:
 
 
 def test_bytes_of_the_clients_own_come_back_as_they_were() -> None:
-    assert unknown_command([b"\xff\xfe"]).line == b"ERR unknown command '\xff\xfe', with args beginning with: "
+    line = b"ERR unknown command '\xff\xfe', with args beginning with: '\xfd' "
+    assert unknown_command([b"\xff\xfe", b"\xfd"]).line == line
 
 
 def test_a_long_unknown_command_is_cut() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from resp_server.protocol.errors import PlainError
-from resp_server.protocol.glob import PATTERN_BYTES_MAX, LongPattern, matcher, translate
+from resp_server.protocol.glob import PATTERN_BYTES_MAX, LongPattern, literal_start, matcher, translate
 
 CASES = [
     (b"*", b"", True),
@@ -47,6 +47,8 @@ CASES = [
     (b"*a*b*c", b"xaxcxb", False),
     (b"*ab*ab", b"xyab", False),  # no byte is in two pieces
     (b"*a?*a?", b"xxaa", False),
+    (b"*[ab]x*[ab]y*", b"-ax-by-", True),
+    (b"X*", b"a", False),
 ]
 
 
@@ -66,6 +68,7 @@ def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bo
         (b"[bX]", True, b"bBxX"),
         (b"[a-c]", False, b"abc"),
         (b"[a-c]", True, b"abcABC"),
+        (b"[W-[]", True, b""),  # from w to [, which is before it
         (b"[\x80-\x90]", False, bytes(range(0x80, 0x91))),
         (b"[b-\xfe]", False, b"\xfe\xff" + bytes(range(0x62 + 1))),  # C's characters are signed: from -2 to 98
         (b"[\\]\\-]", False, b"]-"),
@@ -86,6 +89,14 @@ def test_case_is_ignored_when_asked() -> None:
         assert matcher(pattern, ignore_case=True)(text)
         assert LongPattern(pattern, ignore_case=True).matches(text)
     assert matcher(b"A" * 40, ignore_case=True)(b"a" * 40) and not matcher(b"A" * 40)(b"a" * 40)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "start"),
+    [(b"abc", b"abc"), (b"ab*c*", b"ab"), (b"a?", b"a"), (b"a[b]", b"a"), (b"a\\*", b"a"), (b"*", b""), (b"", b"")],
+)
+def test_a_pattern_starts_with_its_text_before_the_first_special_character(pattern: bytes, start: bytes) -> None:
+    assert literal_start(pattern) == start
 
 
 def test_a_pattern_full_of_stars_is_no_trap() -> None:
