@@ -32,7 +32,12 @@ from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_repla
 ROOT = Path(__file__).parents[1]
 PROPERTIES = {
     "resp_server/protocol": ("test_requests.py", "test_encoding.py", "test_proxy_frames.py"),
-    "state_backend/lmdb": ("test_packing.py", "test_stores_agree.py", "test_snapshots_in_parts.py", "test_whole_epochs.py"),
+    "state_backend/lmdb": (
+        "test_packing.py",
+        "test_stores_agree.py",
+        "test_snapshots_in_parts.py",
+        "test_whole_epochs.py",
+    ),
     "state_backend/log": ("test_change_log_chain.py", "test_whole_epochs.py"),
 }
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "mutation")
