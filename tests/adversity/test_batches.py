@@ -118,6 +118,7 @@ def test_a_new_checkpoint_replaces_all_state_and_the_old_one_is_readable_until_t
     assert scene.epochs() == [0]
 
 
+@pytest.mark.slow  # the writer's unit tests, and tests/spark/test_reduce.py, notice the same
 def test_a_checkpoint_that_was_set_back_is_refused_unless_later_epochs_may_go(
     job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
 ):

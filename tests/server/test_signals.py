@@ -232,7 +232,7 @@ def end_while_it_reads(program: Command, file: Path, number: signal.Signals) -> 
     assert "Traceback" not in program.logged and program.logged.count("\n") <= 1, program.logged
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(ENDED_BY_SIGNALS))
 def test_a_signal_while_the_options_are_read_ends_the_program_with_a_line(
     start: Start, tmp_path: Path, name: str, number: signal.Signals
@@ -241,7 +241,7 @@ def test_a_signal_while_the_options_are_read_ends_the_program_with_a_line(
     end_while_it_reads(start(name, "--config", file), file, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["serve", "serve: its child", "state-server", "proxy", "registry"])
 def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
     start: Start, log: Path, tmp_path: Path, name: str, number: signal.Signals

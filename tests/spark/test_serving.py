@@ -134,9 +134,9 @@ def test_status_shows_a_line_per_job_and_the_same_as_json(batches: Make, tmp_pat
         assert (gap, version) == ("", f"sparkis {public.__version__}, {CORE} core")
         states = status("--url", url, "-v").stdout.split("\n\n")[1]
         assert [each.split() for each in states.splitlines()] == [
-            ["JOB", "STATE", "KIND", "KEYS"],
-            ["job", "s", "value", "2"],
-            ["job", "m", "map", "2"],
+            ["JOB", "STATE", "KIND", "KEYS", "BYTES"],
+            ["job", "s", "value", "2", "-"],
+            ["job", "m", "map", "2", "-"],
         ]
         with sparkis("status", "--url", url, "--watch", 1) as watching:
             watching.wait_for(r"(?s)JOB .*JOB ")
@@ -157,7 +157,7 @@ def test_status_says_what_is_wrong(tmp_path: Path):
         refused = status("--url", url)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert refused.stderr.startswith("sparkis status: ")
-        assert "NOAUTH" in refused.stderr
+        assert "wants a password: give it in the URL, or in SPARKIS_PASSWORD" in refused.stderr
         assert "WRONGPASS" in status("--url", url.replace("//", "//:wrong@")).stderr
         empty = status("--url", url.replace("//", "//:secret@"))
         assert (empty.returncode, empty.stdout) == (0, "")
