@@ -166,6 +166,7 @@ OWN_ATTACKS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow  # 30 s of processor time; each command at its largest is measured above
 @pytest.mark.parametrize("attack", OWN_ATTACKS)
 def test_what_is_a_proxy_s_alone(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(OWN_ATTACKS[attack]()) < TURN_MS_MAX
