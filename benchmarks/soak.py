@@ -310,7 +310,7 @@ class Soak:
         self._snapshots.update(each.parent.name for each in self._log.glob(f"{JOB}/*/snapshots/*/manifest.json"))
         found = self._read_store(path)
         if found is None:
-            return  # another store has just replaced it
+            return  # the next sample has it
         live_bytes, dead = found
         now_s = time.monotonic()
         self._dead = {pid: self._dead.get(pid, now_s) for pid in dead}
@@ -349,13 +349,15 @@ class Soak:
         return found
 
     def _read_store(self, path: Path) -> tuple[int, list[int]] | None:
-        """Return a store's used bytes, and the dead readers in its table; None if it was just removed."""
+        """Return a store's used bytes, and the dead readers in its table; None if it was just removed or enlarged."""
         try:
             with lmdb.open(str(path), readonly=True, max_dbs=len(TABLES), create=False) as env:
                 with env.begin() as txn:
                     stats = [txn.stat(env.open_db(name, txn=txn, create=False)) for name in TABLES]
                 pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in stats)
                 pids = [int(line.split()[0]) for line in env.readers().splitlines() if line.split()[0].isdigit()]
+        except lmdb.MapResizedError:
+            return None  # the applier has enlarged the file after it was opened here
         except (lmdb.Error, OSError):
             if path.exists() and path == newest_store(self._folder):
                 raise
