@@ -136,6 +136,8 @@ CASES: list[tuple[list[Change], list[Change], str]] = [
     ([put(packed(a=b"1"), state="city")], [delete("city")], "DELETED"),
     ([put(packed(a=b"1"), state="city")], [delete("city", b"a"), put_item("city", b"b", b"1")],
      "FIELDS_SET FIELDS_DELETED"),
+    ([put(packed(a=b"1"), state="city")], [put(packed(a=b"1"), state="city"), put_item("city", b"b", b"1")],
+     "FIELDS_SET"),
     ([put(packed(a=b"1", b=b"2"), state="city")], [put(packed(a=b"1"), state="city")], "FIELDS_DELETED"),
     ([put(packed(a=b"1", b=b"2"), state="city")], [put(packed(a=b"1", c=b"2"), state="city")],
      "FIELDS_SET FIELDS_DELETED"),
@@ -209,13 +211,14 @@ def test_a_key_that_expired_and_is_put_before_it_was_announced_has_both_events(r
     assert recorded.events() == []
 
 
-def test_a_key_that_is_put_after_its_time_is_announced_at_once(recorded: Recorded) -> None:
+@pytest.mark.parametrize("expire_at_ms", [NOW_MS + 50, 0])
+def test_a_key_that_is_put_after_its_time_is_announced_at_once(recorded: Recorded, expire_at_ms: int) -> None:
     """The server's clock is ahead of the log's, which decides what an epoch may still change."""
     recorded.apply([Change("temp", Op.PUT, b"other", None, b"1", NOW_MS + 10)])
     recorded.store.expire(NOW_MS + 100, 100)
     recorded.events()
-    assert recorded.events_of(put(b"1", NOW_MS + 50)) == "NEW SET EXPIRY_SET EXPIRED"
-    late_field = put_item("city", b"a", b"1", NOW_MS + 50)
+    assert recorded.events_of(put(b"1", expire_at_ms)) == "NEW SET EXPIRY_SET EXPIRED"
+    late_field = put_item("city", b"a", b"1", expire_at_ms)
     recorded.apply([late_field._replace(key=b"map")])
     assert recorded.events() == [(b"map", "NEW FIELDS_SET FIELD_EXPIRY_SET FIELDS_EXPIRED")]
 

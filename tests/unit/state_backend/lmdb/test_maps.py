@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.codec import packed_map
+from state_backend.lmdb.layout import PIECE_BYTES
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -202,6 +203,37 @@ def test_keys_of_one_position_expire_alone(maps: Maps) -> None:
     assert maps.rows("expiry") == 1  # for all keys of one position and time
     for at, name in enumerate(names):
         assert maps.read(name, now_ms=2000) == ({} if at % 3 else {b"f": name})
+
+
+def test_a_key_that_is_deleted_leaves_the_expiry_of_others_at_its_position(maps: Maps) -> None:
+    names = names_at_one_position(3)
+    packed = packed_map.pack([(b"f", b"v")])
+    maps.apply(*(Change("city", Op.PUT, name, None, packed, 2000) for name in names))
+    maps.apply(Change("city", Op.DELETE, names[0]), clock_ms=2000)
+    while maps.store.expire(2000, 3):
+        pass
+    assert maps.rows("keys") == maps.rows("expiry") == 0
+
+
+def test_a_field_that_is_deleted_leaves_the_expiry_of_others_at_its_position(maps: Maps) -> None:
+    names = names_at_one_position(3)
+    maps.apply(*(field(name, expire_at_ms=2000) for name in names), field(b"other"))
+    maps.apply(without(names[0]))
+    maps.apply(clock_ms=2000)
+    while maps.store.expire(2000, 3):
+        pass
+    assert maps.rows("fields") == 1
+    assert maps.rows("field_expiry") == maps.rows("expiry") == 0
+
+
+@pytest.mark.parametrize("change", [field(b"long", b"short"), field(b"long", bytes(PIECE_BYTES + 1)), without(b"long")])
+def test_the_pieces_of_a_long_value_go_with_it(maps: Maps, change: Change) -> None:
+    maps.apply(field(b"long", b"x" * (PIECE_BYTES + 1)), field(b"other", expire_at_ms=5000))
+    assert maps.rows("blocks") == 2
+    maps.apply(change)
+    while maps.store.expire(NOW_MS, 3):
+        pass
+    assert maps.rows("blocks") == (2 if len(change.value or b"") > PIECE_BYTES else 0)
 
 
 def test_a_map_with_expired_fields_that_are_not_removed_yet_begins_anew(maps: Maps) -> None:

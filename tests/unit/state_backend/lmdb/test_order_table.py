@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges, Snapshot
+from tests.unit.state_backend.lmdb.collisions import names_at_one_position
 
 LENGTH_MAX = 200
 STATES = [
@@ -19,6 +20,7 @@ STATES = [
     StateDescriptor("pair", key="k", value=("a", "b"), last_by="t").for_job("job"),
     StateDescriptor("fields", key="k", field="f", value="v", last_by="t").for_job("job"),
     StateDescriptor("recent", key="k", value="v", kind="list", last_by="t", length_max=LENGTH_MAX).for_job("job"),
+    StateDescriptor("plain", key="k", field="f", value="v").for_job("job"),
 ]
 NAMES = [state.name for state in STATES]
 # A map is kept in one record, or in a record for each field.
@@ -40,8 +42,11 @@ def rows(order: int, size: int) -> Iterator[Change]:
         yield row("recent", order, b"%b, %d" % (value, at))
 
 
-def apply(store: LmdbStore, epoch: int, changes: list[Change]) -> None:
-    store.apply(EpochChanges(epoch, epoch, 1_000 + epoch, runs_of(changes, NAMES)), STATES)
+def apply(
+    store: LmdbStore, epoch: int, changes: list[Change], replaces: Iterable[str] = (), clock_ms: int | None = None
+) -> None:
+    runs = runs_of(changes, NAMES)
+    store.apply(EpochChanges(epoch, epoch, clock_ms or 1_000 + epoch, runs, frozenset(replaces)), STATES)
 
 
 def built_from(store: LmdbStore, folder: Path) -> LmdbStore:
@@ -73,4 +78,42 @@ def test_a_store_that_is_built_from_a_snapshot_knows_the_orders_of_its_values(tm
         with each.snapshot(2_000) as snapshot:
             assert snapshot.value(KEYS["latest"]) == b"of 600"
             assert set(dict(snapshot.map_pairs(KEYS["fields"])).values()) == {b"of 600"}
+        each.close()
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_state_that_is_replaced_has_only_the_rows_of_its_epoch(tmp_path: Path, size: int) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    apply(store, 0, list(rows(500, size)))
+    apply(store, 1, list(rows(400, 1)), replaces=NAMES)  # older
+    with store.snapshot(2_000) as snapshot:
+        assert snapshot.value(KEYS["latest"]) == b"of 400"
+        assert dict(snapshot.map_pairs(KEYS["pair"])) == {b"a": b"of 400", b"b": b"of 400"}
+        assert dict(snapshot.map_pairs(KEYS["fields"])) == {b"f0": b"of 400"}
+        assert elements_of(snapshot) == [b"of 400, 0"]
+    store.close()
+
+
+def test_the_order_of_a_field_goes_when_the_field_has_expired(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    changes = [row("fields", 500, b"v", b"f%d" % at)._replace(expire_at_ms=3_000 + at) for at in range(3)]
+    apply(store, 0, changes)
+    apply(store, 1, [], clock_ms=3_001)
+    while store.expire(3_001, 10):
+        pass
+    with store.begin() as txn:
+        assert txn.stat(store.tables.orders)["entries"] == 1
+    store.close()
+
+
+def test_a_map_without_orders_keeps_its_expiry_if_another_key_of_its_position_has_an_order(tmp_path: Path) -> None:
+    ordered, plain = names_at_one_position(2)
+    store = LmdbStore(tmp_path / "first", "g")
+    put = Change("plain", Op.PUT, plain, None, packed_map.pack([(b"f", b"v")]), 5_000)
+    apply(store, 0, [row("latest", 500, b"v")._replace(key=ordered), put])
+    copy = built_from(store, tmp_path / "second")
+    for each in (store, copy):
+        with each.snapshot(2_000) as snapshot:
+            found = snapshot.key_info(plain)
+            assert found is not None and found.expire_at_ms == 5_000
         each.close()
