@@ -400,11 +400,13 @@ def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None
 
 def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    store.apply(epoch_of(0, [put(b"%d" % number, bytes(PIECE_BYTES)) for number in range(100)]), STATES)
+    values = [put(b"%d" % number, bytes(PIECE_BYTES)) for number in range(100)]
+    fields = [put_field(b"%d" % number)._replace(value=bytes(PIECE_BYTES)) for number in range(100)]
+    store.apply(epoch_of(0, [*values, *fields]), STATES)
     with store.snapshot(1) as snapshot:
-        cursor, found = snapshot.scan(0, 4096)
-        assert cursor
-        assert len(found) < 40
+        for cursor, found in (snapshot.scan(0, 4096), snapshot.scan_map(b"map", 0, 4096)):
+            assert cursor
+            assert 0 < len(found) < 40
     store.close()
 
 
