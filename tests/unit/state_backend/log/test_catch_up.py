@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ def shown(root: Path) -> str:
 
 def announced(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what was logged after the warning at the start."""
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    records = (record for record in caplog.records if record.levelno == logging.INFO)
+    return [record.getMessage() for record in records if record.name == "sparkis.sink"]
 
 
 def test_a_query_whose_sources_have_passed_the_old_offsets_has_caught_up(
@@ -95,6 +97,8 @@ def test_a_query_without_waiting_input_has_caught_up(
     query.catch_up.check()
     assert (shown(root), query.catch_up.is_done) == ("new", True)
     assert announced(caplog) == ["job job: the new state is visible from now on: no input is waiting"]
+    stored = json.loads((root / writer.log.promotion_path(writer.generation)).read_bytes())
+    assert stored["reason"] == "no input is waiting"
 
 
 def test_a_query_that_does_not_catch_up_in_time_is_shown_as_it_is(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from state_backend.model.errors import (
     LogUnavailableError,
     RewoundCheckpointError,
 )
+from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, changes_in, runs_of
+from state_backend.model.slots import slot_of
 from tests.unit.state_backend.dying import Died, Dying
 from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
@@ -154,6 +158,58 @@ def test_keys_and_values_of_any_size_go_through(tmp_path: Path) -> None:
     writer_of(tmp_path).publish(given)
     (found,) = contents(tmp_path)
     assert sorted(found) == sorted(given)
+
+
+def epoch_of_runs(root: Path, files: Sequence[Sequence[str]], inline: Sequence[Sequence[str]]) -> tuple[JobLog, Epoch]:
+    """Commit an epoch of files and inline streams, each a list of runs, each a text of keys of one letter."""
+    writer = writer_of(root)
+
+    def runs(texts: Sequence[str]) -> list[pa.RecordBatch]:
+        return [run for keys in texts for run in runs_of([put(key.encode()) for key in keys], ["temp"])]
+
+    written = [writer.change_files(0).write_file(runs(texts)) for texts in files]
+    writer.commit(0, clock_ms=1, files=written, inline=[to_stream(runs(texts)) for texts in inline])
+    (epoch,) = chain(root)
+    return writer.log, epoch
+
+
+def found_of(key: str, log: JobLog, epoch: Epoch, done: int = 0) -> list[int]:
+    """Return the numbers of the runs that have rows of a key's slot, read as after the first `done` runs."""
+    slot = slot_of(key.encode())
+    found = list(log.runs_of_slots(log.changes_folder("q1.1"), epoch, KeyGroups.of([(slot, slot)]), done))
+    assert {change.key for _, run in found for change in changes_in(run)} <= {key.encode()}
+    return [number for number, _ in found]
+
+
+def test_the_runs_of_some_slots_are_numbered_through_files_and_inline_streams(tmp_path: Path) -> None:
+    log, epoch = epoch_of_runs(tmp_path, [["a", "b"], ["c"], ["ac", "a"]], [["b", "abc"], ["c"], ["a"]])
+    for key, numbers in (("a", [1, 4, 5, 7, 9]), ("b", [2, 6, 7]), ("c", [3, 4, 7, 8])):
+        for done in range(10):
+            assert found_of(key, log, epoch, done) == [number for number in numbers if number > done]
+
+
+def test_a_run_around_a_slot_without_rows_of_it_is_left_out(tmp_path: Path) -> None:
+    log, epoch = epoch_of_runs(tmp_path, [["ab", "c"]], [["ab"]])
+    ((first, last, _), _) = epoch.files[0].runs
+    assert first < slot_of(b"c") < last
+    assert found_of("c", log, epoch) == [2]
+
+
+def test_a_file_is_opened_only_for_runs_of_the_slots_that_are_not_done(tmp_path: Path) -> None:
+    log, epoch = epoch_of_runs(tmp_path, [["b", "a"], ["b"], ["a"]], [])
+    for file in epoch.files[:2]:
+        (tmp_path / log.changes_folder("q1.1") / file.name).unlink()
+    assert found_of("a", log, epoch, done=2) == [4]
+    with pytest.raises(LogCorruptError, match=f"{epoch.files[0].name}.*missing"):
+        found_of("a", log, epoch, done=1)
+
+
+def test_a_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) -> None:
+    log, epoch = epoch_of_runs(tmp_path, [["a", "b"]], [])
+    (file,) = epoch.files
+    damaged = replace(epoch, files=(replace(file, runs=file.runs[:1]),))
+    with pytest.raises(LogCorruptError, match=f"{file.name} has 2 runs, and epoch 0 lists 1 of it; restore the log"):
+        found_of("a", log, damaged)
 
 
 def test_what_many_tasks_sent_is_folded_into_a_change_file(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def state(name: str = "s", **arguments: Any) -> StateDescriptor:
 
 
 RANKED: dict[str, Any] = MEMBERS | {"value": ()}
+BY_TIME: dict[str, Any] = {"last_by": "t"}
 
 
 def late(root: Path) -> tuple[str, ...]:
@@ -106,6 +107,8 @@ def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_
         ({"kind": "list", "length_max": 5}, {"kind": "list", "length_max": 9}, None),
         ({}, {"columns": {"v": "double"}}, None),
         ({"columns": {"v": "int"}}, {}, None),
+        (BY_TIME | {"columns": {"t": "int"}}, BY_TIME | {"columns": {"t": "bigint"}}, None),
+        (BY_TIME | {"columns": {"t": "bigint"}}, BY_TIME | {"columns": {"t": "tinyint"}}, None),
         ({"columns": {"v": "int"}}, {"columns": {"v": "double"}}, "the column 'v' was int and is now double"),
         ({}, {"encoding": "json"}, "its encoding was text and is now json, for each value from its next change on"),
         (
