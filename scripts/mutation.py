@@ -15,13 +15,15 @@ import argparse
 import difflib
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -41,9 +43,10 @@ PROPERTIES = {
     "state_backend/log": ("test_change_log_chain.py", "test_whole_epochs.py"),
 }
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "mutation")
-# A change that makes the tests this much slower counts as noticed: it may run for ever.
-SLOWER_MAX = 4.0
-LEAST_TIMEOUT_S = 20.0
+# A change that makes the tests take this much more processor time counts as noticed: it may run for ever. On a busy
+# machine, tests take longer without any change. pytest ends a test that waits for ever (see `faulthandler_timeout`).
+SLOWER_MAX = 4
+LEAST_CPU_S = 20
 
 
 class Mutant(NamedTuple):
@@ -98,24 +101,38 @@ class Copy:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, target)
 
-    def passes(self, tests: Sequence[str], timeout_s: float | None = None) -> bool:
-        """Run tests; return whether they pass in time."""
+    def passes(self, tests: Sequence[str], cpu_s: int = resource.RLIM_INFINITY) -> bool:
+        """Run tests; return whether they pass within some processor time."""
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, *PYTEST, *tests]
+        started = subprocess.Popen(
+            [sys.executable, *PYTEST, *tests],
+            cwd=self._root,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(command, cwd=self._root, env=environment, capture_output=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+            resource.prlimit(started.pid, resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            return started.wait() == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)  # processes that a failed test left
 
-    def notices(self, mutant: Mutant, tests: Sequence[str], timeout_s: float) -> bool:
+    def notices(self, mutant: Mutant, tests: Sequence[str], cpu_s: int) -> bool:
         """Tell whether tests notice a change."""
         path = self._root / mutant.path
         path.write_text(mutant.code())
         try:
-            return not self.passes(tests, timeout_s)
+            return not self.passes(tests, cpu_s)
         finally:
             shutil.copyfile(ROOT / mutant.path, path)
+
+
+def cpu_s_of_children() -> float:
+    """Return the processor time of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(paths: Sequence[str], sample: int, seed: int, processes: int) -> list[Mutant]:
@@ -133,19 +150,19 @@ def run(paths: Sequence[str], sample: int, seed: int, processes: int) -> list[Mu
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(processes):
             copies.put(Copy(Path(folder) / str(number)))
-        timeouts: dict[str, float] = {}
+        limits_s: dict[str, int] = {}
         for path in sorted({str(Path(mutant.path).parent) for mutant in chosen}):
-            copy, started_s = copies.get(), time.monotonic()
+            copy, before_s = copies.get(), cpu_s_of_children()
             if not copy.passes(tests_of(path)):
                 sys.exit(f"the tests of {path} fail without a change: {' '.join(tests_of(path))}")
-            timeouts[path] = max(LEAST_TIMEOUT_S, SLOWER_MAX * (time.monotonic() - started_s))
+            limits_s[path] = max(LEAST_CPU_S, SLOWER_MAX * round(cpu_s_of_children() - before_s))
             copies.put(copy)
 
         def is_noticed(mutant: Mutant) -> bool:
             copy = copies.get()
             try:
                 folder = str(Path(mutant.path).parent)
-                return copy.notices(mutant, tests_of(mutant.path), timeouts[folder])
+                return copy.notices(mutant, tests_of(mutant.path), limits_s[folder])
             finally:
                 copies.put(copy)
 
