@@ -202,16 +202,17 @@ def test_a_store_that_does_not_answer_is_an_error_that_names_it(
     filesystem = open_filesystem(root)
     for method in ("GET", "PUT", "HEAD", "POST"):
         proxy.fail("500", method, times=1000)
-    for doing in (
-        lambda: filesystem.create("a", b""),
-        lambda: filesystem.replace("a", b""),
-        lambda: filesystem.read("a"),
-        lambda: filesystem.size("a"),
-        lambda: filesystem.names("a"),
-        lambda: filesystem.remove("a"),
-        lambda: filesystem.copy("a", "b"),
+    for name, doing in (
+        ("create", lambda: filesystem.create("a", b"")),
+        ("replace", lambda: filesystem.replace("a", b"")),
+        ("read", lambda: filesystem.read("a")),
+        ("look at", lambda: filesystem.size("a")),
+        ("list", lambda: filesystem.names("a")),
+        ("remove", lambda: filesystem.remove("a")),
+        ("remove", lambda: filesystem.remove_files(["a"])),
+        ("copy", lambda: filesystem.copy("a", "b")),
     ):
-        with pytest.raises(LogUnavailableError, match=rf"in the log {root}: .*500 Internal Server Error"):
+        with pytest.raises(LogUnavailableError, match=rf"cannot {name} a in the log {root}: .*500 Internal Server"):
             doing()
 
 

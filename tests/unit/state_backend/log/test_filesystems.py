@@ -22,6 +22,7 @@ from state_backend.log.filesystems import (
     open_filesystem,
 )
 from state_backend.log.filesystems.arrow import CONTENT, ArrowFilesystem
+from state_backend.log.filesystems.object_store import _reason
 from state_backend.model.errors import LogUnavailableError
 from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
@@ -237,6 +238,26 @@ def test_an_object_store_without_the_extra_is_refused_by_its_name(monkeypatch: p
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "obstore" else find_spec(name))
     with pytest.raises(LogUnavailableError, match=r"pip install 'sparkis\[object-store\]'"):
         open_filesystem("s3://b/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "Generic S3 error: Server returned non-2xx status code: 404 Not Found: <Error>\n<Code>NoSuchBucket</Code>\n"
+            + "<Message>The bucket\n does not exist</Message></Error>\n\nDebug source:\nGeneric { store: S3 }",
+            "404 Not Found: NoSuchBucket: The bucket does not exist",
+        ),
+        (
+            "Server returned error response: <Error><Code>InternalError</Code><Message>Try again</Message></Error>",
+            "InternalError: Try again",
+        ),
+        ("Generic S3 error:\n  no route to host \n\nDebug source:\nGeneric", "Generic S3 error: no route to host"),
+        ("", "OSError"),
+    ],
+)
+def test_the_reason_of_an_error_is_the_stores_own_message_in_one_line(text: str, reason: str) -> None:
+    assert _reason(OSError(text)) == reason
 
 
 def test_a_file_of_aws_profiles_is_read_where_nothing_else_says_who_asks(
