@@ -244,9 +244,8 @@ def test_an_object_store_without_the_extra_is_refused_by_its_name(monkeypatch: p
     ("text", "reason"),
     [
         (
-            "Generic S3 error: Server returned non-2xx status code: 404 Not Found: <Error>\n<Code>NoSuchBucket</Code>\n"
-            + "<Message>The bucket\n does not exist</Message></Error>\n\nDebug source:\nGeneric { store: S3 }",
-            "404 Not Found: NoSuchBucket: The bucket does not exist",
+            "S3: status code: 404 Not Found: <Code>NoSuch</Code>\n<Message>No\n bucket</Message>\n\nDebug source:",
+            "404 Not Found: NoSuch: No bucket",
         ),
         (
             "Server returned error response: <Error><Code>InternalError</Code><Message>Try again</Message></Error>",
