@@ -18,7 +18,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free_port
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.registry.record import Record
 from state_backend.log.log_writer import LogWriter
@@ -82,7 +82,7 @@ class Reader:
     def _run(self) -> None:
         client = self._fleet.client()
         at = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(READ_PAUSE_S):
             at = (at + 7) % len(KEYS)
             try:
                 found = client.get(KEYS[at])

@@ -20,7 +20,7 @@ import redis
 
 from benchmarks import processes
 from compat.conformance.servers import free_port
-from compat.waiting import eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from state_backend.log.change_log import ChangeLog
 from tests.adversity.driver import JOB, Orders
 
@@ -103,7 +103,7 @@ class Watcher:
         names = [f"{JOB}:n:{marker}" for marker in MARKERS]
         newest = 0
         client = redis.Redis(port=self._port, decode_responses=True, retry=None)
-        while not self._is_over.is_set():
+        while not self._is_over.wait(READ_PAUSE_S):
             try:
                 found = client.mget(names)
             except redis.RedisError:  # there is no server just now, or it has just begun
@@ -119,7 +119,6 @@ class Watcher:
                 self.wrongs.append(f"back from {newest} to {count}")
             newest = max(newest, count)
             self.seen[count] += 1
-            sleep(0.002)
         client.close()
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from compat.conformance.servers import Running, sparkis_server
-from compat.waiting import eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -50,7 +50,7 @@ class Load:
         client = redis.Redis(
             port=self._port, decode_responses=True, retry=Retry(NoBackoff(), 0), single_connection_client=True
         )
-        while not self._is_over.is_set():
+        while not self._is_over.wait(READ_PAUSE_S):
             asked = chance.sample(range(len(KEYS)), 20)
             try:
                 found = client.mget([KEYS[each] for each in asked])

@@ -1,4 +1,4 @@
-"""Clients that read without pause while a server is replaced, and what systemd does for a socket unit."""
+"""Clients that read all the time while a server is replaced, and what systemd does for a socket unit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from compat.conformance.wire import request
+from compat.waiting import READ_PAUSE_S
 
 GET = request("GET", "job:s:a")
 VALUE = b"$1\r\n1\r\n"
@@ -52,7 +53,7 @@ class Readers:
     def _run(self, is_brief: bool) -> None:
         connection: socket.socket | None = None
         done = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(READ_PAUSE_S):
             is_new = connection is None
             try:
                 connection = connection or socket.create_connection(("127.0.0.1", self._port), 30)

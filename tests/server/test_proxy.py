@@ -23,7 +23,7 @@ from redis import Redis
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
-from compat.waiting import WAIT_S_MAX, eventually, eventually_async
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.forwarding.reply_splitter import pack
@@ -188,7 +188,7 @@ def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
     def read(number: int) -> tuple[int, list[Any]]:
         rounds, wrong = 0, []
         with behind.proxy.connect() as connection:
-            while not stop.is_set():
+            while not stop.wait(READ_PAUSE_S):
                 rounds += 1
                 if number == 0:
                     size, keys = connection.call("DBSIZE").plain, connection.call("KEYS", "*").plain

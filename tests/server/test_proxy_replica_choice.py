@@ -28,7 +28,7 @@ from compat.conformance.servers import (
     wait_for_keys,
 )
 from compat.conformance.wire import Connection, replies_in, requests
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.key_groups import KeyGroups
@@ -170,7 +170,7 @@ def read_on(cluster: Cluster, stop: Event, protocol: bytes) -> tuple[int, list[A
     ]
     with cluster.proxy.connect() as connection:
         connection.call("HELLO", protocol)
-        while not stop.is_set():
+        while not stop.wait(READ_PAUSE_S):
             pipeline = pipelines[rounds % len(pipelines)]
             rounds += 1
             connection.send(requests(pipeline))

@@ -17,7 +17,7 @@ from redis import Redis, WatchError
 
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, Reply, requests
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.net.client import Client
 from resp_server.proxy.transaction_plan import TransactionBlock
@@ -121,7 +121,7 @@ def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes
                 if seed % 2:
                     connection.call("HELLO", "3")
                 last = 0
-                while not over.is_set():
+                while not over.wait(READ_PAUSE_S):
                     keys = made.sample(KEYS, 8)
                     alone = connection.call("GET", keys[0]).value
                     reply = transaction(connection, *[(b"GET", key) for key in keys], (b"MGET", *keys))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program
 from compat.conformance.wire import Connection, request
 from compat.examples import examples
-from compat.waiting import eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
 from resp_server.proxy.compiled import hop
@@ -234,7 +234,7 @@ def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(sc
 
     def flood(port: int) -> None:
         with Connection(port) as other:
-            while not is_over.is_set():
+            while not is_over.wait(READ_PAUSE_S):
                 other.send(request("GET", "job2:count:1") * 200)
                 for _ in range(200):
                     other.read()

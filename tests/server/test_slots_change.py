@@ -18,7 +18,7 @@ import pytest
 from redis.cluster import RedisCluster
 
 from compat.conformance.wire import Connection, Reply, requests
-from compat.waiting import WAIT_S_MAX
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.serving.appliers import Appliers
@@ -183,7 +183,7 @@ class Reader(threading.Thread):
         try:
             with ExitStack() as stack:
                 connections = [stack.enter_context(Connection(node.server.port)) for node in self._nodes]
-                while not self._is_over.is_set():
+                while not self._is_over.wait(READ_PAUSE_S):
                     for at, connection in enumerate(connections):
                         self._read(at, connection)
         except Exception as error:
@@ -319,7 +319,7 @@ def test_redis_py_asks_again_until_what_was_moved_too_early_is_there(tmp_path: P
     def read(port: int, is_over: threading.Event) -> int:
         reads = 0
         with RedisCluster(host="127.0.0.1", port=port) as client:
-            while not is_over.is_set():
+            while not is_over.wait(READ_PAUSE_S):
                 values = [client.get(key) for key in KEYS[:50]]
                 assert None not in values
                 reads += len(values)

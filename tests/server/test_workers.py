@@ -21,7 +21,7 @@ import pytest
 from compat.conformance.judge import client_lines, info_fields
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection, request
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -289,14 +289,14 @@ class Readers:
             self.wrongs.append(repr(error))
 
     def _come_back(self) -> None:
-        while not self._is_over.is_set():
+        while not self._is_over.wait(READ_PAUSE_S):
             with Connection(self._port) as connection:
                 self._look(connection)
 
     def _alternate(self) -> None:
         with ExitStack() as stack:
             connections = [stack.enter_context(Connection(self._port)) for _ in range(2 * WORKERS)]
-            while not self._is_over.is_set():
+            while not self._is_over.wait(READ_PAUSE_S):
                 for each in connections:
                     self._look(each)
 

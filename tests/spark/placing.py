@@ -17,14 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
-from compat.waiting import WAIT_S_MAX
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX
 from resp_server.programs.executor_supervisor import start_of
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 
 READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}
 HOPS_MAX = 5
 KEYS = 300
-READ_PAUSE_S = 0.005
 
 
 def states() -> list[sparkis.StateDescriptor]:

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import sparkis
-from compat.waiting import eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from state_backend.log.promotion import promote
 from tests.spark.micro_batches import Batches, start
 from tests.spark.processes import status
@@ -80,7 +80,7 @@ def test_nobody_reads_half_a_replay(
 
     def read() -> None:
         with redis.Redis.from_url(endpoint.url, decode_responses=True) as reader:
-            while not is_over.is_set():
+            while not is_over.wait(READ_PAUSE_S):
                 seen.add(tuple(reader.mget(f"{old_state}:sum:a", f"{old_state}:sum:b")))
 
     reading = threading.Thread(target=read)

@@ -9,6 +9,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pyarrow.fs
 import pytest
@@ -187,6 +188,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
         ("gs:/b", "write gs://b"),
         ("gcs://b/x", "write gs://"),
         ("hdfs:/x", "write hdfs://x"),
+        ("hdfs://name node/x", "Cannot parse URI.*; hdfs:// needs libhdfs, a JVM and the CLASSPATH of Hadoop"),
         ("wasbs://c@a.blob.core.windows.net/x", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
         ("wasb:/x", "write abfss://"),
         ("webhdfs://namenode:9870/x", "write hdfs://HOST/PATH, which needs libhdfs"),
@@ -203,6 +205,21 @@ def test_an_address_that_cannot_be_is_refused_with_what_to_write(
     with pytest.raises(LogUnavailableError, match=error):
         check_writable(root)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("root", ["hdfs://namenode:8020/log", "hdfs:///log", "viewfs://cluster/log"])
+def test_an_address_of_hdfs_is_opened_by_pyarrow(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hdfs:
+        @staticmethod
+        def from_uri(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
+            return like_hdfs(), f"{tmp_path}{urlsplit(uri).path}"
+
+    monkeypatch.setattr(pyarrow.fs, "FileSystem", Hdfs)
+    filesystem = open_filesystem(root)
+    assert filesystem.root == root
+    filesystem.make_folder("")
+    filesystem.replace("a", b"one")
+    assert (tmp_path / "log" / "a").read_bytes() == b"one"
 
 
 @pytest.mark.parametrize("name", ["log", "a:b", "./s3:/b", "~", "c:log"])
