@@ -36,7 +36,8 @@ def facts_of(job: JobLog) -> dict[str, Any]:
         current = job.visible()
         if current is None:
             return facts | {"error": "the job was dropped"}
-        claim, heartbeat = job.terms.claim(current.term), job.heartbeat()
+        # Of the shown generation's writer; another one may write a generation that is held back.
+        claim, heartbeat = job.terms.claim(current.term), job.terms.heartbeat(current.term)
         facts |= {
             "generation": current.generation,
             "term": current.term,
