@@ -6,6 +6,7 @@ import ctypes
 import errno
 import importlib.util
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,18 +147,30 @@ def test_files_and_folders_are_removed_and_may_be_gone_already(filesystem: Files
     assert filesystem.names("") == []
 
 
-def test_an_unusable_root_is_named_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    for filesystem in (
-        LocalFilesystem(tmp_path / "file"),
-        ArrowFilesystem(pyarrow.fs.LocalFileSystem(), str(tmp_path / "file"), str(tmp_path / "file")),
-    ):
-        with pytest.raises(LogUnavailableError, match=str(tmp_path / "file")):
-            filesystem.make_folder("a")
-        with pytest.raises(LogUnavailableError, match=str(tmp_path / "file")):
-            filesystem.create("a", b"")
-        with pytest.raises(LogUnavailableError, match=str(tmp_path / "file")):
-            filesystem.replace("a", b"")
+@pytest.mark.parametrize(
+    ("name", "doing"),
+    [
+        ("make the folder", lambda filesystem: filesystem.make_folder("a")),
+        ("create", lambda filesystem: filesystem.create("a", b"")),
+        ("replace", lambda filesystem: filesystem.replace("a", b"")),
+        ("write", lambda filesystem: filesystem.open_new("a").__enter__()),
+    ],
+)
+def test_an_unusable_root_is_named_with_the_reason(
+    name: str, doing: Callable[[Filesystem], object], tmp_path: Path
+) -> None:
+    root = str(tmp_path / "file")
+    Path(root).write_bytes(b"")
+    for filesystem in (LocalFilesystem(root), ArrowFilesystem(pyarrow.fs.LocalFileSystem(), root, root)):
+        with pytest.raises(LogUnavailableError, match=rf"^cannot {name} a in the log {root}: .*(?i:not a directory)"):
+            doing(filesystem)
+
+
+def test_a_root_of_arrow_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    root = str(tmp_path / "file")
+    Path(root).write_bytes(b"")
+    with pytest.raises(LogUnavailableError, match=rf"^cannot list \. in the log {root}: "):
+        ArrowFilesystem(pyarrow.fs.LocalFileSystem(), root, root).names("")
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "file://localhost{}"])
