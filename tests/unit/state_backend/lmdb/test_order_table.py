@@ -94,6 +94,19 @@ def test_a_state_that_is_replaced_has_only_the_rows_of_its_epoch(tmp_path: Path,
     store.close()
 
 
+def test_a_field_that_is_deleted_or_put_has_no_order(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    apply(store, 0, list(rows(500, 2)))
+    put = Change("fields", Op.PUT, KEYS["fields"], b"f1", b"put")
+    apply(store, 1, [Change("fields", Op.DELETE, KEYS["fields"], b"f0"), put])
+    with store.begin() as txn:
+        assert txn.stat(store.tables.orders)["entries"] == 3  # of a value, a pair, and a list
+    apply(store, 2, list(rows(400, 2)))  # older
+    with store.snapshot(2_000) as snapshot:
+        assert dict(snapshot.map_pairs(KEYS["fields"])) == {b"f0": b"of 400", b"f1": b"of 400"}
+    store.close()
+
+
 def test_the_order_of_a_field_goes_when_the_field_has_expired(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     changes = [row("fields", 500, b"v", b"f%d" % at)._replace(expire_at_ms=3_000 + at) for at in range(3)]

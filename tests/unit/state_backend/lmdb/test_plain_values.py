@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from state_backend.codec import selections
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError
@@ -16,6 +17,7 @@ from state_backend.store.store import EpochChanges
 STATES = (
     StateDescriptor("temp", key="k", value="v").for_job("job"),
     StateDescriptor("total", key="k", value="v", reduce="sum", columns={"v": "bigint"}).for_job("job"),
+    StateDescriptor("latest", key="k", value="v", last_by="t").for_job("job"),
 )
 
 
@@ -39,6 +41,10 @@ def fold(key: bytes, value: bytes) -> Change:
     return Change("total", Op.FOLD, key, None, value)
 
 
+def ordered(key: bytes, order: int) -> Change:
+    return Change("latest", Op.FOLD, key, None, selections.pack(b"%03d" % order, b"of %d" % order))
+
+
 def test_many_values_are_put_counted_and_changed(store: LmdbStore) -> None:
     keys = [b"k%d" % number for number in range(1000)]
     assert apply(store, *(put(key, b"1") for key in keys)) == 1000
@@ -59,6 +65,16 @@ def test_many_folds_go_into_the_values_that_are_there(store: LmdbStore) -> None:
     with store.snapshot(1) as snapshot:
         assert [snapshot.value(key) for key in keys] == [b"105", *(b"%d" % (5 + n) for n in range(1, 300))]
     assert store.applied.keys == {"total": 300}
+
+
+def test_many_rows_with_an_order_leave_the_value_of_the_last_one(store: LmdbStore) -> None:
+    keys = [b"l%d" % number for number in range(300)]
+    apply(store, *(ordered(key, 500) for key in keys))
+    assert apply(store, *(ordered(key, 350 + number) for number, key in enumerate(keys))) == 149
+    assert apply(store, *(ordered(key, 499) for key in keys)) == 0
+    with store.snapshot(1) as snapshot:
+        assert [snapshot.value(key) for key in keys] == [b"of %d" % max(500, 350 + n) for n in range(300)]
+    assert store.applied.keys == {"latest": 300}
 
 
 def test_a_value_that_cannot_be_folded_in_is_an_error_that_names_its_state_and_key(store: LmdbStore) -> None:
