@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.command_table.declaration import command, integer, peer_query
-from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
-from resp_server.protocol.replies import OK, Reply, ReplySet
+from resp_server.protocol.replies import OK, Pending, Reply, ReplySet
 from resp_server.push.invalidation_sender import RELAY, relayed
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from resp_server.session.tracking import TrackingState
@@ -100,6 +100,7 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
     """Controls server-assisted client-side caching for the connection."""
     options = TrackingOptions.of(words)
     server, session = context.server, context.session
+    is_remote = options.redirect and options.redirect not in server.sessions
 
     def apply() -> Reply:
         if switch.upper() == b"OFF":
@@ -111,11 +112,13 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
             options.check(state)
             options.apply(server, state)
             session.set_tracking(state)
+            if state.is_bcast and not is_remote:  # a remote client was looked for meanwhile
+                return once_followed(server)
         else:
             raise syntax_error()
         return OK
 
-    if not options.redirect or options.redirect in server.sessions:
+    if not is_remote:
         return apply()
 
     def merge(responses: Sequence[bool]) -> Reply:
@@ -124,6 +127,16 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
         return apply()
 
     return server.gather(is_client_here, options.redirect, merge)
+
+
+def once_followed(server: ServerContext) -> Reply:
+    """Return OK once all changes reach this process. A client with BCAST is told of keys that it has not read, too.
+
+    The keys that clients read need no wait: a server gets the read after the request to report changes.
+    """
+    reply = Pending(GATHER_S_MAX, lambda: OK)
+    server.tracking.when_followed(lambda: reply.resolve(lambda: OK))
+    return OK if reply.is_resolved else reply
 
 
 def no_such_client() -> PlainError:

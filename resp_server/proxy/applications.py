@@ -46,6 +46,19 @@ class Applications:
         for cluster in self.each:
             cluster.follow_keys(is_on)
 
+    def when_followed(self, then: Callable[[], None]) -> None:
+        """Call back once all connected servers have answered `follow_keys`."""
+        missing = len(self.each)
+
+        def followed() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                then()
+
+        for cluster in self.each:
+            cluster.when_followed(followed)
+
     def stop(self) -> None:
         """Close all connections."""
         for cluster in self.each:

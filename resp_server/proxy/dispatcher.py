@@ -120,7 +120,7 @@ class ProxyDispatcher(Dispatcher):
             self._stored_reads = hop.StoredReads(server)
             self._stored_reads.use(self.hop, only.stores)
         self._tracking = server.tracking
-        self._tracking.on_use = applications.follow_keys
+        self._tracking.on_use, self._tracking.when_followed = applications.follow_keys, applications.when_followed
         for cluster in applications.each:
             cluster.on_changed = self._tracking.changed
             cluster.defer = server.clients.defer

@@ -6,7 +6,7 @@ and the servers (`forwarding/reply_stages.py`). A stage merges several replies i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
@@ -107,6 +107,22 @@ class BackgroundSink(ReplySink):
 
 class DiscardSink(BackgroundSink):
     """Ignores replies."""
+
+
+class AnsweredSink(BackgroundSink):
+    """Calls back when a number of requests were answered, or have failed."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._missing = count
+        self._then = then
+
+    def receive(self, reply: bytes) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._then()
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.receive(b"")
 
 
 class RequestSender(Protocol):

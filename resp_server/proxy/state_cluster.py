@@ -29,7 +29,7 @@ from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainEr
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.replica_choice import ReplicaChoice
-from resp_server.proxy.requests import SENDS_MAX, BackgroundSink, ServerRequest
+from resp_server.proxy.requests import PING, SENDS_MAX, AnsweredSink, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
 from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
@@ -404,6 +404,15 @@ class StateCluster:
         self.follows_keys = is_on
         for connection in self.connections.values():
             connection.follow()
+
+    def when_followed(self, then: Callable[[], None]) -> None:
+        """Call back once all connected servers have answered `follow_keys`; the others report keys once they are."""
+        connected = [each for each in self.connections.values() if each.is_connected]
+        if not connected:
+            then()
+        sink = AnsweredSink(len(connected), then)
+        for each in connected:
+            each.send(PING, ServerRequest(PING, 0, 2, self.deadline_s(), sink, 0, each.key.address))
 
     def tracking_lost(self) -> None:
         """Invalidate all keys, because a server no longer reports changes of keys that clients read before."""

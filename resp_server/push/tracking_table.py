@@ -68,6 +68,8 @@ class TrackingTable:
         # `on_begin` is called for each new client; `on_use` when the table gets its first client or loses its last one.
         self.on_begin: Callable[[], None] = lambda: None
         self.on_use: Callable[[bool], None] = lambda is_used: None
+        # Calls back once all changes that are made from now on reach this table: behind a proxy, servers report them.
+        self.when_followed: Callable[[Callable[[], None]], None] = lambda then: then()
         self._bytes_max = bytes_max
         self._bytes = 0
         self._clients_by_key: dict[bytes, CachingClients] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import select
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +13,13 @@ from threading import Event, Thread
 import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN
+from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
 from tests.server.caching import CachingClient
 from tests.server.nodes import HALVES, Nodes
 
@@ -101,6 +105,25 @@ def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options
     assert all(client.pushes for client in clients)
     for client in clients:
         client.close()
+
+
+def test_broadcasts_begin_once_all_servers_report_changes(cluster: Cluster) -> None:
+    cluster.wait()
+    stopped, key = cluster.servers[0].process, next(key for key in KEYS if slot_of(key) > 8191)
+    with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
+        client.call("HELLO", "3")
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            client.send(request("CLIENT", "TRACKING", "ON", "BCAST"))
+            assert not other.call("GET", key).is_error  # the proxy has read the client's request, too
+            assert not select.select([client], [], [], 0)[0]
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+        assert client.read().plain == b"OK"
+        cluster.publish(KEYS)
+        told: set[bytes] = set()
+        while told != set(KEYS):
+            told |= set(client.read().plain[1])
 
 
 def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
