@@ -120,6 +120,14 @@ def test_a_reader_of_a_folder_without_tables_gets_an_error_of_ours_and_may_try_a
     LmdbStore(tmp_path, "g", is_reader=True).close()
 
 
+def test_an_error_of_lmdb_is_one_of_ours(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.close()
+    for use in (store.clear_stale_readers, store.verify, store.used_bytes, store.begin):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+
+
 def test_a_reader_in_another_process_sees_each_new_epoch(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     code = """
