@@ -83,6 +83,13 @@ def state_server_of(pid: int) -> int:
     return found
 
 
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Tell whether a process ignores a signal."""
+    found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 def is_running(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -210,6 +217,9 @@ def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> 
     eventually(lambda: not is_running(state_server))
     with Connection(port) as client:
         wait_until_ready(client)
+        (proxy,) = children(command.process.pid)
+        # The server reads the store of the former one, also before its own applier has started.
+        eventually(lambda: [ignores(each, signal.SIGHUP) for each in children(state_server_of(proxy))] == [True])
         routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
         command.hang_up()
         eventually(lambda: client.call("GET", "job:speed:1").plain == OLD)
