@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
+from compat.fork_server import ForkedProcess, forked
 from compat.waiting import WAIT_S_MAX, eventually
 
 # Ports below the system's ephemeral ports (Linux: from 32768 on). Each process searches from its own part of the range,
@@ -50,7 +50,7 @@ class Running:
     """A running server."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     password: str | None = None
     control_port: int = 0
     tls_port: int = 0
@@ -130,11 +130,9 @@ def sparkis_program(
         environment["SPARKIS_PASSWORD"] = password
     if server_password:
         environment["SPARKIS_SERVER_PASSWORD"] = server_password
-    command = [sys.executable, *program, "--child", "--loglevel", "error", *options]
     # Its standard input stays open: a child ends with its parent.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    process = forked([*program, "--child", "--loglevel", "error", *options], environment)
     with _stopped_at_the_end(process):
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"{program[-1]} does not start: exit code {process.wait()}")
@@ -188,7 +186,7 @@ def sparkis_proxy(
 
 
 @contextmanager
-def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _stopped_at_the_end(process: subprocess.Popen[bytes] | ForkedProcess) -> Iterator[None]:
     try:
         yield
     finally:

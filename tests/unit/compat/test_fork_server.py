@@ -1,0 +1,92 @@
+"""Forks run what a new Python would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compat.fork_server import ForkedProcess, forked
+from resp_server.native import CORE
+
+SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
+
+
+def output_of(process: ForkedProcess) -> bytes:
+    """Return what a process prints until it ends."""
+    process.stdin.close()
+    with process.stdout as stdout:
+        return stdout.read()
+
+
+def run(*arguments: str, **environment: str) -> tuple[bytes, int]:
+    """Return what a program prints, and its exit code."""
+    process = forked(arguments, environment)
+    return output_of(process), process.wait()
+
+
+def test_a_program_has_the_callers_arguments_environment_and_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("B", "is not passed")
+    printed, code = run("-c", SAYS_WHERE, "x", "y z", A="a")
+    assert printed.decode() == f"{tmp_path} a None ['-c', 'x', 'y z']\n" and code == 0
+
+
+def test_a_module_and_a_file_are_run_as_main(tmp_path: Path) -> None:
+    process = forked(["-m", "json.tool", "--compact"], {})
+    process.stdin.write(b"[1, 2]")
+    process.stdin.close()
+    assert output_of(process) == b"[1,2]\n" and process.wait() == 0
+    (file := tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    assert run(str(file), "x") == (b"__main__ ['x']\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("pass", 0), ("raise SystemExit", 0), ("raise SystemExit(3)", 3), ("os.abort()", -6)]
+)
+def test_an_exit_code_is_that_of_the_program(ending: str, code: int) -> None:
+    assert run("-c", f"import os; {ending}") == (b"", code)
+
+
+@pytest.mark.parametrize(("ending", "said"), [("'why'", "why\n"), ("OSError('why')", "OSError: why\n")])
+def test_a_program_that_fails_says_why(ending: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    raised = f"SystemExit({ending})" if ending[0] == "'" else ending
+    assert run("-c", f"raise {raised}") == (b"", 1)
+    assert capfd.readouterr().err.endswith(said)
+
+
+def test_a_program_runs_until_its_input_ends_or_it_is_killed() -> None:
+    waiting = "import sys; print('begins', flush=True); sys.stdin.read()"
+    first, second = (forked(["-c", waiting], {}) for _ in range(2))
+    for each in (first, second):
+        assert each.stdout.readline() == b"begins\n" and each.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(0)
+    first.stdin.close()
+    assert first.wait() == first.poll() == first.returncode == 0
+    second.send_signal(signal.SIGKILL)
+    assert second.wait() == -signal.SIGKILL
+    second.terminate()  # it has ended, and its number may be another process's
+    for each in (first, second):
+        assert output_of(each) == b""
+
+
+def test_programs_are_imported_already_with_the_core_or_without() -> None:
+    code = "import sys; print('resp_server.serving.server' in sys.modules, sys.modules['resp_server.native'].CORE)"
+    assert run("-c", code, SPARKIS_PURE="1")[0] == b"True python\n"
+    if "SPARKIS_PURE" not in os.environ:
+        assert run("-c", code)[0] == b"True %b\n" % CORE.encode()
+
+
+def test_threads_start_programs_at_the_same_time() -> None:
+    def start(number: int) -> tuple[bytes, int]:
+        return run("-c", f"print({number}); raise SystemExit({number})")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(start, range(32))) == [(b"%d\n" % number, number) for number in range(32)]
