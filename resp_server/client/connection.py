@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from resp_server import native
 from resp_server.client.round import Round
@@ -585,8 +585,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._turn_output = None
         if out:
             self._send(out)
-            if self.session.user.rate_limiter is not None:
-                self.session.user.rate_limiter.consume(0, sum(map(len, out)))
+            if (limiter := self._rate_limiter) is not None:
+                limiter.consume(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._end_turn(has_more)
         if self.session.epoch_feed is not None:
@@ -668,12 +668,17 @@ class Connection(ConnectionFields, asyncio.Protocol):
             out.insert(before, self._server_context.pending_pushes(self.session.epoch_feed))
         return has_more
 
+    @property
+    def _rate_limiter(self) -> Any:
+        """The limiter of the user; None: no limit, or the client has not logged in, so that it is no user yet."""
+        return self.session.user.rate_limiter if self.session.is_authenticated else None
+
     def _answer_batch(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before = len(out)
         if not self._requests and (self.input or self._parser.has_more) and self._answer_or_parse(out):
             return self._has_more()
-        requests, limiter = self._requests, self.session.user.rate_limiter
+        requests, limiter = self._requests, self._rate_limiter
         if limiter is None or not requests:
             incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):

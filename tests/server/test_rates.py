@@ -92,6 +92,18 @@ def test_others_are_answered_while_a_user_rests(running: Any) -> None:
     other.answers(GET * 10, b"$1\r\n1\r\n" * 10)
 
 
+def test_logins_of_others_are_not_held_to_the_rate_of_default(running: Any, clock: ManualClock) -> None:
+    def limit_default() -> None:
+        running.server.users.set(b"default", [b"off"])
+        running.server.users.get(b"default").rate_limiter = RateLimiter(RateLimit("default", commands_per_s=1), clock)
+
+    running.call(limit_default)
+    for _ in range(5):
+        peer = running.connect()
+        peer.answers(PING, b"-NOAUTH Authentication required.\r\n")
+        peer.answers(auth(b"slow") + PING, b"+OK\r\n" + PONG)
+
+
 def test_bytes_of_requests_and_replies_count(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
     peer.answers(auth(b"narrow"), b"+OK\r\n")
