@@ -328,7 +328,8 @@ class Server:
     def _notify(self) -> None:
         self._notify_timer = None
         if self._following or self.context.tracking.clients or self.context.tracking.is_freeing:
-            self._schedule_notify()
+            # Before all that may raise, and here: nothing but this timer sends the next invalidations.
+            self._notify_timer = asyncio.get_running_loop().call_later(NOTIFY_SECONDS, self._notify)
             self.context.renew_all()
             self._following = {each for each in self._following if each.is_following}
             for each in list(self._following):
