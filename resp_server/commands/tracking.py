@@ -112,7 +112,7 @@ def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Re
             options.check(state)
             options.apply(server, state)
             session.set_tracking(state)
-            if state.is_bcast and not is_remote:  # a remote client was looked for meanwhile
+            if state.is_bcast and not is_remote:  # a reply of `gather` cannot wait again
                 return once_followed(server)
         else:
             raise syntax_error()

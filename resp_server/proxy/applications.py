@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import hiredis
 
@@ -48,16 +49,9 @@ class Applications:
 
     def when_followed(self, then: Callable[[], None]) -> None:
         """Call back once all connected servers have answered `follow_keys`."""
-        missing = len(self.each)
-
-        def followed() -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                then()
-
-        for cluster in self.each:
-            cluster.when_followed(followed)
+        for cluster in self.each:  # one after the other
+            then = partial(cluster.when_followed, then)
+        then()
 
     def stop(self) -> None:
         """Close all connections."""

@@ -272,7 +272,7 @@ def fact(account: int, value: bytes) -> Change:
 def changed(swap: Swap) -> Iterator[None]:
     """The test changes values of the state; afterwards they are as before, and their invalidations have arrived.
 
-    Both servers have reached the newest epoch then, and over each connection its push comes before a reply from it.
+    Both servers have reached the newest epoch then. An epoch's invalidations come before replies of that epoch.
     """
     yield
     before = [score(each, b"%d" % each) for each in (1, 2, 3)] + [fact(each, b"apdex of %d" % each) for each in (1, 2)]
