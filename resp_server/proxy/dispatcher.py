@@ -630,7 +630,7 @@ class ProxyDispatcher(Dispatcher):
             self._send_parts(command, *found, session, batch, index)
 
         def send() -> None:
-            if hop.forward(BatchHopSink(batch, index, send_by_slots), packed, 2) == len(packed):
+            if hop.forward(BatchHopSink(batch, index, send_by_slots), packed, 2, is_of_states=True) == len(packed):
                 self._stats.command_stats(command.name).calls -= 1  # both the hop and the caller count the request
             else:
                 send_by_slots()

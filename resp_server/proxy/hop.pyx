@@ -678,15 +678,21 @@ cdef class Hop:
                     return -1
         return slot
 
-    def forward(self, sink, bytes data, int protocol):
-        """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now."""
-        return self.forward_buffer(sink, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
+    def forward(self, sink, bytes data, int protocol, bint is_of_states=False):
+        """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now.
 
-    cdef size_t forward_buffer(self, sink, const uint8_t* data, size_t size, int protocol) except? 0:
+        is_of_states: all keys have the states' own names, of their database, to which the patterns do not apply.
+        """
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, is_of_states)
+
+    cdef size_t forward_buffer(
+        self, sink, const uint8_t* data, size_t size, int protocol, bint is_of_states=False
+    ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
         self.upstream_connection = None
-        took = self.cut_requests(sink, data, data + size, protocol)
+        took = self.cut_requests(sink, data, data + size, protocol, is_of_states)
         if not took:
             return 0
         if self.has_writes and self.has_states:  # see the module's docstring
@@ -714,7 +720,9 @@ cdef class Hop:
             raise
         return took
 
-    cdef size_t cut_requests(self, sink, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
+    cdef size_t cut_requests(
+        self, sink, const uint8_t* start, const uint8_t* end, int protocol, bint is_of_states
+    ) except? 0:
         """Parse the plain requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
         cdef bytes table = self.cluster.connection_numbers
@@ -740,7 +748,7 @@ cdef class Hop:
             if command < 0 or count < 2:
                 break
             plan = &self.plans[command]
-            if self.upstream is not None:
+            if self.upstream is not None and not is_of_states:
                 side = self.side_of_request(count, plan.has_many_keys)
             first = self.item_count
             if side == UPSTREAM_SIDE:

@@ -327,6 +327,14 @@ def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() 
     assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2) == 0
 
 
+def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:
+    scene, sink = Scene(), HopSink()
+    scene.use_upstream([(b"*", PlainSide.UPSTREAM)])
+    data = pack((b"MGET", b"k", b"k"))
+    assert scene.hop.forward(sink, data, 2, is_of_states=True) == len(data)
+    assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
+
+
 class NodeConnections:
     """Stands for the connections to the nodes of a Redis Cluster: node 1 has the even slots, 2 others; 0 and 1 none."""
 

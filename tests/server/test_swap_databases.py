@@ -89,6 +89,7 @@ def test_a_rule_puts_states_keys_into_another_database(client: Connection) -> No
     client.call("FLUSHDB")
     assert client.call("SET", "mine", "2").plain == b"OK"
     assert client.call("MGET", "dash/7/apdex", "mine", "job:speed:1").plain == [b"0.9", b"2", None]
+    assert client.call("MGET", "dash/7/apdex", "dash/none/apdex").plain == [b"0.9", None]
     assert client.call("SET", "dash/7/apdex", "x").plain == b"ERR key 'dash/7/apdex' is owned by state job:apdex"
     assert client.call("TYPE", "dash/7/apdex").plain == b"string"
     assert sorted(client.call("KEYS", "*").plain) == [b"dash/7/apdex", b"mine"]
