@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,9 +86,9 @@ def serving(server: int) -> list[int]:
 def disk_bytes(folder: Path) -> int:
     """Return the disk space of the files below a folder; holes do not count."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512
-        except FileNotFoundError:  # removed meanwhile
-            continue
+    # os.walk leaves out folders that are removed meanwhile; Path.rglob raises.
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_blocks * 512
     return total
