@@ -102,11 +102,7 @@ class Swap:
 
     def answers(self) -> bool:
         """Tell whether the proxy reaches the upstream."""
-        try:
-            with Client("127.0.0.1", self.swap.port) as client:
-                return bool(client.call("GET", cache_key(0)) == value(0, 0))
-        except ClientError:
-            return False
+        return _answers(self.swap.port)
 
     def blocked_count(self) -> int:
         """Return the number of clients that are blocked at the upstream."""
@@ -121,6 +117,15 @@ class Swap:
                 for name in (key(number), cache_key(number)):
                     if (found := client.call("GET", name)) != value(number, 0):
                         raise BenchmarkError(f"the proxy replied {found!r} for {name}")
+
+
+def _answers(port: int) -> bool:
+    """Tell whether a proxy knows the owners of keys, and reaches the upstream."""
+    try:
+        with Client("127.0.0.1", port) as client:
+            return bool(client.call("GET", cache_key(0)) == value(0, 0))
+    except ClientError:
+        return False
 
 
 def cache_key(number: int) -> str:
@@ -178,6 +183,7 @@ def _of_cached_keys(scene: Swap, folder: Path, stack: ExitStack, options: Option
     )
     cached, passing = Endpoint("from the cache", proxy.process, proxy.port), scene.swap._replace(name="passed on")
     keys = min(CACHED_KEYS, options.keys)
+    eventually(lambda: _answers(proxy.port))
     with Client("127.0.0.1", proxy.port, timeout_s=30) as client:
         for number in range(keys):
             client.call("GET", cache_key(number))

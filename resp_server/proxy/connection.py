@@ -64,6 +64,8 @@ class ProxyConnection(Connection):
         if self.takes_requests and self.session.can_use_fast_path:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_idle = True
+            if self._forwarder.deliver_complete():
+                return
             if self.is_idle or self.is_delegated:
                 self.await_input()
                 return

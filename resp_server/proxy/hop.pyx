@@ -3,7 +3,8 @@
 
 Reads of states' keys are plain. They go to the servers of their slots. With an upstream, a request is also plain if all
 its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream, of a
-Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors.
+Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors. A read of keys
+whose replies the proxy caches is plain if its reply is cached.
 
 The hop splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
@@ -62,7 +63,7 @@ cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
     size_t size
     uint16_t slot
-    uint16_t number  # of the connection, in `open_connections`
+    uint16_t number  # of the connection, in `open_connections`; 0: the value is cached
     uint8_t epochs
 
 cdef struct Request:
@@ -90,6 +91,7 @@ cdef enum Side:
     GENERAL_PATH = 0
     STATES = 1
     UPSTREAM_SIDE = 2
+    CACHED = 3  # the upstream, whose replies the proxy caches
 
 cdef struct KeyPattern:  # a Redis pattern of keys
     const uint8_t* text
@@ -230,6 +232,20 @@ cdef class ClientBatch:
             at = self.buffer.used
             put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
             self.set_error(request, at, PyBytes_GET_SIZE(reply))
+        return 0
+
+    cdef int add_cached(self, list replies) except -1:
+        """Store the cached replies, in the order of their requests."""
+        cdef bytes reply
+        cdef size_t at = 0
+        for reply in replies:
+            while self.items[at].number:
+                at += 1
+            self.items[at].at, self.items[at].size = self.buffer.used, PyBytes_GET_SIZE(reply)
+            self.items[at].epochs = self.epochs_id(NO_EPOCHS)
+            put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+            at += 1
+        self.missing -= len(replies)
         return 0
 
     cdef int add_long_reply(self, const PendingReply* entry, reply, epochs) except -1:
@@ -548,10 +564,15 @@ cdef class Hop:
 
     commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
     has_partial: the last input ends with an incomplete request.
+
+    A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
     """
 
     # With an upstream, the first pattern that a key matches decides. A key that matches no pattern is the upstream's.
     cdef object upstream  # a function that returns a client's connection; None: there is no upstream
+    cdef object cache_of, cache  # a function that returns the `ResultCache` for a client, or None; and that cache
+    cdef list cached  # the cached replies to `requests`
+    cdef ClientBatch complete_batch  # the batch that was sent last, if all of its replies were cached
     cdef list pattern_texts
     cdef KeyPattern* patterns
     cdef size_t pattern_count
@@ -581,7 +602,7 @@ cdef class Hop:
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
-        self.names, self.command_stats, self.batches = [], [], [None] * CONNECTIONS_MAX
+        self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
         self.command_indexes = {}
         for name, least, most, command_stats in commands:
             i = self.add_command(name, least, most, command_stats)
@@ -604,15 +625,16 @@ cdef class Hop:
         self.commands += 1
         return i
 
-    def set_upstream(self, upstream, commands):
-        """Forward requests for an upstream's keys.
+    def set_upstream(self, upstream, cache_of, commands):
+        """Forward requests for an upstream's keys, and answer those that are cached.
 
         upstream: returns the connection for a client's id and its protocol version, or of a Redis Cluster the
-        `NodeConnections`; None: the client's requests take the general path. commands: (name, whether it only reads, whether
-        all words are keys, `CommandStats`). They replace the commands of an earlier call.
+        `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id, the
+        `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether all words are
+        keys, `CommandStats`). They replace the commands of an earlier call.
         """
         cdef int i
-        self.upstream = upstream
+        self.upstream, self.cache_of = upstream, cache_of
         for i in range(self.commands):
             self.plans[i].is_for_upstream = False
         for name, is_read, has_many_keys, command_stats in commands:
@@ -713,11 +735,15 @@ cdef class Hop:
         client_batch.item_count = client_batch.missing = self.item_count
         client_batch.request_count = client_batch.ends_at = self.request_count
         client_batch.has_writes = self.has_writes
+        if self.cached:
+            client_batch.add_cached(self.cached)
+            self.cache.hits += len(self.cached)
         try:
             self.send(client_batch)
         except BaseException:
             client_batch.is_finished = True  # the general path answers the requests
             raise
+        self.complete_batch = None if client_batch.missing else client_batch
         return took
 
     cdef size_t cut_requests(
@@ -732,11 +758,14 @@ cdef class Hop:
         cdef Py_ssize_t took
         cdef int command, side = STATES, slot
         cdef bytes node_table = None
+        cdef bytes reply
         cdef Plan* plan
         cdef Request* request
         cdef Item* item
         self.has_partial = self.has_states = self.has_writes = False
         self.item_count = self.request_count = 0
+        if self.cached:
+            self.cached = []
         if not has_numbers and self.upstream is None:
             return 0
         while at < end and self.request_count < BATCH_REQUESTS_MAX:
@@ -767,6 +796,17 @@ cdef class Hop:
                 item.at = item.size = item.epochs = 0
                 count = 1
                 self.has_writes |= not plan.is_read
+            elif side == CACHED:
+                if not self.cached:
+                    self.cache = self.cache_of(sink.client_id)
+                if self.cache is None or first == ITEMS_MAX:
+                    break
+                reply = self.cache.get((0, protocol, self.cache_key(at, took)))
+                if reply is None:
+                    break
+                self.cached.append(reply)
+                memset(&self.items[first], 0, sizeof(Item))
+                count = 1
             else:
                 if side != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
                     break
@@ -794,6 +834,16 @@ cdef class Hop:
             at += took
         return at - start
 
+    cdef bytes cache_key(self, const uint8_t* at, size_t size):
+        """Return a request with its name, the first of `words`, in lower case."""
+        cdef bytes made = PyBytes_FromStringAndSize(<const char*>at, size)
+        cdef char* name = PyBytes_AS_STRING(made) + (self.words[0].at - at)
+        cdef size_t i
+        for i in range(self.words[0].size):
+            if c"A" <= name[i] <= c"Z":
+                name[i] += 32
+        return made
+
     cdef bint reserve_batches(self, sink) except -1:
         """Open a batch at each connection; False if a connection is full or its server is behind the client's seen epochs."""
         cdef size_t i
@@ -804,6 +854,8 @@ cdef class Hop:
         self.used_count = 0
         for i in range(self.item_count):
             number = self.items[i].number
+            if not number:
+                continue
             if not self.new_replies[number]:
                 self.used[self.used_count] = number
                 self.used_count += 1
@@ -857,7 +909,7 @@ cdef class Hop:
             if request.is_array:
                 for j in range(self.used_count):
                     self.send_mget(client_batch, i, self.used[j])
-            else:
+            elif client_batch.items[request.first].number:
                 number = client_batch.items[request.first].number
                 batch = <PipelineBatch>self.batches[number]
                 start = batch.out.used
@@ -1052,6 +1104,7 @@ cdef class ClientForwarder(InputInterceptor):
     cdef SessionFields fields  # of the session
     cdef uint64_t forwarded  # requests of the batch that waits for its replies
     cdef bytes partial_request  # the start of a request that the hop may forward
+    cdef ClientBatch complete_batch  # it waits for no reply, as all were cached
 
     def __init__(self, Hop hop, connection, write):
         self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
@@ -1076,7 +1129,11 @@ cdef class ClientForwarder(InputInterceptor):
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
         """Forward the plain requests at the front of received data if the connection is idle; return whether any were forwarded."""
         self.hop.has_partial = False
-        return self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)
+        if not (self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)):
+            return False
+        if self.complete_batch is not None:
+            self.deliver_complete()
+        return True
 
     def forward(self, bytes data):
         """Forward the plain requests at the front of buffered input; return whether there are any."""
@@ -1096,6 +1153,16 @@ cdef class ClientForwarder(InputInterceptor):
         self.forwarded = self.hop.last_count
         self.fields.calls += self.forwarded
         connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
+        self.complete_batch, self.hop.complete_batch = self.hop.complete_batch, None
+        return True
+
+    def deliver_complete(self):
+        """Send the replies to the last batch if all of them were cached; return whether they were."""
+        cdef ClientBatch complete = self.complete_batch
+        self.complete_batch = None
+        if complete is None:
+            return False
+        self.hop.deliver(complete)
         return True
 
     def store_partial(self, bytes data):

@@ -16,7 +16,6 @@ from functools import partial
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.upstream.key_changes import KeyChanges
@@ -33,9 +32,12 @@ class CachedReads:
         # The writes in flight, by client.
         self._writes: dict[int, dict[Write, None]] = {}
 
-    def read_of(self, route: Route, request: Request, session: Session) -> CachedRead:
-        """Return the cache key of a request."""
-        return CachedRead(session.db, session.protocol, route.routed.name, tuple(request[1:]))
+    def for_hop(self, has_exact: bool) -> ResultCache | None:
+        """Return the cache for a client of the hop, which waits for no reply; None: its replies may be old now.
+
+        has_exact: some replies are cached exactly.
+        """
+        return None if has_exact and not self._changes.is_current else self._cache
 
     def reply_to(self, route: Route, read: CachedRead, session: Session) -> bytes | None:
         """Return the reply to a read, if it is cached, and not older than a reply that the client gets before it."""
@@ -43,10 +45,13 @@ class CachedReads:
             return None
         if route.is_fenced and any(self._reading.has(session.id, key) for key in route.cached_keys):
             return None
-        return self._cache.get(read)
+        reply = self._cache.get(read)
+        self._cache.hits += reply is not None
+        return reply
 
     def filling(self, route: Route, read: CachedRead, session: Session, sink: ReplySink) -> ReplySink:
         """Return a sink that caches the reply to a read, and passes it on."""
+        self._cache.misses += 1
         if route.is_fenced and not self._changes.is_current:
             return sink
         fill = self._cache.begin_fill(read, route.cached_keys, route.cache_s)

@@ -156,7 +156,7 @@ class SwapDispatcher(SideSender):
         if self.hop is not None:
             plain = [each for each in self.router.commands.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
             rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
-            self.hop.set_upstream(self._shared_connection, rows)
+            self.hop.set_upstream(self._shared_connection, self._cache_of, rows)
 
     def _set_hop_patterns(self) -> None:
         """Give the hop the owners of keys. Before all owners are known, it forwards nothing."""
@@ -324,7 +324,9 @@ class SwapDispatcher(SideSender):
             return self._take_queued(context, session.transaction, route, request, batch)
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
-        is_first_watch = routed.name == "watch" and not self._pinned.has_own(session, self.upstream_of(session).pools)
+        is_first_watch = routed.name == "watch" and not self._pinned.has_own(
+            session.id, self.upstream_of(session).pools
+        )
         if (route.is_blocking or is_first_watch) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
         if route.destination is Destination.SELECT and len(request) == 2:
@@ -393,6 +395,12 @@ class SwapDispatcher(SideSender):
 
     def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
         return self._logins.of(client).of(0).shared_connection(client, protocol)
+
+    def _cache_of(self, client: int) -> ResultCache | None:
+        """Return the cache for a client of the hop; None: the client gets no cached replies."""
+        if self._has_client_logins or self._pinned.has_own(client, self._logins.own.of(0).pools):
+            return None
+        return self.cached.for_hop(self._ownership.has_exactly_cached)
 
     def _take_queued(
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
@@ -491,7 +499,7 @@ class SwapDispatcher(SideSender):
     def _take_local(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
         """Handle the effect of a local command on the client's pinned connection; answer it, if that is all."""
         session = context.session
-        if routed.name == "reset" and len(batch) and self._pinned.has_own(session, self._logins.pools):
+        if routed.name == "reset" and len(batch) and self._pinned.has_own(session.id, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
         if routed.name == "reset" and len(request) == 1 and self._subscriptions.end(request, session, batch):
             return Taken.IN_NEXT_BATCH

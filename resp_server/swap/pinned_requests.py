@@ -39,9 +39,9 @@ class PinnedRequests:
         caching = caching_before(session.tracking_state)
         upstream.block(session.id, session.protocol, routed, request, sink, index, caching=caching)
 
-    def has_own(self, session: Session, pools: Iterable[UpstreamPool]) -> bool:
+    def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
         """Tell whether a client has a connection of its own, among those of some pools."""
-        return any(pool.pinned.get(session.id) is not None for pool in pools)
+        return any(pool.pinned.get(client) is not None for pool in pools)
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""

@@ -32,6 +32,7 @@ from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import ClientSides, visible_keys
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
+from resp_server.upstream.result_cache import read_of
 from resp_server.upstream.routed_commands import Destination, RoutedCommand
 from resp_server.upstream.routing import Route
 from resp_server.upstream.tracking import caching_before
@@ -81,7 +82,7 @@ class SideSender(ProxyDispatcher):
         """Answer a request from the cache or by the upstream; return whether later requests have to wait for it."""
         routed, upstream, sink = route.routed, self.upstream_of(session), cast(ReplySink, batch)
         if self._may_be_cached(route, request, session):
-            read = self.cached.read_of(route, request, session)
+            read = read_of(request, session.db, session.protocol)
             reply = self.cached.reply_to(route, read, session)
             if reply is not None:
                 batch.add(b"" if session.is_silent else reply)
@@ -91,7 +92,7 @@ class SideSender(ProxyDispatcher):
             sink = self.shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
         elif not routed.is_read:
             sink = self.cached.changing(route.changed, session, sink)
-        elif not self._pinned.has_own(session, upstream.pools):  # others may read cached replies after this one
+        elif not self._pinned.has_own(session.id, upstream.pools):  # others may read cached replies after this one
             sink = self.cached.fenced(route, session, sink)
         sent, index = route.request or request, batch.expect(session.is_silent)
         caching = caching_before(session.tracking_state)
@@ -104,7 +105,7 @@ class SideSender(ProxyDispatcher):
             route.cache_s > 0
             and not is_long(request)
             and not self._has_client_logins
-            and not self._pinned.has_own(session, self.upstream_of(session).pools)
+            and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
         )
 
     def _senders(self, session: Session, routed: RoutedCommand) -> ClientSenders:

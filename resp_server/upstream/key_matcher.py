@@ -42,6 +42,7 @@ class PlainSide(IntEnum):
     NEITHER = 0  # it depends on the request, or on what the states have
     STATES = 1
     UPSTREAM = 2
+    CACHED = 3  # the upstream, whose replies may be cached
 
 
 PLAIN_SIDES = {Owner.STATE: PlainSide.STATES, Owner.UPSTREAM: PlainSide.UPSTREAM}
@@ -122,11 +123,9 @@ class KeyMatcher:
 
 
 def _plain_side(rule: Rule) -> PlainSide:
-    return (
-        PlainSide.NEITHER
-        if rule.mapping is not None or rule.cache_s
-        else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
-    )
+    if rule.cache_s:
+        return PlainSide.CACHED
+    return PlainSide.NEITHER if rule.mapping is not None else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
 
 
 class _Candidate(NamedTuple):

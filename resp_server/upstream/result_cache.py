@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.request_parser import Request
+
 # The memory for all entries (guess), and the longest reply that is cached.
 CACHE_BYTES_MAX = 64 << 20
 REPLY_BYTES_MAX = 64 * 1024
@@ -21,14 +24,14 @@ ENTRY_OVERHEAD_BYTES, KEY_OVERHEAD_BYTES = 700, 350
 
 Member = TypeVar("Member")
 
+# The key of an entry: the database, the version of the protocol, and the request as it is sent, its name in lower case.
+# The compiled hop makes it of a client's bytes.
+CachedRead = tuple[int, int, bytes]
 
-class CachedRead(NamedTuple):
-    """The key of an entry: a read in one database and one version of the protocol."""
 
-    database: int
-    protocol: int
-    name: str
-    words: tuple[bytes, ...]
+def read_of(request: Request, database: int, protocol: int) -> CachedRead:
+    """Return the key of the entry of a read."""
+    return database, protocol, pack((request[0].lower(), *request[1:]))
 
 
 class _Entry(NamedTuple):
@@ -72,15 +75,14 @@ class ResultCache:
         self.hits = self.misses = self.invalidated = self.evicted = 0
 
     def get(self, read: CachedRead) -> bytes | None:
-        """Return the reply to a read, if it is cached."""
+        """Return the reply to a read, if it is cached. On the path of each such request. The caller counts hits."""
         entry = self._entries.pop(read, None)
-        if entry is not None:
-            if self._clock() < entry.ends_s:
-                self._entries[read] = entry
-                self.hits += 1
-                return entry.reply
-            self._forget(read, entry)
-        self.misses += 1
+        if entry is None:
+            return None
+        if self._clock() < entry.ends_s:
+            self._entries[read] = entry
+            return entry.reply
+        self._forget(read, entry)
         return None
 
     def begin_fill(self, read: CachedRead, keys: Sequence[bytes], time_s: float) -> Fill | None:
@@ -98,7 +100,7 @@ class ResultCache:
             _discard(self._fills, key, fill)
         if not fill.is_valid or reply is None or len(reply) > REPLY_BYTES_MAX:
             return
-        size = len(reply) + sum(map(len, fill.read.words)) + ENTRY_OVERHEAD_BYTES
+        size = len(reply) + len(fill.read[2]) + ENTRY_OVERHEAD_BYTES
         size += KEY_OVERHEAD_BYTES * (len(fill.keys) - 1)
         before = self._entries.pop(fill.read, None)
         if before is not None:

@@ -21,6 +21,7 @@ from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat, PlainSide
+from resp_server.upstream.result_cache import read_of
 from resp_server.upstream.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of
@@ -122,11 +123,16 @@ class Scene:
         self.upstream = ServerConnection()
 
     def use_upstream(
-        self, patterns: Sequence[tuple[bytes, int]], connection_of: Callable[[int, int], Any] | None = None
+        self,
+        patterns: Sequence[tuple[bytes, int]],
+        connection_of: Callable[[int, int], Any] | None = None,
+        cache: Any = None,
     ) -> None:
         rows = [("get", True, False), ("mget", True, True), ("set", False, False), ("del", False, True)]
         self.hop.set_upstream(
-            connection_of or (lambda client, protocol: self.upstream), [(*row, CommandStats()) for row in rows]
+            connection_of or (lambda client, protocol: self.upstream),
+            lambda client: cache,
+            [(*row, CommandStats()) for row in rows],
         )
         self.hop.set_patterns(patterns)
 
@@ -325,6 +331,51 @@ def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() 
     scene = Scene()
     scene.use_upstream([], connection_of=lambda client, protocol: None)
     assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2) == 0
+
+
+@given(
+    asked=st.lists(
+        st.sampled_from(
+            [
+                *((b"GET", b"u"), (b"SET", b"u", b"x"), (b"GET", b"j:1"), (b"MGET", b"j:1", b"j:2")),
+                *((b"GET", b"c:1"), (b"get", b"c:1"), (b"MGET", b"c:1", b"c:2"), (b"GET", b"c:missing")),
+                *((b"SET", b"c:1", b"x"), (b"MGET", b"c:1", b"u")),
+            ]
+        ),
+        max_size=8,
+    ),
+    has_cache=st.booleans(),
+)
+def test_cached_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], has_cache: bool) -> None:
+    """The hop stops at a request about keys of the cache that has no cached reply."""
+    scene, sink = Scene(), HopSink()
+    cached = {
+        read_of((b"GET", b"c:1"), 0, 2): b"$3\r\none\r\n",
+        read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
+    }
+    patterns = [(b"j:*", PlainSide.STATES), (b"c:*", PlainSide.CACHED)]
+    cache = SimpleNamespace(get=cached.get, hits=0)
+    scene.use_upstream(patterns, cache=cache if has_cache else None)
+    asked = [(b"GET", b"u"), *asked]  # so that the batch waits for a reply
+
+    def is_forwarded(words: tuple[bytes, ...]) -> bool:
+        return words[1][:2] != b"c:" or (has_cache and read_of(words, 0, 2) in cached)
+
+    forwarded = list(takewhile(is_forwarded, asked))
+    if any(words[0] == b"SET" for words in forwarded) and any(words[1][:2] == b"j:" for words in forwarded):
+        forwarded = []
+    assert scene.hop.forward(sink, b"".join(map(pack, asked)), 2) == len(b"".join(map(pack, forwarded)))
+    for connection in (scene.upstream, *scene.connections):
+        replies = b"".join(
+            b"+OK\r\n" if words[0] == b"SET" else reply_to(words) for words in parsed(connection.asked())
+        )
+        for batch in connection.batches:
+            batch.feed(replies, 0, NO_EPOCHS)
+    expected = [
+        b"+OK\r\n" if words[0] == b"SET" else cached.get(read_of(words, 0, 2)) or reply_to(words) for words in forwarded
+    ]
+    assert sink.replies == ([b"".join(expected)] if forwarded else [])
+    assert cache.hits == sum(words[1][:2] == b"c:" for words in forwarded)
 
 
 def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:

@@ -99,6 +99,27 @@ def test_a_repeated_read_is_answered_without_the_upstream(swap: CachingSwap, cli
     assert int(swap.info()["cache_entries"]) == 6 and 0 < int(swap.info()["cache_bytes"]) < 10_000
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_many_cached_replies_come_in_the_order_of_their_requests(
+    swap: CachingSwap, client: Connection, protocol: int
+) -> None:
+    client.call("HELLO", protocol)
+    lines = [["GET", "page:1"], ["GET", "page:none"], ["MGET", "page:1", "page:2"]]  # they are cached
+    others = [["GET", "other"], ["GET", "job:speed:1"], ["PING"], ["SET", "other", "mine"], ["SET", "page:3", "three"]]
+    replies = [client.call(*line).raw for line in (*lines, *others)]
+    before, chosen = hits(swap), Random(protocol)
+    # Cached replies only, many of them, and also others between them.
+    drawn = [chosen.randrange(len(lines)) for _ in range(3000)]
+    drawn += [chosen.randrange(len(lines) if chosen.random() < 0.9 else len(replies)) for _ in range(3000)]
+    data = b"".join(request(*(lines + others)[each]) for each in drawn)
+    while data:
+        size = chosen.randrange(1, 30_000)
+        client.send(data[:size])
+        data = data[size:]
+    assert [client.read().raw for _ in drawn] == [replies[each] for each in drawn]
+    assert hits(swap) == before + sum(each < len(lines) for each in drawn)
+
+
 def test_a_reply_about_several_keys_is_cached_until_one_of_them_changes(
     swap: CachingSwap, client: Connection, direct: Connection
 ) -> None:

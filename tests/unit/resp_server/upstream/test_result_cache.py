@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.upstream.result_cache import ENTRY_OVERHEAD_BYTES, REPLY_BYTES_MAX, CachedRead, ResultCache
+from resp_server.upstream.result_cache import ENTRY_OVERHEAD_BYTES, REPLY_BYTES_MAX, CachedRead, ResultCache, read_of
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
 
 def get(key: bytes, protocol: int = 2, database: int = 0) -> CachedRead:
-    return CachedRead(database, protocol, "get", (key,))
+    return read_of((b"GET", key), database, protocol)
 
 
 def fill(cache: ResultCache, key: bytes, reply: bytes | None, time_s: float = 5.0) -> None:
@@ -78,7 +78,7 @@ def test_until_a_write_is_answered_nothing_of_its_keys_is_cached(changed: list[b
 
 
 def mget(*keys: bytes) -> CachedRead:
-    return CachedRead(0, 2, "mget", keys)
+    return read_of((b"mGet", *keys), 0, 2)
 
 
 def test_a_reply_about_several_keys_ends_with_a_change_of_any_of_them() -> None:
@@ -113,7 +113,7 @@ def test_nothing_about_several_keys_is_cached_while_one_of_them_is_written() -> 
 
 
 def test_the_entry_that_was_used_least_recently_makes_room() -> None:
-    cache = ResultCache(Clock(), bytes_max=2 * (ENTRY_OVERHEAD_BYTES + 10))
+    cache = ResultCache(Clock(), bytes_max=2 * (ENTRY_OVERHEAD_BYTES + 30))
     for key in (b"a", b"b"):
         fill(cache, key, b"+%b\r\n" % key)
     assert cache.get(get(b"a")) == b"+a\r\n"

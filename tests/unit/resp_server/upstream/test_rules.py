@@ -169,7 +169,7 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
 def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
-    assert [side.name for _, side in KeyMatcher((), [rule]).patterns] == ["NEITHER"]  # not for the compiled hop
+    assert [side.name for _, side in KeyMatcher((), [rule]).patterns] == ["CACHED"]
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])
