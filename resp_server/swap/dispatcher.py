@@ -58,7 +58,7 @@ from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.result_cache import ResultCache
-from resp_server.upstream.routed_commands import Destination, RoutedCommand
+from resp_server.upstream.routed_commands import KILLS, Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
@@ -324,11 +324,13 @@ class SwapDispatcher(SideSender):
             return self._take_queued(context, session.transaction, route, request, batch)
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
-        is_first_watch = routed.name == "watch" and not self._pinned.has_own(
-            session.id, self.upstream_of(session).pools
-        )
-        if (route.is_blocking or is_first_watch) and len(batch):
+        upstream, needs_own = self.upstream_of(session), routed.name == "watch" or routed.name in KILLS
+        is_first = needs_own and not self._pinned.has_own(session.id, upstream.pools)
+        if (route.is_blocking or is_first) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
+        if routed.name in KILLS:
+            for pool in upstream.masters:
+                pool.pinned.pin(session.id, session.protocol)
         if route.destination is Destination.SELECT and len(request) == 2:
             return self._select(request[1], session, batch)
         session.last_command = routed.name
@@ -338,7 +340,7 @@ class SwapDispatcher(SideSender):
             return Taken.LAST
         if routed.name == "watch":
             request = request if route.request is None else route.request
-            watch_both(self.upstream_of(session), self._cluster_of, route, request, session, batch, self.defer)
+            watch_both(upstream, self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
         if route.destination is Destination.ALL_KEYS:
             self._query_keyspace(routed.name, request, session, batch)

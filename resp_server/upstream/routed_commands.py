@@ -77,6 +77,8 @@ NEVER_ALLOWED = frozenset(["psync", "replconf", "script|debug", "sync"])
 # Blocking commands that wait for the connection's own writes. All others wait for keys. Redis before 7.2 does not flag
 # them as blocking.
 WRITE_WAITS = ("wait", "waitaof")
+# They end a script that runs. A shared connection may be that of the script, and would deliver them after its end.
+KILLS = ("script|kill", "function|kill")
 # Subcommands of denied commands that only read.
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # The compiled hop looks these up first.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import redis
 
 from compat.conformance.wire import Connection, request
+from compat.waiting import eventually
+from resp_server.upstream.pool import CONNECTIONS
 from tests.server.swap import OLD, Swap
 
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
@@ -77,6 +80,51 @@ def test_a_script_loaded_by_one_client_is_run_by_others_and_in_transactions(swap
         other.send(request("EVALSHA", "0" * 40, 0) + request("EXEC"))
         found = [other.read() for _ in range(5)][-1].plain
     assert found[:2] == [4, b"10"] and found[2].startswith(b"NOSCRIPT")
+
+
+def begin_endless_script(swap: Swap, client: Connection) -> None:
+    """Have a client run a script that does not end; wait until the upstream replies BUSY to others."""
+    client.send(request("EVAL", "while true do end", 0))
+    with swap.upstream.connect() as direct:
+        eventually(lambda: direct.call("GET", "n").raw.startswith(b"-BUSY "))
+
+
+@pytest.fixture
+def impatient(swap: Swap) -> Iterator[Connection]:
+    """A connection to the upstream, which replies BUSY soon."""
+    with swap.upstream.connect() as direct:
+        direct.call("CONFIG", "SET", "busy-reply-threshold", 50)
+        yield direct
+        direct.call("SCRIPT", "KILL")
+        direct.call("CONFIG", "SET", "busy-reply-threshold", 5000)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_any_client_kills_a_script_that_does_not_end(swap: Swap, impatient: Connection, protocol: int) -> None:
+    with swap.proxy.connect() as client, ExitStack() as stack:
+        client.call("HELLO", protocol)
+        # As many clients as there are shared connections: one of them shares that of the script.
+        for other in [stack.enter_context(swap.proxy.connect()) for _ in range(CONNECTIONS)]:
+            other.call("HELLO", protocol)
+            begin_endless_script(swap, client)
+            other.send(request("PING") + request("SCRIPT", "KILL") + request("PING"))
+            assert [other.read().plain for _ in range(3)] == [b"PONG", b"OK", b"PONG"]
+            assert b"Script killed by user" in client.read().plain
+            assert other.call("FUNCTION", "KILL").plain.startswith(b"NOTBUSY")
+
+
+def test_a_script_that_outlasts_the_time_limit_can_be_killed(swap: Swap, impatient: Connection) -> None:
+    proxy = swap.start_swap("--upstream-timeout", "300")
+    with proxy.connect() as client, proxy.connect() as other:
+        begin_endless_script(swap, client)
+        with pytest.raises(EOFError):
+            client.read()
+        eventually(
+            lambda: other.call("GET", "n").plain, lambda found: isinstance(found, bytes) and found.startswith(b"BUSY")
+        )
+        assert other.call("GET", "job:speed:1").plain == b"10"
+        eventually(lambda: other.call("SCRIPT", "KILL").plain == b"OK")
+        eventually(lambda: not other.call("GET", "n").is_error)
 
 
 def test_redis_py_loads_a_script_that_the_upstream_has_forgotten(swap: Swap, client: Connection) -> None:
