@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from resp_server.forwarding.reply_splitter import FrameError, pack
 from resp_server.protocol.request_parser import Request
 
-
 BUSY = b"-BUSY "
 
 
