@@ -38,6 +38,8 @@ from state_backend.model.errors import (
 PREFIX = "spark.sql.streaming.stateStore."
 PROVIDER, ENCODING, ROW_CHECKSUMS = f"{PREFIX}providerClass", f"{PREFIX}encodingFormat", f"{PREFIX}rowChecksum.enabled"
 DEFAULT_PROVIDER, DEFAULT_ENCODING = "HDFSBackedStateStoreProvider", "unsaferow"
+# Other packages have providers of the same names, such as Databricks' own: their files are not known.
+PROVIDERS_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 PARTITIONS = "spark.sql.shuffle.partitions"
 SCHEMA_FOLDER = "_stateSchema"
 # Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
@@ -149,7 +151,7 @@ class Checkpoint:
     def layout(self, batch: int) -> Layout:
         """Return the operators and states as of a committed batch, and what of them sparkis does not read."""
         settings = self.offsets(batch).settings
-        provider = settings.get(PROVIDER, DEFAULT_PROVIDER).rpartition(".")[2]
+        provider = _provider_of(settings)
         refusal = self._refusal(settings)
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"
         count = self._partition_count(batch, settings)
@@ -185,7 +187,7 @@ class Checkpoint:
 
     def _refusal(self, settings: Mapping[str, str]) -> str | None:
         """Return why no state can be read: the provider, or the encoding. None if they are known."""
-        if settings.get(PROVIDER, DEFAULT_PROVIDER).rpartition(".")[2] not in PROVIDERS:
+        if _provider_of(settings) not in PROVIDERS:
             return (
                 f"{self.location}: the state store provider {settings[PROVIDER]} is not known to sparkis, which reads "
                 f"{' and '.join(PROVIDERS)}"
@@ -263,3 +265,8 @@ class Checkpoint:
         if stored is None:
             raise PurgedVersionError(f"{self._files.name(path)} is gone: Spark has removed it, or it was never written")
         return stored
+
+
+def _provider_of(settings: Mapping[str, str]) -> str:
+    """Return the provider's class, without the package of Spark's own ones."""
+    return settings.get(PROVIDER, DEFAULT_PROVIDER).removeprefix(PROVIDERS_PACKAGE)
