@@ -213,6 +213,8 @@ def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, i
         return JOIN, 0
     schema = schemas[DEFAULT_STORE][0]
     key, value = ([field.name for field in columns] for columns in (schema.key, schema.value))
+    if [field.type for field in schema.key] == [pa.null()] and value == ["value"]:
+        return COUNTERS[0], 0
     if value == ["__dummy__"]:
         return "dedupe", 0
     if value == ["expiresAtMicros"]:
