@@ -81,7 +81,7 @@ def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
     ("file", "old", "new", "message"),
     [
         ("offsets/4", "HDFSBackedStateStoreProvider", "CassandraStateStoreProvider", "CassandraStateStoreProvider"),
-        ("offsets/4", "org.apache.spark.sql.execution", "com.databricks.sql", "com.databricks.sql.streaming.state.HDFS"),
+        ("offsets/4", "org.apache.spark.sql.execution", "com.databricks.sql", "com.databricks.sql.streaming.state"),
         ("offsets/4", '"unsaferow"', '"avro"', "encoded as avro"),
         ("offsets/4", "v1\n", "v7\n", "version v7"),
         ("commits/4", "v1\n", "v3\n", "version v3"),
