@@ -248,6 +248,8 @@ class Top(App[None]):
             empty.update(self._nothing(found.at_s))
             return
         self._fill(table, rows)
+        if screen.focused is None:  # an empty table was hidden, and a hidden widget loses the focus
+            table.focus()
 
     def _where(self, part: str) -> str:
         """Return the first line. part: says that only a part of the rows is shown."""

@@ -294,7 +294,7 @@ def summary_of(found: Facts, latest: Callable[[str], float | None]) -> list[tupl
     share = None if not hits and not misses else (hits or 0) / ((hits or 0) + (misses or 0))
     to_look_at = sum(job.condition not in ("live", "past") for job in found.jobs)
     return [
-        ("jobs", number(len(found.jobs)) + (f", {to_look_at} to look at" if to_look_at else "")),
+        ("jobs" + (f", {to_look_at} to look at" if to_look_at else ""), number(len(found.jobs))),
         ("keys", short(latest("keys"))),
         ("epochs/min", short(latest("epochs"))),
         ("changes/min", short(latest("changes"))),

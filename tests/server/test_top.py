@@ -104,6 +104,24 @@ def test_each_table_is_shown(sparkis: Running) -> None:
     asyncio.run(look())
 
 
+def test_keys_are_those_of_the_table_also_after_an_empty_one_and_the_help(sparkis: Running) -> None:
+    app = Top(endpoint(sparkis), "jobs")
+
+    async def look() -> None:
+        async with app.run_test(size=SIZE) as pilot:
+            await pilot.press("slash", "escape", "3")
+            await until(app, pilot, "cluster support disabled")
+            await pilot.press("question_mark", "x", "2")
+            await until(app, pilot, "KEY FORMAT")
+            assert app.focused is app.query_one(DataTable)
+            await pilot.press("down")
+            assert app.query_one(DataTable).cursor_row == 1
+            await pilot.press("q")
+            assert not app.is_running
+
+    asyncio.run(look())
+
+
 def test_a_server_that_is_lost_and_comes_back_is_read_again(
     tmp_path: Path, dataset_log: Path, dataset: Dataset
 ) -> None:

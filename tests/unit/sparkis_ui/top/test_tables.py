@@ -159,5 +159,5 @@ def test_the_summary_counts_what_is_to_be_looked_at_and_shows_no_number_that_is_
     known.info = {"keyspace_hits": "3", "keyspace_misses": "1"}
     latest = {"keys": 1200.0, "age": 1500.0}
     summary = dict(summary_of(known, latest.get))
-    assert summary["jobs"] == "2, 1 to look at" and summary["hits"] == "75.0%"
+    assert summary["jobs, 1 to look at"] == "2" and summary["hits"] == "75.0%"
     assert summary["keys"] == "1.2 k" and summary["oldest"] == "1.5 s" and summary["requests/s"] == UNKNOWN
