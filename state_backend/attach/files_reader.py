@@ -151,7 +151,7 @@ class FilesReader(StateReader):
         return min(read_s, COMPARISON_PAUSE_S_MAX) if self._compares_snapshots else 0.0
 
     def _layout(self, batch: int) -> Layout:
-        """Return the layout as of a batch; DescriptorError if an attached state has another form in it."""
+        """Return the attached states as of a batch; DescriptorError if one has another form in it."""
         layout = self._checkpoint.layout(batch)
         found = {(state.operator, state.name): state for state in layout.states}
         for bound in self._states:
@@ -164,6 +164,7 @@ class FilesReader(StateReader):
                     f"state {bound.descriptor.name!r}: {bound.columns.names.source} has another schema since batch "
                     f"{batch}, or is gone: the query's plan has changed. Attach again, with --on-mismatch replace"
                 )
+        layout = layout.only(self._writer.sources)
         compares = not all(store.has_change_log(batch) for store in layout.stores)
         if compares and not self._compares_snapshots:
             logger.warning(

@@ -93,7 +93,7 @@ class ReadAhead:
     def _run(self) -> None:
         try:
             self._wait_for_plan()
-            layout = self._checkpoint.layout(self._batch)
+            layout = self._checkpoint.layout(self._batch).only(self._records.sources)
             if not self._has_known_names(layout):
                 return
             layout = replace(layout, stores=tuple(_stores(layout)))

@@ -19,10 +19,11 @@ FILE_BYTES_MAX = 256 << 20
 
 
 class RecordWriter:
-    """Writes the rows of some states."""
+    """Writes the rows of some states. sources: the operators and names of the states in the checkpoint."""
 
     def __init__(self, states: Sequence[StateEncoder]) -> None:
         self._states = tuple(states)
+        self.sources = frozenset((each.state.operator, each.state.name) for each in states)
         self._names = names_of([state.plan for state in states])
         self._is_list = [state.state.is_list for state in states]
 

@@ -59,10 +59,11 @@ class Shard:
 
     def write(self) -> EpochContent:
         """Read and write the partitions."""
-        layout = Checkpoint.at(self.checkpoint).layout(self.batch)
+        writer = RecordWriter(self.states)
+        layout = Checkpoint.at(self.checkpoint).layout(self.batch).only(writer.sources)
         target = ChangeFileWriter(open_filesystem(self.log), self.folder, self.batch)
         rows = rows_of(layout, self.partitions, is_whole=self.is_whole)
-        return RecordWriter(self.states).write(target, rows, is_whole=self.is_whole)
+        return writer.write(target, rows, is_whole=self.is_whole)
 
 
 def partitions_of(layout: Layout) -> list[StorePartition]:

@@ -16,8 +16,8 @@ is read once for all of its states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Self
@@ -72,6 +72,14 @@ class Layout:
     def states(self) -> list[State]:
         """All readable states."""
         return [state for store in self.stores for state in store.states]
+
+    def only(self, chosen: Collection[tuple[int, str]]) -> Self:
+        """Return the layout with some states, by operator and name, and with no other stores than theirs."""
+        stores = (
+            replace(store, states=tuple(each for each in store.states if (each.operator, each.name) in chosen))
+            for store in self.stores
+        )
+        return replace(self, stores=tuple(store for store in stores if store.states))
 
 
 class Checkpoint:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from state_backend.attach import shard
+from state_backend.attach.states import AttachedState
 from tests import golden_checkpoints as golden
 from tests.unit.state_backend.attach.following import (
     WAIT_S,
@@ -58,3 +60,25 @@ def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):
             assert attachment.wait(batch, WAIT_S)
             assert shown(log) == in_spark(growing.path, batch), batch
     assert epochs(log) == growing.batches
+
+
+@pytest.mark.parametrize("parallel_after_s", [shard.PARALLEL_AFTER_S, 0.0], ids=["one process", "several processes"])
+def test_stores_of_states_that_are_not_attached_are_not_read(
+    parallel_after_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", parallel_after_s)
+    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    growing = GrowingCheckpoint(golden.NEWEST, "hdfs-join", tmp_path)
+    left = [
+        {key: value for key, value in in_spark(tmp_path / "whole", batch).items() if key.startswith(b"j:left:")}
+        for batch in growing.batches
+    ]
+    for delta in growing.path.glob("state/0/*/right-*/*.delta"):
+        delta.unlink()
+    log = tmp_path / "log"
+    growing.commit(0)
+    with following(growing.path, log, [AttachedState(variable="left")]) as attachment:
+        for batch, expected in zip(growing.batches, left, strict=True):
+            growing.commit(batch)
+            assert attachment.wait(batch, WAIT_S)
+            assert without_json(shown(log), expected) == expected, batch
