@@ -60,6 +60,7 @@ class Top(App[None]):
 
     TITLE = "sparkis top"
     ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "DataTable"  # after the help: Textual's own choice may be the hidden filter, which takes all keys
     CSS = """
     #where { height: 1; background: $primary; color: $text; padding: 0 1; }
     #where.lost { background: $error; }
