@@ -53,6 +53,7 @@ class Pages:
         self._environment.filters |= {each.__name__: each for each in filters}
         self._environment.globals |= {
             "link": text.link,
+            "field": text.field,
             "graph_width": charts.WIDTH,
             "graph_height": charts.HEIGHT,
             "pages": PAGES,

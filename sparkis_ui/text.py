@@ -14,7 +14,9 @@ UNKNOWN = "\N{EN DASH}"  # in place of a number
 SHOWN_CHARS_MAX = 2048  # of one value in a table
 # Control, format (they turn the direction of text, or hide it), surrogate, private and unassigned characters.
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+DIGITS_READ = 10  # of a number
 PARAMETERS_MAX = 100  # of a URL; later ones are left out
+HEX = "-hex"  # ends the names of parameters whose value is written in hexadecimal digits
 
 
 def shown(data: bytes | str | float | None, limit: int = SHOWN_CHARS_MAX) -> str:
@@ -106,6 +108,14 @@ def numeric(data: bytes | str) -> float | None:
     return value if value - value == 0 else None
 
 
+def rounded(data: bytes) -> str:
+    """Return a value as text; of a number with many digits only those that a reader takes in at a look."""
+    value = numeric(data) if len(data) > DIGITS_READ else None
+    if value is None or value.is_integer():
+        return shown(data, 200)
+    return f"{value:.4g}" if abs(value) < 1 else f"{value:.4f}"
+
+
 class Query:
     """The parameters of a URL, whose keys and patterns may be any bytes."""
 
@@ -119,11 +129,16 @@ class Query:
 
     def raw(self, name: str) -> bytes:
         """Return a parameter as bytes."""
-        return _bytes(self.text(name))
+        return next(iter(self.all(name)), b"")
 
     def all(self, name: str) -> list[bytes]:
         """Return all parameters of a name as bytes, without empty ones."""
-        return [_bytes(value) for each, value in self._pairs if each == name and value]
+        found = [
+            _bytes(value) if each == name else _of_hex(value)
+            for each, value in self._pairs
+            if each in (name, name + HEX)
+        ]
+        return list(filter(None, found))
 
     def integer(self, name: str, default: int, most: int) -> int:
         """Return a parameter as an integer from 0 to `most`; the default if it is not a number."""
@@ -133,6 +148,19 @@ class Query:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+def _of_hex(text: str) -> bytes:
+    return bytes.fromhex(text) if re.fullmatch(r"([0-9a-f]{2})*", text) else b""
+
+
+def field(name: str, data: bytes) -> tuple[str, str]:
+    """Return the name and the value of a form's field with which the browser sends these bytes.
+
+    Browsers send text, with other line ends: other bytes are sent as hexadecimal digits, which `Query` reads.
+    """
+    plain = data.decode("utf-8", "replace")
+    return (name, plain) if shown(data, len(data)) == plain else (name + HEX, data.hex())
 
 
 def link(path: str, **parameters: bytes | str | int | Iterable[bytes] | None) -> str:

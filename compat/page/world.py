@@ -34,6 +34,7 @@ LARGE = b"odd:values:large"
 JSON = b"odd:values:json"
 TTL_MS = 7_200_000
 MANY_FIELDS = b"odd:fields:many"
+DECIMALS = b"odd:fields:decimals"
 FIELDS = 5000
 
 FLIGHTS = (
@@ -157,6 +158,7 @@ def odd_changes(now_ms: int) -> Iterable[Change]:
     for number in range(FIELDS):
         yield Change("fields", Op.PUT, MANY_FIELDS, b"field-%04d" % number, b"%d" % number)
     yield Change("fields", Op.PUT, b"odd:fields:markup", SCRIPT.encode(), SCRIPT.encode())
+    yield Change("fields", Op.PUT, DECIMALS, b"meanDepartureDelay", b"8.075596816976127")
 
 
 def _put(state: str, key: str, value: str) -> Change:

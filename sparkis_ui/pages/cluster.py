@@ -19,7 +19,6 @@ class Server(NamedTuple):
     number: int
     master: str
     squares: str
-    share: float
     keys: int
     lag_ms: int
     lag_epochs: int
@@ -91,7 +90,6 @@ def _servers(hub: Hub) -> list[Server]:
                 number % COLOURS,
                 by_id.get(node.replica_of, node.replica_of),
                 charts.slot_squares(node.slots),
-                node.slot_count / charts.SLOTS,
                 sum(job.keys for job in jobs),
                 max((job.lag_ms or 0 for job in jobs), default=0),
                 max((job.lag_epochs for job in jobs), default=0),

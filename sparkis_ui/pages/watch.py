@@ -12,13 +12,13 @@ from sparkis_ui.watching import POINTS_MIN, Watched
 
 
 class Row(NamedTuple):
-    """A line of a card. moved: the number of ranks that a member has gained; share: its part of the highest score."""
+    """A line of a card. whole: the value with all its digits. moved: the number of ranks that a member has gained."""
 
     name: bytes
     value: str
+    whole: str
     graph: charts.Graph
     moved: int
-    share: float
 
 
 class Card(NamedTuple):
@@ -49,21 +49,20 @@ async def read(request: PageRequest) -> dict[str, Any]:
 
 
 def _card(watched: Watched, keys: list[bytes], patterns: list[bytes]) -> Card:
-    highest = max((value for _, value in watched.rows if isinstance(value, float)), default=0.0)
     rows = [
         Row(
             name,
-            text.number(value) if isinstance(value, float) else text.shown(value, 200),
+            text.number(value) if isinstance(value, float) else text.rounded(value),
+            repr(value) if isinstance(value, float) else text.shown(value, 200),
             charts.graph(list(watched.numbers.get(name, ())), slots=POINTS_MIN, from_zero=False),
             _moved(watched, name),
-            value / highest if isinstance(value, float) and highest > 0 else 0.0,
         )
         for name, value in watched.rows
     ]
     if watched.kind in ("set", "list"):
         series = list(watched.numbers.get(b"", ()))
         graph = charts.graph(series, slots=POINTS_MIN, from_zero=False)
-        rows.insert(0, Row(b"elements", text.number(watched.length), graph, 0, 0.0))
+        rows.insert(0, Row(b"elements", text.number(watched.length), "", graph, 0))
     rest = [key for key in keys if key != watched.key]
     remove = text.link("/watch", key=rest, pattern=patterns) if watched.key in keys else ""
     return Card(watched, rows, remove)

@@ -96,13 +96,20 @@ function showHelp() {
   document.getElementById("help")?.showModal();
 }
 
+// A page over plain http, of another machine, has no clipboard: there the browser copies what is selected.
+async function copy(code) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(code.textContent);
+  getSelection().selectAllChildren(code);
+  document.execCommand("copy");
+}
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
   if (!button) return;
   if ("themeSwitch" in button.dataset) switchTheme();
   if ("help" in button.dataset) showHelp();
   if ("copy" in button.dataset) {
-    await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
+    await copy(button.parentElement.querySelector("code"));
     button.textContent = "Copied";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   }

@@ -15,7 +15,19 @@ from selenium.webdriver.common.keys import Keys
 from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection, requests
 from compat.page.browser import LAPTOP, PHONE, has_chromium, page_of
-from compat.page.world import CARRIERS, CONTROLS, FIELDS, JSON, LARGE, MANY_FIELDS, MARKUP, PLAYERS, SCRIPT, Writer
+from compat.page.world import (
+    CARRIERS,
+    CONTROLS,
+    DECIMALS,
+    FIELDS,
+    JSON,
+    LARGE,
+    MANY_FIELDS,
+    MARKUP,
+    PLAYERS,
+    SCRIPT,
+    Writer,
+)
 from compat.waiting import eventually
 from tests.page.conftest import Site
 from tests.page.site import Tab
@@ -141,6 +153,14 @@ def test_watched_keys_change_before_ones_eyes(tab: Tab) -> None:
     assert "maxTemperature" not in tab.browser.current_url
 
 
+def test_the_name_of_a_watched_number_with_many_digits_stays_readable_on_a_phone(tab: Tab) -> None:
+    tab.show_as(PHONE)
+    tab.open(f"/watch?key={DECIMALS.decode()}")
+    tab.wait_for("8.0756", ".card")
+    assert tab.js("return document.querySelector('.card .name code').getClientRects().length") <= 2
+    assert tab.find(".card td.n").get_attribute("title") == "8.075596816976127"
+
+
 @pytest.mark.parametrize("page", ["key", "history", "watch"])
 @pytest.mark.parametrize("key", [MARKUP, CONTROLS], ids=["markup", "controls"])
 def test_hostile_keys_and_values_are_only_text(tab: Tab, key: bytes, page: str) -> None:
@@ -168,6 +188,19 @@ def test_hostile_keys_are_found_and_opened(tab: Tab) -> None:
     tab.open("/key?key=odd:fields:markup")
     tab.wait_for(SCRIPT, ".pairs")
     assert not tab.js("return window.hacked")
+
+
+def test_forms_send_hostile_keys_back_unchanged(tab: Tab) -> None:
+    tab.open(f"/watch?key={quote(CONTROLS)}")
+    tab.wait_for("gnp.exe", ".cards")
+    tab.press("/")
+    tab.press("game:top:monday" + Keys.ENTER)
+    tab.wait_for("grace", ".cards")
+    tab.wait_for("gnp.exe", ".cards")
+    tab.open(f"/history?key={quote(CONTROLS)}")
+    tab.find(".search button").click()
+    eventually(lambda: "count=50" in tab.browser.current_url, awaited="the form")
+    tab.wait_for("gnp.exe", ".timeline")
 
 
 def test_a_value_of_five_megabytes_is_shown_a_page_at_a_time(tab: Tab) -> None:
@@ -220,6 +253,17 @@ def test_lines_to_copy_are_those_of_the_key(tab: Tab, site: Site) -> None:
     assert tab.browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == tab.text(
         ".copy code"
     )
+
+
+def test_a_page_without_a_clipboard_copies_too(tab: Tab) -> None:
+    tab.open("/key?key=flights:golden:UA")
+    tab.js("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as over plain http elsewhere
+    tab.find(".code summary").click()
+    tab.find("[data-copy]").click()
+    tab.wait_for("Copied", "[data-copy]")
+    tab.press("/")
+    tab.press(Keys.CONTROL + "v")
+    assert tab.find("[data-search]").get_attribute("value") == tab.text(".copy code")
 
 
 def test_a_lost_endpoint_is_said_and_its_return_too(tab: Tab, folder: Path) -> None:

@@ -45,6 +45,23 @@ def test_numbers_have_separators_and_the_decimals_that_they_need(value: float | 
     assert text.number(value) == shown
 
 
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"1526720", "1526720"),
+        (b"12345678901234567", "12345678901234567"),
+        (b"8.0756", "8.0756"),
+        (b"8.075596816976127", "8.0756"),
+        (b"-1480607.2695035462", "-1480607.2695"),
+        (b"0.022999676060900552", "0.023"),
+        (b"0.00000123456789", "1.235e-06"),
+        (b"2013-04-02T23:00:00Z", "2013-04-02T23:00:00Z"),
+    ],
+)
+def test_a_number_with_many_digits_is_rounded(data: bytes, shown: str) -> None:
+    assert text.rounded(data) == shown
+
+
 def test_short_numbers_sizes_and_times_are_in_their_largest_unit() -> None:
     assert [text.short(each) for each in (None, 7, 1234, 5.67e6, 8e9)] == [text.UNKNOWN, "7", "1.23 k", "5.67 M", "8 G"]
     assert [text.size(each) for each in (12, 12_345, 5e6, 7e9)] == ["12 B", "12.3 kB", "5 MB", "7 GB"]
@@ -89,6 +106,17 @@ def test_a_link_leads_back_to_the_same_bytes(key: bytes) -> None:
     assert found.raw("key") == key
     assert found.text("pattern", "none") == "none"
     assert found.integer("count", 1, 2) == 2
+
+
+@pytest.mark.parametrize("key", [b"job:state:k", b"", b"\x00\xff\xfe", b"a\r\nb", "größer".encode(), b"x" * 5000])
+def test_a_field_of_a_form_has_only_visible_characters_and_leads_back_to_the_same_bytes(key: bytes) -> None:
+    name, value = text.field("key", key)
+    assert text.shown(value, len(value)) == value
+    assert text.Query(text.link("/", **{name: value}).encode().partition(b"?")[2]).raw("key") == key
+
+
+def test_digits_that_are_not_hexadecimal_are_no_parameter() -> None:
+    assert text.Query(b"key-hex=0g&key-hex=abc&key-hex=&key-hex=6a").all("key") == [b"j"]
 
 
 def test_a_parameter_that_is_no_number_has_its_default() -> None:
