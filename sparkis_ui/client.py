@@ -299,6 +299,13 @@ def error_of(error: Exception, endpoint: Endpoint) -> RequestError:
     if isinstance(error, redis.exceptions.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
         return SignInError(text)
     if isinstance(error, redis.exceptions.ConnectionError | redis.exceptions.TimeoutError | OSError):
-        reason = text.partition(". ")[0] or "no reply in time"
-        return LostError(f"{endpoint.url} does not answer: {reason}")
+        return LostError(f"{endpoint.url} does not answer: {_reason(error)}")
     return RefusedError(text)
+
+
+def _reason(error: Exception) -> str:
+    """Return why an endpoint does not answer; redis-py writes it behind `Error 111 connecting to HOST:PORT. `."""
+    if isinstance(error.__context__, ConnectionRefusedError):
+        return "connection refused"
+    text = str(error)
+    return (text.partition(". ")[2] or text).rstrip(".") or "no reply in time"

@@ -110,6 +110,26 @@ def test_errors_are_of_a_few_kinds(error: Exception, kind: type[Exception]) -> N
     assert str(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Error -2 connecting to h:1. Name or service not known.", "Name or service not known"),
+        ("Error 1 connecting to h:1. [SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006).", "[SSL: WRONG_"),
+        ("Connection closed by server.", "Connection closed by server"),
+        ("", "no reply in time"),
+    ],
+)
+def test_a_lost_endpoint_says_why(text: str, reason: str) -> None:
+    found = str(client.error_of(redis.exceptions.ConnectionError(text), ENDPOINT))
+    assert found.startswith(f"{ENDPOINT.url} does not answer: {reason}") and not found.endswith(".")
+
+
+def test_a_refused_connection_is_said_to_be_refused() -> None:
+    error = redis.exceptions.ConnectionError("Error 111 connecting to h:1. Connect call failed ('127.0.0.1', 1).")
+    error.__context__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
+    assert str(client.error_of(error, ENDPOINT)) == f"{ENDPOINT.url} does not answer: connection refused"
+
+
 def test_a_redirect_names_the_node() -> None:
     found = client.error_of(redis.exceptions.MovedError("5 other:99"), ENDPOINT)
     assert isinstance(found, client.RedirectError)
