@@ -25,7 +25,7 @@ from tests.differential.through_a_swap import (
 )
 from tests.server.swap import Swap
 
-# Names of states' keys that are not their own, and reads that are compared behind clients.
+# Names of states' keys that are not their own, reads that are compared behind clients, and cached replies.
 RULES = """
 [[rule]]
 keys = "car/<car>"
@@ -39,6 +39,16 @@ owner = "shadow"
 [[rule]]
 keys = "<any>h"
 owner = "shadow"
+
+[[rule]]
+keys = "n"
+owner = "upstream"
+cache = "tracking"
+
+[[rule]]
+keys = "l"
+owner = "upstream"
+cache = "1h"
 """
 OF_NAMES: list[tuple[Words, bytes]] = [
     ([b"GET", b"car/3"], b"$2\r\n30\r\n"),
@@ -105,7 +115,7 @@ def other_port(swap: Swap, request: pytest.FixtureRequest) -> Iterator[int]:
         with program.connect() as client:
             for words, reply in (OF_NAMES[0], OF_STATES[0]):
                 eventually(lambda words=words: client.call(*words).raw, lambda found, is_=reply: found == is_)  # type: ignore[misc]
-            eventually(lambda: not client.call("GET", "other").is_error)
+            eventually(lambda: not client.call("EXISTS", "other").is_error)
         yield program.port
 
 
