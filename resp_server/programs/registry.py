@@ -17,7 +17,7 @@ from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.listeners import cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
-from resp_server.programs.command_line import Program, add_log_options, tcp_port, whole_number
+from resp_server.programs.command_line import Mistakes, Program, add_log_options, tcp_port, whole_number
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import Shutdown
 from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
@@ -81,21 +81,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Assign slots until a signal, or for a child until its standard input ends; return the exit code."""
-    check_metrics(options)
+    mistakes = Mistakes()
+    with mistakes.noted():
+        check_metrics(options)
+    with mistakes.noted():
+        token = token_of(options)
+    with mistakes.noted():
+        certificates = certificates_of(server_files_of(options))
+    with mistakes.noted():
+        host = _advertised(options)
+    mistakes.raise_if_any()
     try:
-        event_loop.run(_run(options, token_of(options), certificates_of(server_files_of(options))))
+        event_loop.run(_run(options, host, token, certificates))
     except FencedError as error:
         logger.error("%s; this registry ends", error)
         return FENCED_CODE
     return 0
 
 
-async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
-    """Assign slots until shutdown. While another registry leads, wait as its standby."""
+async def _run(options: argparse.Namespace, host: str, token: str, certificates: Certificates | None) -> None:
+    """Assign slots until shutdown. While another registry leads, wait as its standby. host: the advertised one."""
     shutdown = asyncio.create_task(
         Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
     )
-    host = _advertised(options)
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")

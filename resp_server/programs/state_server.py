@@ -28,7 +28,7 @@ from resp_server.net import event_loop
 from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
-from resp_server.programs.command_line import Program
+from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import EndedBeforeStartError, Shutdown, add_listening_options, config_of, load_users
@@ -202,13 +202,18 @@ class IdentityFile:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve until a signal, or for a child until its standard input ends."""
-    roots = [open_filesystem(log).root for log in options.log]
-    check_logs(roots)
+    mistakes, roots = Mistakes(), [open_filesystem(log).root for log in options.log]
+    with mistakes.noted():
+        check_logs(roots)
     if options.port is not None and options.ports is not None:
-        raise ValueError("--port and --ports are both given; give one of them")
-    check_metrics(options)
-    token = token_of(options)
-    config = config_of(options)
+        mistakes.add("--port and --ports are both given; give one of them")
+    with mistakes.noted():
+        check_metrics(options)
+    with mistakes.noted():
+        token = token_of(options)
+    with mistakes.noted():
+        config = config_of(options)
+    mistakes.raise_if_any()
     with store_folder(options.store, roots) as folder:
         event_loop.run(_serve(options, config, token, roots, folder))
 

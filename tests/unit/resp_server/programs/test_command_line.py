@@ -76,6 +76,26 @@ def test_one_of_two_options_for_one_thing_is_asked_for(
     assert "--port and --ports are both given; give one of them" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["state-server", "--port", "0", "--ports", "7400", "--ready-lag-max", "1"],
+            ["--log /nowhere is not a folder", "--port and --ports", "--ready-lag-max is for", "--token-file /nowhere"],
+        ),
+        (["registry", "--bind", "0.0.0.0"], ["--token-file /nowhere", "say with --advertise HOST"]),
+    ],
+)
+def test_all_mistakes_of_a_command_line_are_told_together(
+    words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--log", "/nowhere", "--token-file", "/nowhere"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    for line, text in zip(lines, said, strict=True):
+        assert line.startswith(f"sparkis {words[0]}: ") and text in line
+
+
 def test_a_port_that_is_taken_is_named_in_plain_words() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
