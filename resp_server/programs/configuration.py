@@ -28,7 +28,7 @@ NOT_CONFIGURABLE = {"help", "config", "driver_log", "answer_timeout"}
 # Beside a Service named `sparkis`, Kubernetes gives each pod SPARKIS_PORT=tcp://10.0.0.1:7379.
 KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 TLS_FILES = ("tls-cert-file", "tls-key-file", "tls-ca-cert-file")
-TABLE = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
+TABLE = re.compile(r"""\s*\[\s*["']?([\w-]+)["']?\s*\]""")
 KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
 

@@ -165,7 +165,7 @@ def test_help_is_printed_whatever_is_in_the_file(file: Path, capsys: pytest.Capt
 def test_check_finds_the_mistakes_of_all_programs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: 7 values, no mistakes\n"
-    file.write_text("x = 1\n[serv]\nport = 1\n[proxy]\nport = -1\n")
+    file.write_text('x = 1\n[serv]\nport = 1\n["proxy"]\nport = -1\n')
     assert main(["config", "check", str(file)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"sparkis config: {file}:5: port: '-1' is not a port from 0 to 65535",
