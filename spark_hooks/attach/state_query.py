@@ -56,6 +56,7 @@ from state_backend.attach.states import (
     single_window,
     without_window_ends,
 )
+from state_backend.checkpoint.spark_types import TIME_WINDOW
 from state_backend.checkpoint.states import StateForm, stable_name
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
@@ -118,14 +119,15 @@ class _ColumnRoles:
         buffers = buffers_of(source)
         results = results_of(buffers, planned, used_names)
         is_buffer = [bool(buffer.name) for buffer in buffers]
-        windows = [member for member in _members("key", source) if _is_window(member.kind)]
+        members = zip(_members("key", source), source.type_of("key"), strict=True)
+        windows = [member for member, field in members if field.metadata.get(TIME_WINDOW)]
         window = single_window([each.name for each in windows], used_names)
         parts = _parts_of(windows[0]) if window is not None else []
         return cls(
             (*key, *parts),
             tuple(field_columns),
             (*value, *by_name),
-            without_window_ends([each.name for each in (*key, *field_columns)]),
+            without_window_ends([each.name for each in (*key, *field_columns)], [each.name for each in windows]),
             default_columns(default, results, is_buffer, is_planned=planned is not None),
             expire_at,
             tuple(buffers),

@@ -1,8 +1,8 @@
 """The columns of an operator's state: the parts of its key, of a map's own key, and the fields of its value.
 
     names      the parts of the key (a window's start has the window's name, its end is `<name>_end`; a single window
-               also has `start` and `end`); the results of aggregate functions; the fields of the value by name, if the
-               name is unique; and all fields of the value by position: `_0`, `_1` ...
+               that the function `window` made also has `start` and `end`); the results of aggregate functions; the
+               fields of the value by name, if the name is unique; and all fields of the value by position: `_0`, `_1`
 
 A column is found by a path in the Arrow batches of `checkpoint.decoding`.
 """
@@ -36,7 +36,8 @@ from state_backend.attach.states import (
     single_window,
     without_window_ends,
 )
-from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window
+from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window, key_type
+from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
 from state_backend.codec.json_text import has_json, json_texts
 from state_backend.model.descriptor import Kind
@@ -268,7 +269,7 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
     found = results_of(buffers, planned, used)
     by_position = [replace(column, name=f"_{index}") for index, column in enumerate(raw)]
     by_name = [each for each in _without_windows(raw) if names.count(each.name) <= 1 and each.name not in used]
-    windows = [column for column in _key_columns(state) if is_window(column.kind)]
+    windows = [column for column, of in zip(_key_columns(state), key_type(state), strict=False) if is_time_window(of)]
     window = single_window(_names(windows), used)
     parts = _parts_of(windows[0]) if window is not None else []
     default = default_value_columns(
@@ -284,7 +285,7 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
         (*key, *parts),
         tuple(fields),
         (*by_position, *by_name),
-        without_window_ends(_names((*key, *fields))),
+        without_window_ends(_names((*key, *fields)), _names(windows)),
         default_columns(default, found, is_buffer, is_planned=planned is not None),
         expire_at,
         tuple(buffers),

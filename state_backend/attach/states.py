@@ -152,9 +152,9 @@ def single_window(windows: Sequence[str], used: Collection[str]) -> str | None:
     return windows[0] if len(windows) == 1 and not {*PARTS_OF_WINDOW} & {*used} else None
 
 
-def without_window_ends(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that distinguish keys: a window's end follows from its start."""
-    ends = {f"{name}_end" for name in names}
+def without_window_ends(names: Sequence[str], windows: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that distinguish keys: the end of a window of one length follows from its start."""
+    ends = {f"{name}_end" for name in windows}
     return tuple(name for name in names if name not in ends)
 
 

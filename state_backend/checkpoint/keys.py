@@ -1,7 +1,8 @@
 """The keys of a state as people write them, and how an attachment serves the state.
 
-The columns of a key are joined by `:`. A window is its start. A map's own key, the index of a join's row and the time
-of a row in a join of format 4 are no part of it: they are the fields of a hash.
+The columns of a key are joined by `:`. A window is its start; any other struct of a start and an end is both. A map's
+own key, the index of a join's row and the time of a row in a join of format 4 are no part of it: they are the fields of
+a hash.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.checkpoint.rows import plain_values
+from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import State, StateForm
 from state_backend.codec.column_text import as_bytes
 
@@ -50,16 +52,22 @@ def fields(keys: pa.StructArray, state: State) -> pa.Array | None:
 
 def key_texts(keys: pa.StructArray, state: State) -> pa.Array:
     """Return the keys as texts; a null part is `null`."""
-    parts = [_text(column) for column in key_columns(keys, state)]
+    columns = zip(key_type(state), key_columns(keys, state), strict=True)
+    parts = [_text(part) for field, column in columns for part in _parts(field, column)]
     if not parts:
         return pa.array([WITHOUT_COLUMNS] * len(keys), pa.string())
     return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement="null")
 
 
+def _parts(field: pa.Field, column: pa.Array) -> list[pa.Array]:
+    """Return a column, or the start of a window, and its end if the start alone does not identify it."""
+    if not is_window(field.type):
+        return [column]
+    return [pc.struct_field(column, [index]) for index in range(2 if has_two_parts(field) else 1)]
+
+
 def _text(column: pa.Array) -> pa.Array:
     kind = column.type
-    if is_window(kind):
-        return _text(pc.struct_field(column, [0]))
     if pa.types.is_timestamp(kind):
         return as_bytes(column, "timestamp" if kind.tz else "timestamp_ntz").cast(pa.string())
     form = next((form for is_kind, form in FORMS if is_kind(kind)), None)
@@ -80,13 +88,23 @@ def is_window(kind: pa.DataType) -> bool:
     )
 
 
+def has_two_parts(field: pa.Field) -> bool:
+    """Tell whether a column of a key is a start and an end that are both needed to identify it."""
+    return is_window(field.type) and not is_time_window(field)
+
+
 def key_form(state: State) -> str:
     """Return what `key_texts` makes of a state's keys, with placeholders."""
     return _form(key_type(state))
 
 
 def _form(columns: Iterable[pa.Field]) -> str:
-    return SEPARATOR.join([f"<{field.name}>" for field in columns] or [WITHOUT_COLUMNS])
+    names = [
+        name
+        for field in columns
+        for name in ([field.name, f"{field.name}_end"] if has_two_parts(field) else [field.name])
+    ]
+    return SEPARATOR.join([f"<{name}>" for name in names] or [WITHOUT_COLUMNS])
 
 
 def served_key(state: State, name: str) -> str:

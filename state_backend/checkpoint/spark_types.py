@@ -63,6 +63,8 @@ PATTERNS = (
     (re.compile(r"interval (year|month)( to month)?"), pa.int32()),
 )
 DECIMAL = re.compile(r"decimal\((\d{1,2}), *(-?\d{1,2})\)")
+# Marks a column that the function `window` made, in the metadata of its field.
+TIME_WINDOW = "spark.timeWindow"
 # Schemas nest no deeper than this; deeper ones are damage.
 DEPTH_MAX = 64
 VARIANT = SIMPLE["variant"]
@@ -92,9 +94,7 @@ def arrow_type(given: Any, name: str, depth: int = 0) -> pa.DataType:
         return _simple(given, name)
     kind = given["type"]
     if kind == "struct":
-        return pa.struct(
-            [pa.field(each["name"], arrow_type(each["type"], name, depth + 1)) for each in given["fields"]]
-        )
+        return pa.struct([_field(each, name, depth) for each in given["fields"]])
     if kind == "array":
         return pa.list_(arrow_type(given["elementType"], name, depth + 1))
     if kind == "map":
@@ -103,6 +103,17 @@ def arrow_type(given: Any, name: str, depth: int = 0) -> pa.DataType:
     if kind == "udt":
         return arrow_type(given["sqlType"], name, depth + 1)
     raise UnsupportedStateError(f"{name} has a column of the type {kind!r}, which sparkis does not read")
+
+
+def _field(given: Any, name: str, depth: int) -> pa.Field:
+    is_time_window = given.get("metadata", {}).get(TIME_WINDOW) is True
+    metadata = {TIME_WINDOW: "true"} if is_time_window else None
+    return pa.field(given["name"], arrow_type(given["type"], name, depth + 1), metadata=metadata)
+
+
+def is_time_window(field: pa.Field) -> bool:
+    """Tell whether the function `window` made a column: all of its windows have one length."""
+    return TIME_WINDOW.encode() in (field.metadata or {})
 
 
 def _simple(given: str, name: str) -> pa.DataType:

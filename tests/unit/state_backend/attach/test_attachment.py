@@ -17,6 +17,9 @@ from compat.processes import killed_at_end
 from compat.waiting import eventually
 from state_backend.attach import shard
 from state_backend.attach.start import attach_files
+from state_backend.attach.states import without_window_ends
+from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.inspection import look_up
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.errors import CheckpointError, DescriptorError, LogError, UnsupportedStateError
@@ -289,6 +292,25 @@ def test_a_follower_that_is_killed_at_any_moment_leaves_each_batch_exactly_once(
     expected = in_spark(growing.path, growing.batches[-1])
     found = shown(log)
     assert {key: len(value) for key, value in found.items()} == {key: len(value) for key, value in expected.items()}
+
+
+def test_a_start_and_an_end_that_no_window_made_are_both_in_the_key(growing: GrowingCheckpoint, log: Path):
+    schema = growing.path / "state/0/0/_metadata/schema"
+    schema.write_bytes(schema.read_bytes().replace(b"spark.timeWindow", b"spark.timeWindov"))
+    commit(growing, 0)
+    follow(growing, log, 0)
+    assert shown(log) == {
+        key.replace(b"10:00:00Z", b"10:00:00Z:2024-03-01T10:10:00Z"): value
+        for key, value in in_spark(growing.path, 0).items()
+    }
+    assert look_up(Checkpoint.at(str(growing.path)), "2024-03-01T10:00:00Z:2024-03-01T10:10:00Z:left", None, 0, print)[
+        1
+    ]
+
+
+def test_a_column_with_the_name_of_the_end_of_another_is_a_part_of_the_key():
+    assert without_window_ends(["trip", "trip_end"], []) == ("trip", "trip_end")
+    assert without_window_ends(["window", "window_end", "trip_end"], ["window"]) == ("window", "trip_end")
 
 
 def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_path: Path):
