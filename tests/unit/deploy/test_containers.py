@@ -148,6 +148,14 @@ def test_more_than_one_pod_has_a_budget(manifest: str) -> None:
     assert many and budgets == many
 
 
+def test_a_standby_avoids_the_node_of_its_registry() -> None:
+    pods = {each["metadata"]["name"]: each for each in objects_of("cluster.yaml", "Deployment")}
+    affinity = pods["sparkis-registry-standby"]["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["labelSelector"]["matchLabels"] == labels_of(pods["sparkis-registry"])
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+
+
 def test_manifests_and_image_have_one_version() -> None:
     images = {container_of(each)["image"] for name in MANIFESTS for each in objects_of(name, *WORKLOADS)}
     assert images == {f"sparkis:{sparkis.__version__}"}
