@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -23,6 +24,8 @@ NEVER_COMPARED = frozenset(
 # In RESP2, fields and values alternate.
 PAIRS = frozenset(["hgetall"])
 UNORDERED = frozenset(["hkeys", "hvals", "smembers"])
+# Python reads these in numbers, other programs do not.
+NOT_IN_NUMBERS = re.compile(rb"[_\s]")
 
 
 class Outcome(Enum):
@@ -87,6 +90,8 @@ def _is_row(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, bytes) and NOT_IN_NUMBERS.search(value):
+        return None
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -23,6 +23,8 @@ EQUAL, DIFFERENT = Outcome.EQUAL, Outcome.DIFFERENT
         ("get", b"1000000000", b"1000000000.1", 1e-9, EQUAL),
         ("get", b"1", b"1.1", 1e-9, DIFFERENT),
         ("get", b"a", b"1", 1e-9, DIFFERENT),
+        ("get", b"1_000", b"1000", 1e-9, DIFFERENT),
+        ("get", b"1 ", b"1", 1e-9, DIFFERENT),
         ("get", None, b"1", None, Outcome.MISSING_IN_UPSTREAM),
         ("get", b"1", None, None, Outcome.MISSING_IN_STATE),
         ("get", None, None, None, EQUAL),
