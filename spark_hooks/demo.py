@@ -314,7 +314,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     try:
         queries = start_queries(spark, folder, folder / "checkpoints")
         queries.append(start_airports(spark, folder, folder / "checkpoints"))
-        screen.show_endpoint(endpoint, _url_of(page))
+        screen.show_endpoint(endpoint, None if page is None else _url_of(page))
         feeder.start()
         # In a thread, because an attachment waits for the query's first micro-batch.
         attachments.append(beside.submit(attach, queries[-1], state="arrivals", columns=AIRPORTS_COLUMNS))
@@ -348,9 +348,10 @@ def _start_page(url: str, port: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _url_of(page: subprocess.Popen[str] | None) -> str:
-    """Return the page's address when it listens; empty if there is no page."""
-    return page.stdout.readline().partition(" ")[0] if page is not None and page.stdout is not None else ""
+def _url_of(page: subprocess.Popen[str]) -> str:
+    """Return the page's address when it listens; empty if it has ended, as where its port is in use."""
+    assert page.stdout is not None
+    return page.stdout.readline().partition(" ")[0]
 
 
 def _sparkis() -> str:
@@ -388,12 +389,17 @@ class Screen:
         """Print a line about what happens."""
         print(line, file=self._terminal)
 
-    def show_endpoint(self, endpoint: ServedEndpoint, page_url: str) -> None:
-        """Print the addresses, and requests to try."""
+    def show_endpoint(self, endpoint: ServedEndpoint, page_url: str | None) -> None:
+        """Print the addresses, and requests to try. page_url: empty if the page did not start; None: there is none."""
         cli = f"redis-cli -p {endpoint.port}"
+        page = (
+            f"{page_url}  shows it in the browser, live"
+            if page_url
+            else "did not start: the log says why; --ui-port takes another port"
+        )
         print(
             f"\nstate  {endpoint.url}  for any Redis client\n"
-            + (f"page   {page_url}  shows it in the browser, live\n" if page_url else "")
+            + ("" if page_url is None else f"page   {page}\n")
             + f"log    {self._noise}  has what Spark and the server say\n"
             "\ntry, while the data comes in:\n"
             f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"

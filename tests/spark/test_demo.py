@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,8 +147,11 @@ def expected() -> State:
 def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path: Path):
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
-    with sparkis("demo", "--speed", 0, "--port", 0, "--ui-port", 0, "--log", tmp_path / "log") as demo:
+    taken = socket.create_server(("127.0.0.1", 0))
+    options = ("--port", 0, "--ui-port", taken.getsockname()[1], "--log", tmp_path / "log")
+    with taken, sparkis("demo", "--speed", 0, *options) as demo:
         url = demo.wait_for(r"state +(redis://\S+) ")[1]
+        demo.wait_for("page +did not start: the log says why")
         demo.wait_for("all rows are published")
         check(state_at(url), expected)
         with redis.Redis.from_url(url) as client:
