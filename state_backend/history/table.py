@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from state_backend.apply.temporary_store import past_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.past import AsOf, moment_of
-from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+from state_backend.model.descriptor import Encoding, KeyFormat, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import LogError
 from state_backend.store.store import KeyInfo, Snapshot
 
@@ -39,7 +39,10 @@ TYPES = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
-TIMES = ("date", "timestamp", "timestamp_ntz")
+INSTANTS = ("timestamp", "timestamp_ntz")
+TIMES = ("date", *INSTANTS)
+# A time in a key has colons, and a separator is often one.
+INSTANT = rb"([^T]*T\d\d:\d\d:\d\d(?:\.\d+)?Z?)"
 EXPIRY = pa.timestamp("ms", "UTC")
 
 # Bytes or text for each column of the table; numbers for a position, a score and an expiry.
@@ -71,7 +74,8 @@ def read_table(
     | sorted set | `member`, `score` |
 
     - The columns of the key come first. If the key has several columns, or none, the whole key precedes them as `key`.
-      A text in the key may contain the separator; if the key can be split in several ways, its columns are null.
+      A text in the key may contain the separator; if the key can be split in several ways, its columns are null. Times
+      are told from what follows them.
     - A state whose value columns have no names has the column `value`.
     - The last column is `expire_at`.
     - A name already in use is prefixed with `_`.
@@ -138,10 +142,8 @@ class _Rows:
     def __init__(self, job: str, state: StateDescriptor, raw: bool) -> None:
         self._state, self._raw = state, raw
         form = state.format_for(job)
-        literals = [re.escape(literal.encode()) for literal in form.literals]
         # If the shortest and the longest match agree, the key splits in one way only.
-        self._shortest = re.compile(b"(.*?)".join(literals) + rb"\Z", re.DOTALL)
-        self._longest = re.compile(b"(.*)".join(literals) + rb"\Z", re.DOTALL)
+        self._shortest, self._longest = (self._split(form, text) for text in (b"(.*?)", b"(.*)"))
         self._has_key = len(form.columns) != 1
         self._is_pivot = state.kind is Kind.MAP and state.field is None and bool(state.value)
         self._value_names = () if state.kind in (Kind.SET, Kind.SORTED_SET) else state.value or ("value",)
@@ -169,6 +171,14 @@ class _Rows:
             add(name, self._value_type(name), own=name not in named)
         add("expire_at", EXPIRY)
         self.schema = pa.schema(fields)
+
+    def _split(self, form: KeyFormat, text: bytes) -> re.Pattern[bytes]:
+        """Return the pattern of the keys, with a group for each column. text: that of columns with any text."""
+        is_iso = self._state.time_format is None and len(form.columns) > 1
+        kinds = (self._state.columns.get(name) for name in form.columns)
+        groups = [INSTANT if is_iso and kind in INSTANTS else text for kind in kinds]
+        literals = [re.escape(literal.encode()) for literal in form.literals]
+        return re.compile(b"".join(chain(*zip_longest(literals, groups, fillvalue=b""))) + rb"\Z", re.DOTALL)
 
     def _type(self, column: str) -> pa.DataType:
         kind = self._state.columns.get(column, "string")
@@ -205,13 +215,10 @@ class _Rows:
             yield self._batch(rows)
 
     def _key(self, key: bytes) -> Row:
-        shortest = self._shortest.match(key)
-        assert shortest is not None
-        parts: Row = shortest.groups()
-        if len(parts) > 1:
-            longest = self._longest.match(key)
-            assert longest is not None
-            parts = parts if parts == longest.groups() else (None,) * len(parts)
+        shortest, longest = self._shortest.match(key), self._longest.match(key)
+        parts: Row = (None,) * self._shortest.groups
+        if shortest is not None and longest is not None and shortest.groups() == longest.groups():
+            parts = shortest.groups()
         return (key, *parts) if self._has_key else parts
 
     def _rows(self, snapshot: Snapshot, info: KeyInfo) -> Iterator[Row]:

@@ -92,6 +92,20 @@ def test_parts_of_a_key_that_cannot_be_told_apart_are_null(log: Path) -> None:
     assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
 
 
+def test_a_time_in_a_key_is_told_from_what_follows_it(tmp_path: Path) -> None:
+    windows = StateDescriptor(
+        "windows", key=("window", "side"), value="n", columns={"window": "timestamp", "side": "string", "n": "int"}
+    )
+    with LogWriter(tmp_path, "job", [windows]) as writer:
+        keys = ("2024-01-02T03:04:05.5Z:le:ft", "2024-01-02T03:04:05Z:", "none:left")
+        writer.publish([put(windows, f"job:windows:{key}", b"1") for key in keys])
+    assert sorted((str(row["window"]), row["side"]) for row in rows(tmp_path, "windows")) == [
+        ("2024-01-02 03:04:05+00:00", ""),
+        ("2024-01-02 03:04:05.500000+00:00", "le:ft"),
+        ("None", None),
+    ]
+
+
 def test_a_document_has_a_column_for_each_value_and_the_expiry(log: Path) -> None:
     assert sorted(rows(log, "document", as_of=0), key=lambda row: row["id"]) == [
         {"id": 7, "a": 1000.0, "b": "text", "expire_at": EXPIRY},
