@@ -7,6 +7,7 @@ import http.client
 import os
 import sys
 
+from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client, ErrorReplyError
 from resp_server.net.tls import add_tls_options, files_of
@@ -82,6 +83,8 @@ def _reason_by_http(options: argparse.Namespace) -> str:
         connection.request("GET", "/livez" if options.live else "/readyz")
         response = connection.getresponse()
         body = response.read(BODY_BYTES_MAX).decode("utf-8", "replace").strip()
+    except OSError as error:
+        raise OSError(f"cannot connect to {address_of(*options.metrics)}: {error.strerror or error}") from None
     finally:
         connection.close()
     return "" if response.status == http.client.OK else body or f"status {response.status}"
