@@ -119,6 +119,20 @@ def test_scripts_are_loaded_on_all_masters(client: Connection) -> None:
     assert client.call("EVALSHA", sha, 1, "a").plain.startswith(b"NOSCRIPT")
 
 
+def test_any_client_kills_a_script_that_does_not_end_at_any_node(
+    cluster: RedisCluster, proxy: Running, client: Connection
+) -> None:
+    for name in ("a", "b", "c"):
+        node = cluster.master_of(name)
+        cluster.call(node, "CONFIG", "SET", "busy-reply-threshold", 50)
+        client.send(request("EVAL", "while true do end", 1, name))
+        with node.connect() as direct, proxy.connect() as killer:
+            eventually(lambda direct=direct: direct.call("PING").raw.startswith(b"-BUSY "))  # type: ignore[misc]
+            assert killer.call("SCRIPT", "KILL").plain == b"OK"
+        assert b"Script killed by user" in client.read().plain
+        cluster.call(node, "CONFIG", "SET", "busy-reply-threshold", 5000)
+
+
 def test_a_blocking_command_waits_at_the_master_of_its_key(proxy: Running, client: Connection) -> None:
     with proxy.connect() as other:
         for name in ("l1", "l2", "l3"):
