@@ -43,7 +43,7 @@ def test_servers_and_cores_follow_from_the_unit_costs() -> None:
         f"{written[0]:.1f}",
         f"{written[1]:.1f}, or {written[2]:.1f} with Arrow",
     )
-    assert f"it counts\n{SIZE.writing_cores_all:.1f} cores of executors" in PAGE
+    assert f"it counts {SIZE.writing_cores_all:.1f} cores of executors" in PAGE
     assert row("a proxy for plain clients, cores")[0] == f"{LOAD.reads * unit_costs.GET_AT_A_PROXY[16].value / 1e6:g}"
 
 
