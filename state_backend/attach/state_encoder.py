@@ -81,7 +81,7 @@ class StateEncoder:
         if self.state.is_list:
             key, value, is_deleted, resets = _elements(ops.to_numpy(), key, value)
         read = {
-            f"k{index}": self._text(self.columns.column(name), key, value)
+            f"k{index}": self._part(name, self._text(self.columns.column(name), key, value))
             for index, name in enumerate(self.plan.key_names)
         }
         if self.plan.field_name is not None:
@@ -116,6 +116,16 @@ class StateEncoder:
         if is_nested(column.kind) and not column.is_json:
             return json_texts(read)
         return read.cast(pa.string()) if pa.types.is_date(read.type) or pa.types.is_boolean(read.type) else read
+
+    def _part(self, name: str, part: pa.Array) -> pa.Array:
+        """Return a part of the key; RowError for a null, which has no text."""
+        if part.null_count:
+            raise RowError(
+                f"state {self.descriptor.name!r}: the key column {name!r} is null in {part.null_count} row(s) of a "
+                f"batch, and keys of Redis have no nulls; give them a value that no other row has: "
+                f'columns={{{name!r}: "coalesce({name}, ...)"}} (--column {name}="coalesce({name}, ...)")'
+            )
+        return part
 
     def _check_elements(self, elements: pa.Array, is_deleted: pa.Array) -> None:
         """Raise RowError for a null element: null means "no list"."""
@@ -224,7 +234,7 @@ def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
         key_names=form.columns,
         key_forms=tuple(_form(columns.column(name)) for name in form.columns),
         key_is_open=tuple(
-            index < len(form.columns) - 1 and _may_contain(columns.column(name).kind, form.literals[index + 1])
+            index < len(form.columns) - 1 and _may_contain(columns.column(name), form.literals[index + 1])
             for index, name in enumerate(form.columns)
         ),
         field_name=descriptor.field,
@@ -246,8 +256,11 @@ def _form(column: AnyColumn) -> str:
     return next((form for is_kind, form in FORMS if is_kind(column.kind)), "text")
 
 
-def _may_contain(kind: pa.DataType, separator: str) -> bool:
-    """Tell whether the text of a key part may contain the separator that follows it."""
+def _may_contain(column: AnyColumn, separator: str) -> bool:
+    """Tell whether the separator in the text of a key part may be taken for the one that follows the part."""
+    if column.is_json:
+        return False  # its braces and brackets tell where it ends
+    kind = column.kind
     is_fixed = pa.types.is_boolean(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
     return not is_fixed or any(character in ".0123456789" for character in separator)
 
