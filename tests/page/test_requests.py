@@ -295,7 +295,9 @@ def test_a_proxy_shows_its_servers_and_what_it_compares(tmp_path: Path) -> None:
             reader.call("GET", "job:speed:3")
         url = stack.enter_context(page_of(f"redis://127.0.0.1:{proxy.port}"))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
-        shadow = eventually(lambda: client.get("/shadow").text, lambda found: "an old copy" in found, "the difference")
+        shadow = eventually(
+            lambda: client.get("/shadow").text, lambda found: ">an old copy<" in found, "the difference"
+        )
         assert "speeds" in shadow and "job:speed:3" in shadow
         cluster = eventually(lambda: client.get("/cluster").text, lambda found: found.count('class="badge live"') == 2)
         for port in swap.ports:
