@@ -43,6 +43,7 @@ from state_backend.attach.states import (
     BATCH,
     DELETED,
     EXPIRE_AT,
+    MAP_KEY,
     ORDER,
     PARTS_OF_WINDOW,
     RESETS,
@@ -123,6 +124,8 @@ class _ColumnRoles:
         windows = [member for member, field in members if field.metadata.get(TIME_WINDOW)]
         window = single_window([each.name for each in windows], used_names)
         parts = _parts_of(windows[0]) if window is not None else []
+        if len(field_columns) > 1 and MAP_KEY not in used_names:
+            parts.append(_StructField(MAP_KEY, F.to_json(F.col("user_map_key")), T.StringType()))
         return cls(
             (*key, *parts),
             tuple(field_columns),

@@ -28,6 +28,7 @@ from state_backend.attach.aggregates import (
 )
 from state_backend.attach.expressions import Expression, parse
 from state_backend.attach.states import (
+    MAP_KEY,
     PARTS_OF_WINDOW,
     ColumnNames,
     ValueField,
@@ -272,6 +273,8 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
     windows = [column for column, of in zip(_key_columns(state), key_type(state), strict=False) if is_time_window(of)]
     window = single_window(_names(windows), used)
     parts = _parts_of(windows[0]) if window is not None else []
+    if len(fields) > 1 and MAP_KEY not in used and has_json(state.key.field(1).type):
+        parts.append(Column(MAP_KEY, pa.string(), KEY, (1,), is_json=True))
     default = default_value_columns(
         [ValueField(each.name, is_window(each.kind), is_plain(each.kind) or is_nested(each.kind)) for each in raw],
         _names(by_name),

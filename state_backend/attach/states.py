@@ -18,6 +18,8 @@ BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
 EXPIRE_AT, RESETS = "$expire_at", "$resets"
 # Further columns of a key with one window. Each of them alone identifies the window, because all have one length.
 PARTS_OF_WINDOW = ("start", "end")
+# A further column of a map whose own key has several columns: they are one JSON object.
+MAP_KEY = "map_key"
 
 
 class AttachedArguments(TypedDict, total=False):
@@ -104,7 +106,8 @@ class ColumnNames:
 
     def distinguishes(self, name: str | None, other: str) -> bool:
         """Tell whether keys that differ in the column `other` also differ in the column `name`."""
-        return name == other or (other == self.window and name in PARTS_OF_WINDOW)
+        is_part_of = (name in PARTS_OF_WINDOW and other == self.window) or (name == MAP_KEY and other in self.field)
+        return name == other or is_part_of
 
     @property
     def of_key(self) -> tuple[str, ...]:
@@ -168,12 +171,12 @@ def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescript
     expressions = list(requested.columns or {})
     field_name = requested.field
     if field_name is None and names.field:
-        if len(names.field) > 1:
+        if len(names.field) > 1 and MAP_KEY not in names.key:
             raise DescriptorError(
                 f"{names.source}: its map key has several columns ({', '.join(names.field)}); make one column of them "
                 f"with columns= and field=, for example {{'field': \"concat_ws(':', ...)\"}}"
             )
-        field_name = names.field[0]
+        field_name = names.field[0] if len(names.field) == 1 else MAP_KEY
     given_key = (requested.key,) if isinstance(requested.key, str) else tuple(requested.key)
     key = given_key or (
         ()

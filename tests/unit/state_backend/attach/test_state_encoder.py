@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -13,23 +15,38 @@ from state_backend.attach.state_encoder import StateEncoder
 from state_backend.attach.states import AttachedState
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.schemas import KeyEncoding
-from state_backend.checkpoint.states import State, StateForm
+from state_backend.checkpoint.states import TRANSFORMS, State, StateForm
 from state_backend.codec.row_encoding import RowError, names_of
 
 KEY = pa.struct({"place": pa.struct({"city": pa.string(), "floors": pa.list_(pa.int32())}), "side": pa.string()})
 VALUE = pa.struct({"count": pa.int64()})
 
 
-def keys_of(*keys: dict[str, Any], **options: Any) -> list[bytes]:
-    """Return the Redis keys of rows with some keys."""
-    state = State(
-        0, "stateStoreSave", "aggregation", StateForm.PLAIN, "default", None, KEY, VALUE, encoding=KeyEncoding()
-    )
-    encoder = StateEncoder.of(columns_of(state, "aggregation"), AttachedState(**options), "j")
-    ops = pa.array(np.full(len(keys), RecordType.PUT, np.uint8))
-    values = pa.array([{"count": 1}] * len(keys), VALUE)
-    rows = pa.RecordBatch.from_arrays([ops, pa.array(keys, KEY), values], ["op", "key", "value"])
-    found: list[bytes] = encoder.encoded(rows, 0, names_of([encoder.plan])).column("key").to_pylist()
+AGGREGATION = State(
+    0, "stateStoreSave", "aggregation", StateForm.PLAIN, "default", None, KEY, VALUE, encoding=KeyEncoding()
+)
+MAP = replace(
+    AGGREGATION,
+    operator_name=TRANSFORMS[0],
+    name="m",
+    form=StateForm.MAP,
+    key=pa.struct(
+        {"key": pa.struct({"user": pa.string()}), "userKey": pa.struct({"day": pa.date32(), "n": pa.int32()})}
+    ),
+)
+
+
+def encoded(state: State, of: dict[str, Any], **options: Any) -> pa.RecordBatch:
+    """Return the change record of a row with some key."""
+    encoder = StateEncoder.of(columns_of(state, state.name), AttachedState(**options), "j")
+    ops = pa.array(np.full(1, RecordType.PUT, np.uint8))
+    columns = [ops, pa.array([of], state.key), pa.array([{"count": 1}], VALUE)]
+    rows = pa.RecordBatch.from_arrays(columns, ["op", "key", "value"])
+    return encoder.encoded(rows, 0, names_of([encoder.plan]))
+
+
+def keys_of(of: dict[str, Any], **options: Any) -> list[bytes]:
+    found: list[bytes] = encoded(AGGREGATION, of, **options).column("key").to_pylist()
     return found
 
 
@@ -43,3 +60,11 @@ def test_a_null_in_a_key_is_an_error_that_says_how_to_replace_it() -> None:
         keys_of({"place": {}, "side": None})
     column = {"side": "coalesce(side, 'none')"}
     assert keys_of({"place": {}, "side": None}, columns=column, value="count") == [b"j:aggregation:{}:none"]
+
+
+def test_several_columns_of_a_maps_own_key_are_a_json_object_or_parts_of_both() -> None:
+    pair = {"key": {"user": "ann"}, "userKey": {"day": date(2026, 1, 2), "n": 3}}
+    row = encoded(MAP, pair)
+    assert (row["key"].to_pylist(), row["field"].to_pylist()) == ([b"j:m:ann"], [b'{"day":"2026-01-02","n":3}'])
+    row = encoded(MAP, pair, key=("user", "day"), field="n")
+    assert (row["key"].to_pylist(), row["field"].to_pylist()) == ([b"j:m:ann:2026-01-02"], [b"3"])
