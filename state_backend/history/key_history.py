@@ -105,7 +105,9 @@ def _versions(past: PastJobLog, key: bytes, begin: int, readable: ReadableEpochs
             is_expiring = info is not None and (info.expire_at_ms is not None or isinstance(value, dict))
         if value != before and (changes.epoch > begin or begin == first):
             kind = None if info is None else info.kind
-            is_oldest = changes.epoch == first and not readable.starts_at_first_epoch
+            # An attachment begins with the whole state of a query that has run before.
+            is_incomplete = not readable.starts_at_first_epoch or (first > 0 and bool(changes.replaces))
+            is_oldest = changes.epoch == first and is_incomplete
             yield Version(changes.epoch, changes.clock_ms, kind, value, is_oldest)
 
 

@@ -20,6 +20,7 @@ from state_backend.attach.start import attach_files
 from state_backend.attach.states import without_window_ends
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import look_up
+from state_backend.history.key_history import history_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.errors import CheckpointError, DescriptorError, LogError, UnsupportedStateError
@@ -86,6 +87,8 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
     assert epochs(log) == [2]
     assert (epoch(log, 2).replaces, epoch(log, 2).origin) == (("aggregation",), 0)
     assert shown(log) == in_spark(growing.path, 2)
+    for key in shown(log):
+        assert [version.is_oldest for version in history_of(ChangeLog(str(log)).job(JOB), key, 10)] == [True]
 
 
 @pytest.mark.parametrize("job", ["rocksdb-snapshots", "transform-format2", "format2-join"])
