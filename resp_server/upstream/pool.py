@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from resp_server.command_table.facts import Facts
+from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -42,6 +43,8 @@ TIMEOUT_S = 10.0
 CHECKS_PER_TIMEOUT = 20
 # Shared connections for each protocol version (guess: few, because Redis runs commands on one thread).
 CONNECTIONS = 4
+# The pause after the reply BUSY to COMMAND: the upstream runs a long script (guess).
+BUSY_PAUSE_S = 1.0
 # Bytes of long requests that wait for the upstream (guess: two of the longest).
 LONG_BYTES_MAX = 1 << 30
 COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
@@ -341,8 +344,14 @@ class UpstreamPool:
         """Request the upstream's commands and version, if it is connected."""
         connection = self._connection(0, 2)
         if connection.is_open and self.on_facts is not None:
-            connection.add(UpstreamRequest(COMMAND, _ParsingSink(facts_in, self.on_facts), 0, is_read=True))
-            connection.add(UpstreamRequest(HELLO, _ParsingSink(hello_fields, self.on_hello), 0, is_read=True))
+            for packed, sink in (
+                (COMMAND, _ParsingSink(facts_in, self.on_facts, self._request_facts_later)),
+                (HELLO, _ParsingSink(hello_fields, self.on_hello, self._request_facts_later)),
+            ):
+                connection.add(UpstreamRequest(packed, sink, 0, is_read=True))
+
+    def _request_facts_later(self) -> None:
+        self._loop.call_later(BUSY_PAUSE_S, self.request_facts)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -477,14 +486,20 @@ class _TrackingSink:
 
 
 class _ParsingSink(Generic[Found]):
-    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`."""
+    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`. later: asks again."""
 
-    def __init__(self, parse: Callable[[bytes], Found], then: Callable[[Found], None]) -> None:
-        self._parse, self._then = parse, then
+    def __init__(
+        self, parse: Callable[[bytes], Found], then: Callable[[Found], None], later: Callable[[], None]
+    ) -> None:
+        self._parse, self._then, self._later = parse, then, later
 
     def put(self, index: int, reply: RawReply) -> None:
         try:
-            self._then(self._parse(as_bytes(reply)))
+            text = as_bytes(reply)
+            if text.startswith(BUSY):
+                self._later()
+            else:
+                self._then(self._parse(text))
         except MALFORMED_REPLY_ERRORS as error:
             logger.warning("the upstream's reply to COMMAND or HELLO has an unexpected form: %s", error)
         except Exception as error:

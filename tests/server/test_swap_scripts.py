@@ -127,6 +127,17 @@ def test_a_script_that_outlasts_the_time_limit_can_be_killed(swap: Swap, impatie
         eventually(lambda: not other.call("GET", "n").is_error)
 
 
+def test_the_upstream_s_commands_are_read_when_it_was_busy_at_the_start(swap: Swap, impatient: Connection) -> None:
+    with swap.upstream.connect() as client:
+        begin_endless_script(swap, client)
+        with swap.start_swap(is_ready=False).connect() as other:
+            eventually(lambda: other.call("GET", "n").raw.startswith(b"-BUSY "))
+            impatient.call("SCRIPT", "KILL")
+            other.call("MULTI")
+            # Redis 7.0 does not have this command.
+            eventually(lambda: other.call("HEXPIRE", "h", 1, "FIELDS", 1, "f").is_error)
+
+
 def test_redis_py_loads_a_script_that_the_upstream_has_forgotten(swap: Swap, client: Connection) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=swap.proxy.port, protocol=protocol) as each:
