@@ -108,7 +108,7 @@ def moment_of(log: JobLog, as_of: AsOf | None) -> Moment:
     """
     readable = readable_epochs(log)
     if readable is None:
-        raise LogError(f"the log {log.filesystem.root} has no epoch of a job {log.job!r}")
+        raise BeforeFirstEpochError(f"the log {log.filesystem.root} has no epoch of a job {log.job!r}")
     generation, first, last = readable.generation.generation, readable.first, readable.last
     if as_of is None:
         return Moment(generation, last.epoch, now_ms())
@@ -146,7 +146,7 @@ def _too_early(log: JobLog, readable: ReadableEpochs, point: str) -> LogError:
 
 
 class BeforeFirstEpochError(LogError):
-    """A time or an epoch before the first epoch of a job's state."""
+    """A time or an epoch before the first epoch of a job's state, which may be still to come."""
 
 
 class PastJobLog(JobLog):

@@ -63,6 +63,7 @@ def test_a_time_is_the_newest_epoch_of_each_job_up_to_it(tmp_path: Path) -> None
     publish(log, "early", 5)
     publish(log, "late", 5, START_MS + 2_000)
     publish(log, "not_yet", 5, START_MS + 60_000)
+    publish(log, "none_yet", 0)
     options = ("--as-of", iso_text(START_MS + 3_500))
     with sparkis_server(store, log, *options) as server, redis.Redis(port=server.port, decode_responses=True) as client:
         assert client.mget("early:temp:a", "late:temp:a", "not_yet:temp:a") == ["3", "1", None]
