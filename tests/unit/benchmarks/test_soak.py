@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.soak import MIB, SoakError, _check_growth
+from benchmarks.soak import FLAT_AFTER_S, MIB, Sample, SoakError, _check_growth, _check_sizes
 
 
 def test_a_leak_is_growth() -> None:
@@ -17,3 +17,10 @@ def test_a_warm_up_and_a_saw_are_not() -> None:
     saw = [(100 + number % 40) * MIB for number in range(200)]
     _check_growth("store", "store's file", warm_up + saw)
     _check_growth("heap", "heap", [])
+
+
+def test_a_short_run_tells_nothing_of_growth() -> None:
+    samples = [Sample(float(at), at, at * MIB, at * MIB, 0, {"server": 0}, {}) for at in range(100)]
+    _check_sizes(samples, FLAT_AFTER_S - 1)
+    with pytest.raises(SoakError, match="the store's file grows"):
+        _check_sizes(samples, FLAT_AFTER_S)
