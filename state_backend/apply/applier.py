@@ -744,7 +744,17 @@ class Applier:
         self._compact_above_bytes = 2 * free  # for the next try, if this one fails
         self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
         path = self._path(self._store.generation, is_new=True)
-        self._store.copy_to(path)
+        try:
+            self._store.copy_to(path)
+        except StoreError as error:
+            logger.warning(
+                "job %s: the store keeps %d MB of free pages, because it cannot be copied: %s; the next try is in "
+                "five minutes or later",
+                self._log.job,
+                free >> 20,
+                error,
+            )
+            return
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self.close()
         self._store = self._open_store(current.generation, is_new=False)

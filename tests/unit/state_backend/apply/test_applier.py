@@ -579,6 +579,24 @@ def test_a_store_is_not_copied_again_and_again_while_epochs_come(
     assert followed.folders() == ["q1.1.3"]
 
 
+def test_a_store_that_cannot_be_copied_is_kept_and_the_log_says_why(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    followed.restart()
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
+    followed.step()
+    store = followed.applier.store
+    assert store is not None
+    (store.path.parent / "copy").write_text("")  # in the way
+    writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
+    followed.step()
+    assert followed.folders() == ["q1.1.0"] and len(followed.values()) == 10
+    (record,) = [record for record in caplog.records if "cannot be copied" in record.getMessage()]
+    assert "MB of free pages" in record.getMessage() and "File exists" in record.getMessage()
+
+
 def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:
     writer = followed.writer(TEMP, MODE)
     writer.publish([put(b"a"), put(b"b"), put(b"other", state="mode")], replaces=["temp"])
