@@ -47,7 +47,7 @@ class Scene:
         self.view = keyspace.view(NOW_MS)
         cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
         commands = hop.Hop(cluster, self.proxy.context, [])
-        commands.set_upstream(lambda client, protocol: None, [])
+        commands.set_upstream(lambda client, protocol: None, lambda client: None, [])
         commands.set_patterns(sides)
         self.reads = hop.StoredReads(self.proxy.context)
         self.reads.use(commands, SimpleNamespace(current_view=lambda: self.view))
