@@ -17,6 +17,7 @@ import json
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -57,6 +58,8 @@ READ_BYTES = 1 << 20
 CHILD_BYTES_MAX = 4 << 30
 SILENCE_S_MAX = 300.0
 ERROR_BYTES_MAX = 1 << 14
+# A process that others end, such as the kernel without memory, tells nothing of the files.
+KILLS = (signal.SIGKILL, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,9 @@ def output_of(command: Sequence[str], name: str) -> Iterator[bytes]:
                     else:
                         yield part
             reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-            if child.wait() != 0:
+            if -child.wait() in KILLS:
+                raise CheckpointError(f"{name}: the process that reads it was killed by signal {-child.returncode}")
+            if child.returncode != 0:
                 raise damaged(name, f"RocksDB cannot read it: {reason or f'it ended with the code {child.returncode}'}")
         finally:
             child.kill()

@@ -152,6 +152,12 @@ def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
         output_of(complain + "sys.exit('\\nthe reason')")
 
 
+def test_a_process_that_is_killed_says_nothing_of_the_file() -> None:
+    with pytest.raises(CheckpointError, match="the process that reads it was killed by signal 9") as raised:
+        list(snapshots.output_of(["sh", "-c", "kill -9 $$"], "1.zip"))
+    assert not isinstance(raised.value, CheckpointDamagedError)
+
+
 def test_a_process_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "SILENCE_S_MAX", 0.1)
     with pytest.raises(CheckpointError, match=r"has been silent for 0\.1 s"):
