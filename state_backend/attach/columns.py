@@ -40,7 +40,7 @@ from state_backend.attach.states import (
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window, key_type
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
-from state_backend.codec.json_text import has_json, json_texts
+from state_backend.codec.json_text import JsonForm, has_json, json_texts
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError, UnsupportedStateError
 
@@ -67,7 +67,7 @@ class Column:
         root = key if self.root == KEY else value
         found = reduce(lambda array, index: pc.struct_field(array, [index]), self.path, root)
         if self.is_json:
-            return json_texts(found, keeps_nulls=False)
+            return json_texts(found, JsonForm(keeps_nulls=False, has_micros=self.root == KEY))
         return found.cast(self.kind) if self.is_micros else found
 
 

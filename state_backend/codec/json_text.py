@@ -2,7 +2,8 @@
 
 number            as it is; a float as Java writes it: 1.0, 1.0E10, "NaN"; a decimal with an exponent if it is small
 text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F
-timestamp         "2024-01-01T00:00:00.000Z", without the Z for timestamp_ntz; truncated to milliseconds
+timestamp         "2024-01-01T00:00:00.000Z", without the Z for timestamp_ntz; truncated to milliseconds, but in keys,
+                  as two keys would become one
 date, binary      "2024-01-01", "base64"
 struct, list, map object, array, object; a map's key is the text of Spark's own form: a date in days, a time in
                   microseconds
@@ -14,7 +15,7 @@ import base64
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,29 +51,39 @@ def has_json(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in PLAIN_TYPES)
 
 
-def json_texts(array: pa.Array, *, keeps_nulls: bool = True) -> pa.Array:
-    """Return the JSON of each value, null for a null. keeps_nulls: objects have their null fields, too."""
+class JsonForm(NamedTuple):
+    """keeps_nulls: objects have their null fields, too. has_micros: times are not truncated to milliseconds."""
+
+    keeps_nulls: bool = True
+    has_micros: bool = False
+
+
+OF_VALUES = JsonForm()
+
+
+def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:
+    """Return the JSON of each value, null for a null."""
     kind = array.type
     if pa.types.is_struct(kind):
-        texts = json_objects([field.name for field in kind], array.flatten(), len(array), keeps_nulls=keeps_nulls)
+        texts = json_objects([field.name for field in kind], array.flatten(), len(array), form)
     elif pa.types.is_list(kind):
-        texts = _lists(array, keeps_nulls)
+        texts = _lists(array, form)
     elif pa.types.is_map(kind):
-        texts = _maps(array, keeps_nulls)
+        texts = _maps(array, form)
     else:
-        return _plain(array)
+        return _plain(array, form)
     return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string()))
 
 
-def json_objects(names: list[str], columns: list[pa.Array], rows: int, *, keeps_nulls: bool = True) -> pa.Array:
+def json_objects(names: list[str], columns: list[pa.Array], rows: int, form: JsonForm = OF_VALUES) -> pa.Array:
     """Return an object of each row of some columns."""
     if not columns:
         return pa.array(["{}"] * rows, pa.string())
     fields = []
     for name, column in zip(names, columns, strict=True):
-        text = json_texts(column, keeps_nulls=keeps_nulls)
+        text = json_texts(column, form)
         head = pa.scalar(f"{_quoted(name)}:")
-        fields.append(pc.binary_join_element_wise(head, pc.fill_null(text, NULL) if keeps_nulls else text, ""))
+        fields.append(pc.binary_join_element_wise(head, pc.fill_null(text, NULL) if form.keeps_nulls else text, ""))
     joined = join_present(fields, ",")
     return pc.binary_join_element_wise("{", joined, "}", "")
 
@@ -83,7 +94,7 @@ def join_present(texts: Sequence[pa.Array], separator: str) -> pa.Array:
     return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*parts, ""), start=len(separator))
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
     kind = array.type
     if pa.types.is_floating(kind):
         return _floats(array)
@@ -94,22 +105,22 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind):
         return _each(array, lambda content: f'"{base64.b64encode(content).decode()}"')
     if pa.types.is_timestamp(kind):
-        return pc.binary_join_element_wise('"', _times(array), '"', "")
+        return pc.binary_join_element_wise('"', _times(array, form), '"', "")
     if pa.types.is_date(kind):
         return pc.binary_join_element_wise('"', array.cast(pa.string()), '"', "")
     return array.cast(pa.string())
 
 
-def _lists(array: pa.ListArray, keeps_nulls: bool) -> pa.Array:
-    elements = pc.fill_null(json_texts(array.flatten(), keeps_nulls=keeps_nulls), NULL)
+def _lists(array: pa.ListArray, form: JsonForm) -> pa.Array:
+    elements = pc.fill_null(json_texts(array.flatten(), form), NULL)
     return _joined(elements, pc.fill_null(pc.list_value_length(array), 0).to_numpy(), "[", "]")
 
 
-def _maps(array: pa.MapArray, keeps_nulls: bool) -> pa.Array:
+def _maps(array: pa.MapArray, form: JsonForm) -> pa.Array:
     offsets = array.offsets.to_numpy()
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = array.keys.slice(first, count), array.items.slice(first, count)
-    values = pc.fill_null(json_texts(items, keeps_nulls=keeps_nulls), NULL)
+    values = pc.fill_null(json_texts(items, form), NULL)
     pairs = pc.binary_join_element_wise('"', _map_keys(keys), '":', values, "")
     return _joined(pairs, np.diff(offsets), "{", "}")
 
@@ -122,7 +133,7 @@ def _map_keys(keys: pa.Array) -> pa.Array:
         return keys.cast(pa.int32()).cast(pa.string())
     if pa.types.is_timestamp(kind):
         return keys.cast(pa.int64()).cast(pa.string())
-    return pc.replace_substring(_plain(keys), '"', "")  # NaN is a text with quotes
+    return pc.replace_substring(_plain(keys, OF_VALUES), '"', "")  # NaN is a text with quotes
 
 
 def _joined(parts: pa.Array, counts: Any, opening: str, closing: str) -> pa.Array:
@@ -161,10 +172,14 @@ def _java_text(number: np.floating[Any]) -> str:
     return text.replace("e+", "E").replace("e", "E")
 
 
-def _times(array: pa.Array) -> pa.Array:
+def _times(array: pa.Array, form: JsonForm) -> pa.Array:
     zone = "Z" if array.type.tz else ""
-    milliseconds = pc.floor_temporal(array.cast(pa.timestamp("us")), unit="millisecond").cast(pa.timestamp("ms"))
-    return pc.binary_join_element_wise(pc.replace_substring(milliseconds.cast(pa.string()), " ", "T"), zone, "")
+    times = array.cast(pa.timestamp("us"))
+    floors = pc.floor_temporal(times, unit="millisecond")
+    texts = floors.cast(pa.timestamp("ms")).cast(pa.string())
+    if form.has_micros:
+        texts = pc.if_else(pc.equal(times, floors), texts, times.cast(pa.string()))
+    return pc.binary_join_element_wise(pc.replace_substring(texts, " ", "T"), zone, "")
 
 
 def _escaped(texts: pa.Array) -> pa.Array:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from state_backend.codec.json_text import json_texts
+from state_backend.codec.json_text import JsonForm, json_texts
 
 
 def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
     rows = pa.array([{"a": 1, "b": None}, {"a": None, "b": None}, None, {"a": 2, "b": 'q"\n'}])
     assert json_texts(rows).to_pylist() == ['{"a":1,"b":null}', '{"a":null,"b":null}', None, '{"a":2,"b":"q\\"\\n"}']
-    assert json_texts(rows, keeps_nulls=False).to_pylist() == ['{"a":1}', "{}", None, '{"a":2,"b":"q\\"\\n"}']
+    assert json_texts(rows, JsonForm(keeps_nulls=False)).to_pylist() == ['{"a":1}', "{}", None, '{"a":2,"b":"q\\"\\n"}']
+
+
+def test_times_that_differ_in_microseconds_differ_in_the_text_of_a_key():
+    times = pa.array([1_000, 1_001, 123_456, None], pa.timestamp("us", "UTC"))
+    rows = pa.StructArray.from_arrays([times], ["at"])
+    of_keys = json_texts(rows, JsonForm(keeps_nulls=False, has_micros=True)).to_pylist()
+    assert of_keys == [f'{{"at":"1970-01-01T00:00:00.{each}Z"}}' for each in ("001", "001001", "123456")] + ["{}"]
+    assert json_texts(times).to_pylist() == [f'"1970-01-01T00:00:00.{each}Z"' for each in ("001", "001", "123")] + [
+        None
+    ]
 
 
 def test_lists_and_maps_may_be_empty_and_sliced():
