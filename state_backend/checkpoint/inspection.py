@@ -1,7 +1,6 @@
 """The facts about a checkpoint that `sparkis inspect` shows, and the look-up of one key.
 
-Sizes are counted in whole states, so counting reads all of the state, one partition after the other. So does a look-up,
-until it has found the key.
+Sizes are counted in whole states, so counting reads all of the state, one partition after the other. So does a look-up.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
-from state_backend.checkpoint.keys import fields, key_form, key_texts, served_key, served_type
+from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_values
 from state_backend.checkpoint.states import State, UnreadableState, state_names
 from state_backend.checkpoint.stores import StateStore
@@ -189,12 +188,21 @@ def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, pro
         known = ", ".join(sorted(names.values())) or "none"
         raise CheckpointError(f"{checkpoint.location} has no state {name!r}; its states: {known}{_not_read(layout)}")
     found: dict[str, Any] = {}
+    keys: dict[str, set[str]] = {}
     for store, partition in _partitions(layout, progress):
         if name is not None and not any(names[state] == name for state in store.states):
             continue
         for state, rows in store.whole([partition], layout.batch):
             if name in (None, names[state]):
-                _add(found, names[state], state, _matching(rows, key, state))
+                matching = _matching(rows, key, state)
+                keys.setdefault(names[state], set()).update(exact_keys(matching.column("key"), state))
+                _add(found, names[state], state, matching)
+    for state_name, exact in keys.items():
+        if len(exact) > 1:
+            raise CheckpointError(
+                f"the state {state_name!r} of {checkpoint.location} has {len(exact)} keys that are written {key!r}: "
+                f"{', '.join(sorted(exact)[:3])}; `sparkis attach` can tell them apart by --key-format or --column"
+            )
     return found
 
 

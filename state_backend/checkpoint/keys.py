@@ -7,6 +7,7 @@ a hash.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import cast
 
@@ -57,6 +58,14 @@ def key_texts(keys: pa.StructArray, state: State) -> pa.Array:
     if not parts:
         return pa.array([WITHOUT_COLUMNS] * len(keys), pa.string())
     return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement="null")
+
+
+def exact_keys(keys: pa.StructArray, state: State) -> list[str]:
+    """Return the keys as JSON, which differs even where `key_texts` has one text for two keys."""
+    names = key_type(state).names
+    columns = [plain_values(column) for column in key_columns(keys, state)] or [[None] * len(keys)]
+    rows = zip(*columns, strict=True)
+    return [json.dumps(dict(zip(names, row, strict=False)), ensure_ascii=False, default=str) for row in rows]
 
 
 def _parts(field: pa.Field, column: pa.Array) -> list[pa.Array]:

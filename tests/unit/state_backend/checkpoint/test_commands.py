@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks import checkpoints
 from spark_hooks.cli import main
 from tests.golden_checkpoints import NEWEST, unpack
 
@@ -96,6 +98,22 @@ def test_get_prints_maps_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_get_reads_an_earlier_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
     assert json.loads(run(capsys, "get", folder, "all", "--batch", 1)[1])["aggregation"]["count"] == 24
+
+
+def test_get_refuses_a_text_that_two_keys_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = np.zeros(2, checkpoints.RECORD)
+    records["key_bytes"], records["value_bytes"] = checkpoints.KEY_BYTES, checkpoints.VALUE_BYTES
+    records["key_word"], records["key_text"], records["key_nulls"][1] = 16 << 32 | 4, b"null", 1
+    monkeypatch.setattr(checkpoints, "_records", lambda numbers, batch: records.tobytes())
+    written = checkpoints.WrittenCheckpoint(tmp_path, partitions=1)
+    written.write_snapshot(0, 2)
+    written.plan(0)
+    written.commit(0)
+    code, output, errors = run(capsys, "get", tmp_path, "null")
+    assert (code, output) == (1, "")
+    assert f"""of {tmp_path} has 2 keys that are written 'null': {{"sensor": "null"}}, {{"sensor": null}}; """ in errors
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
