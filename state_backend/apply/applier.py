@@ -188,7 +188,7 @@ class Applier:
         """Apply all committed epochs, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
-        changed = self._changed
+        changed, applied = self._changed, self._last_report.get("applied")
         heartbeat: dict[str, Any] | None = None
         with suppress(SparkisError):
             heartbeat = self._last_heartbeat()  # before epochs are read: this call finds out that the log was removed
@@ -206,13 +206,12 @@ class Applier:
                 self.close()  # an LMDB environment may be unusable after an error; the next step reopens it
         if self._changed != changed:
             self._idle_from_s = time.monotonic() + IDLE_AFTER_S
-        applied_before = self._last_report.get("applied")
         is_stale = heartbeat is None or self._heartbeats.is_stale(heartbeat)
         if error and error != self._last_report.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._report_status(is_stale, error, is_full)
         self._has_more = self._clean_up() or has_more
-        if error or self._has_more or self._last_report.get("applied") != applied_before:
+        if error or self._has_more or self._last_report.get("applied") != applied:
             self._busy_at_s = time.monotonic()
         return self._has_more
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -550,6 +551,18 @@ def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
     assert len(followed.values()) == 1400
     followed.step()
     assert (followed.folders(), followed.applier.store) == (["q1.1.1"], store)
+
+
+def test_a_job_whose_epochs_come_does_not_rest(followed: Followed) -> None:
+    writer = followed.writer()
+    for number in range(3):
+        writer.publish([put(b"k", b"%d" % number)])
+        followed.applier._busy_at_s = -math.inf  # time has passed
+        followed.step()
+        assert not followed.applier.rest(60.0)
+    followed.step()
+    followed.applier._busy_at_s = -math.inf
+    assert followed.applier.rest(60.0)
 
 
 def test_a_store_is_not_copied_again_and_again_while_epochs_come(
