@@ -146,7 +146,7 @@ def in_a_child(work: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("flips", [100, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [40, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
     followed: Followed, tmp_path: Path, flips: int
 ) -> None:
