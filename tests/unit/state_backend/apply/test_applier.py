@@ -96,6 +96,16 @@ def followed(tmp_path: Path) -> Iterator[Followed]:
     followed.applier.close()
 
 
+def publish_large(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> LogWriter:
+    """Have 5,000 keys applied. Their deletion leaves more free pages than the applier keeps; return the writer."""
+    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    followed.restart()
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
+    followed.step()
+    return writer
+
+
 # Following ----------------------------------------------------------------------------------------------------------
 
 
@@ -510,11 +520,7 @@ def test_expired_keys_go_in_bounded_portions(followed: Followed, monkeypatch: py
 def test_free_pages_that_outweigh_the_others_are_given_back(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
-    followed.restart()
-    writer = followed.writer()
-    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
-    followed.step()
+    writer = publish_large(followed, monkeypatch)
     assert followed.folders() == ["q1.1.0"]
     writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
     followed.step()
@@ -595,11 +601,7 @@ def test_a_store_is_not_copied_again_and_again_while_epochs_come(
 def test_a_store_that_cannot_be_copied_is_kept_and_the_log_says_why(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
-    followed.restart()
-    writer = followed.writer()
-    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
-    followed.step()
+    writer = publish_large(followed, monkeypatch)
     store = followed.applier.store
     assert store is not None
     (store.path.parent / "copy").write_text("")  # in the way
