@@ -26,9 +26,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from resp_server import native
+from resp_server.acl.rate_limits import RateLimiter
 from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
@@ -669,7 +670,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         return has_more
 
     @property
-    def _rate_limiter(self) -> Any:
+    def _rate_limiter(self) -> RateLimiter | None:
         """The limiter of the user; None: no limit, or the client has not logged in, so that it is no user yet."""
         return self.session.user.rate_limiter if self.session.is_authenticated else None
 

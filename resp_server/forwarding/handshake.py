@@ -45,7 +45,7 @@ class Handshake:
             raise FrameError("more replies than requests")
         name = self._unanswered.pop(0)
         reason = self._refusal(name, reply)
-        # A Redis that runs a long script replies BUSY to PING: it takes requests, and some even run.
+        # A Redis that runs a long script replies BUSY to PING. It still runs SCRIPT KILL.
         is_busy = name == b"PING" and reply.startswith(BUSY)
         if name not in self._optional and reply[:1] == b"-" and not is_busy:
             reason = reply[1:-2].decode("utf-8", "replace")
