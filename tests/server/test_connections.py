@@ -40,8 +40,12 @@ ANSWERED = b"".join(bulk(b"%d" % number) for number in range(200))
 
 @pytest.fixture
 def hurried(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server whose event loop's rounds are long as soon as somebody asks for much, and four clients."""
+    """A server whose event loop's rounds are long as soon as somebody asks for much, and four clients.
+
+    No turn is too long, so that a system that stops the process for a while does not change what is deferred.
+    """
     monkeypatch.setattr("resp_server.client.turn_scheduler.ROUND_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 3_600_000_000_000)
     server = serve()
     for _ in range(4):
         server.connect().answers(PING, PONG)
