@@ -77,6 +77,8 @@ def test_a_message_reaches_the_clients_of_the_other_node(cluster: Cluster) -> No
 
 
 def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(cluster: Cluster) -> None:
+    with logged_in(cluster.proxy, "admin", "a") as client:  # the proxy connects to both nodes
+        eventually(lambda: client.call("DBSIZE").value, lambda count: count == len(KEYS))
     for node in cluster.nodes:
         with logged_in(node, "admin", "a") as client:
             proxies = {
