@@ -149,6 +149,7 @@ class _Reader:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=children.environment(),
+                start_new_session=True,  # signals to all processes of a shell are for the server, which ends this one
             )
         source, target = self._process.stdout, self._process.stdin
         assert source is not None and target is not None

@@ -72,7 +72,7 @@ def _value(version: Version) -> Reply:
 def main() -> None:
     """Answer one request after another, until the input ends."""
     log_lines.set_up_child()
-    for number in (signal.SIGINT, signal.SIGHUP):  # a shell sends them to all processes; the server ends this one
+    for number in (signal.SIGINT, signal.SIGHUP):  # only the server ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     for line in sys.stdin.buffer:

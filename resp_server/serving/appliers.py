@@ -236,6 +236,7 @@ class ApplierProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=EVENT_BYTES_MAX,
             env=children.environment(),
+            start_new_session=True,  # signals to all processes of a shell are for the server, which ends this one
         )
         self._process, self._slots_lines = process, 0
         if self._desired != slots:  # changed while the process started

@@ -372,6 +372,7 @@ class Workers(JobCatalog):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 env=children.environment(),
+                start_new_session=True,  # signals to all processes of a shell are for the server, which ends this one
             )
         return _Worker(number, process, self, here)
 

@@ -273,6 +273,15 @@ def test_a_signal_while_jobs_are_loaded_ends_the_program_with_a_line(
         assert server.process.wait(WAIT_S_MAX) == 0
 
 
+def test_a_hangup_ends_no_process_that_just_starts(start: Start, log: Path, tmp_path: Path) -> None:
+    server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", 2)
+    eventually(lambda: "state_backend.apply.applier" in running_below(server.process.pid), interval_s=0)
+    processes = server.children()
+    server.hang_up()
+    server.wait_for(r"started @ 127\.0\.0\.1:")
+    assert server.children() >= processes
+
+
 def running_below(pid: int) -> str:
     """Return the command lines of a process's descendants."""
     found = ""
