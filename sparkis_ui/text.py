@@ -131,9 +131,9 @@ class Query:
         first = "&".join(query_string.decode("latin-1").split("&", PARAMETERS_MAX)[:PARAMETERS_MAX])
         self._pairs = parse_qsl(first, encoding="utf-8", errors="surrogateescape")
 
-    def text(self, name: str, default: str = "") -> str:
-        """Return a parameter; the first, if there are several."""
-        return next((value for each, value in self._pairs if each == name), default)
+    def text(self, name: str) -> str:
+        """Return a parameter as text, which a page may show; the first, if there are several."""
+        return next((_bytes(value).decode("utf-8", "replace") for each, value in self._pairs if each == name), "")
 
     def raw(self, name: str) -> bytes:
         """Return a parameter as bytes."""
@@ -152,6 +152,11 @@ class Query:
         """Return a parameter as an integer from 0 to `most`; the default if it is not a number."""
         text = self.text(name)
         return min(int(text), most) if re.fullmatch(r"\d{1,18}", text) else default
+
+
+def decimal(text: str) -> int:
+    """Return an offset or a cursor of a URL; 0, the beginning, for any text but decimal digits."""
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else 0
 
 
 def _bytes(text: str) -> bytes:

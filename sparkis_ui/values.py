@@ -10,6 +10,7 @@ from typing import Any
 
 from sparkis_ui.client import Client, RefusedError, RequestError
 from sparkis_ui.facts import Node, integer, text_of
+from sparkis_ui.text import decimal
 
 PAGE_ELEMENTS = 50
 PAGE_BYTES = 4 << 20  # of the elements of a page together, by their mean size
@@ -52,7 +53,7 @@ async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = 
     if not isinstance(located, RefusedError):
         value.job, value.state = (text_of(located.get(name) or b"") for name in (b"job", b"state"))
         value.slot, value.where = integer(located.get(b"slot")), text_of(located.get(b"where") or b"")
-    offset = int(at) if at.isdigit() else 0
+    offset = decimal(at)
     readers = {"string": _string, "list": _list, "hash": _hash, "set": _set, "zset": _sorted_set}
     if value.kind in readers:
         await readers[value.kind](client, value, offset, pattern)
@@ -167,7 +168,7 @@ async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Seq
     nodes: the masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
     """
     at_node, _, at = cursor.rpartition(":")
-    number, position = (int(text) if text.isdigit() else 0 for text in (at_node, at))
+    number, position = decimal(at_node), decimal(at)
     found: dict[bytes, None] = {}
     count, steps = KEYS_OF_A_PAGE, 0
     while steps < SCAN_STEPS_MAX:

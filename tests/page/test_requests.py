@@ -40,6 +40,15 @@ user viewer on >viewer-secret ~* &* +@read +@connection +info -@admin +slowlog|g
 user reader on >reader-secret ~cars:speed:* +@read +@connection +info -@admin
 """
 STATES = (StateDescriptor("speed", key="car", value="kmh"), StateDescriptor("price", key="car", value="eur"))
+# The parameters of each page.
+PARAMETERS = {
+    "/overview": ("sort",),
+    "/browse": ("job", "state", "pattern", "cursor"),
+    "/watch": ("key", "pattern"),
+    "/slow": ("user",),
+    "/history": ("key", "count"),
+    "/key": ("key", "at", "filter"),
+}
 # So many keys that a page of keys cannot have looked at all of them.
 KEYS = 50_000
 
@@ -165,6 +174,15 @@ def test_long_forms_and_urls_are_no_burden(site: Site) -> None:
     client = site.client()
     assert client.post("/sign-in", data={"username": "admin", "password": "x" * 100_000}).status_code == 403
     assert client.get("/watch?" + "&".join(["key=a"] * 200)).status_code == 303
+
+
+@pytest.mark.parametrize("value", ["%FF%FE%00", "²", "9" * 5000, "99999999999999999999", "[", "a" * 10_000, "%"])
+def test_a_url_may_have_any_bytes(site: Site, value: str) -> None:
+    client = site.signed_in("admin", "admin-secret")
+    for path, names in PARAMETERS.items():
+        for name in names:
+            others = "" if name == "key" else "&key=cars%3Aspeed%3A7"
+            assert (path, name, client.get(f"{path}?{name}={value}{others}").status_code) == (path, name, 200)
 
 
 def calls(site: Site) -> dict[str, int]:

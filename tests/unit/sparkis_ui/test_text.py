@@ -120,7 +120,7 @@ def test_a_link_leads_back_to_the_same_bytes(key: bytes) -> None:
     assert path == "/watch"
     assert found.all("key") == [key, b"other"]
     assert found.raw("key") == key
-    assert found.text("pattern", "none") == "none"
+    assert found.text("pattern") == ""
     assert found.integer("count", 1, 2) == 2
 
 
@@ -139,6 +139,17 @@ def test_a_parameter_that_is_no_number_has_its_default() -> None:
     assert [text.Query(f"count={each}".encode()).integer("count", 7, 10) for each in ("x", "-1", "", "9" * 30)] == [
         7
     ] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "number"), [("50", 50), ("9" * 20, 10**20 - 1), ("9" * 5000, 0), ("²", 0), ("١", 0), ("-1", 0), ("", 0)]
+)
+def test_an_offset_that_is_no_number_is_the_beginning(given: str, number: int) -> None:
+    assert text.decimal(given) == number
+
+
+def test_the_text_of_a_parameter_can_be_written_into_a_page() -> None:
+    assert text.Query(b"job=%ff%C3%BC").text("job").encode().decode() == "\N{REPLACEMENT CHARACTER}ü"
 
 
 def test_a_url_has_a_limited_number_of_parameters() -> None:
