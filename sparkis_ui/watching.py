@@ -43,11 +43,12 @@ CHANNEL = b"__keyspace@0__:"
 
 
 class Event(NamedTuple):
-    """A keyspace notification."""
+    """A keyspace notification, and the patterns for which it came."""
 
     at_s: float
     key: bytes
     name: str
+    patterns: set[bytes]
 
 
 @dataclass
@@ -134,21 +135,31 @@ class Watcher:
         """Watch keys and patterns for the next `WANTED_S` seconds. nodes: the masters of a cluster."""
         now_s = time.monotonic()
         self._nodes = nodes
+        for key in keys:
+            self._want_key(key, now_s)
         for pattern in list(patterns)[:PATTERNS_MAX]:
             if pattern not in self._wanted_patterns:
                 self._wake.set()
             self._wanted_patterns[pattern] = now_s
             for key in self._keys_of.get(pattern, ()):
-                self._wanted_keys[key] = now_s
-        for key in keys:
-            self._want_key(key, now_s)
+                if self.keys[key].kind != "none":  # a key that is gone makes room for others
+                    self._wanted_keys[key] = now_s
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     def matching(self, pattern: bytes) -> list[bytes]:
         """Return the keys that were found for a pattern, those that changed last first."""
-        keys = [key for key in self._keys_of.get(pattern, ()) if key in self.keys]
-        return sorted(keys, key=lambda key: -self.keys[key].changed_s)
+        return sorted(self._keys_of.get(pattern, ()), key=lambda key: -self.keys[key].changed_s)
+
+    def events_of(self, patterns: Iterable[bytes]) -> list[Event]:
+        """Return the notifications of keys that match some patterns, the last one first."""
+        wanted = set(patterns)
+        return [event for event in self.events if event.patterns & wanted]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many keys are watched as possible: others are left out."""
+        return len(self.keys) >= KEYS_MAX
 
     async def wait_for_change(self, version: int) -> None:
         """Wait until something has changed since a version."""
@@ -226,8 +237,9 @@ class Watcher:
             del self._wanted_patterns[pattern]
             self._keys_of.pop(pattern, None)
         for key in [each for each, wanted_s in self._wanted_keys.items() if wanted_s < oldest_s]:
-            del self._wanted_keys[key]
-            self.keys.pop(key, None)
+            del self._wanted_keys[key], self.keys[key]
+            for keys in self._keys_of.values():
+                keys.pop(key, None)
 
     def _found(self, pattern: bytes, key: bytes) -> None:
         self._want_key(key, time.monotonic())
@@ -255,10 +267,18 @@ class Watcher:
             self._due |= dict.fromkeys(keys)
         elif message[0] == b"pmessage":
             pattern, key = message[1].removeprefix(CHANNEL), message[2].removeprefix(CHANNEL)
-            self.events.appendleft(Event(time.time(), key, text_of(message[3])))
+            self._take_event(pattern, key, text_of(message[3]))
             if pattern in self._wanted_patterns:
                 self._found(pattern, key)
         self._wake.set()
+
+    def _take_event(self, pattern: bytes, key: bytes, name: str) -> None:
+        """Record a notification, which comes once for each of its patterns, one message after the other."""
+        last = self.events[0] if self.events else None
+        if last is not None and (last.key, last.name) == (key, name) and pattern not in last.patterns:
+            last.patterns.add(pattern)
+        else:
+            self.events.appendleft(Event(time.time(), key, name, {pattern}))
 
     async def _read(self, watched: Watched) -> None:
         for _ in range(3):  # one stale address is normal after a move

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sparkis_ui import charts, text
 from sparkis_ui.page import Page, PageRequest
 from sparkis_ui.pages.cluster import masters
-from sparkis_ui.watching import POINTS_MIN, Watched
+from sparkis_ui.watching import KEYS_MAX, PATTERNS_MAX, POINTS_MIN, Watched
 
 
 class Row(NamedTuple):
@@ -39,7 +39,9 @@ async def read(request: PageRequest) -> dict[str, Any]:
         "cards": [_card(each, keys, patterns) for each in shown],
         "keys": keys,
         "patterns": patterns,
-        "events": [event for event in watcher.events if patterns],
+        "events": watcher.events_of(patterns),
+        "is_full": watcher.is_full,
+        "limits": (KEYS_MAX, PATTERNS_MAX),
         "error": watcher.error,
         "without": {
             pattern: text.link("/watch", key=keys, pattern=[each for each in patterns if each != pattern])
