@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_texts, served_key, served_type
-from state_backend.checkpoint.rows import plain_values
+from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.states import State, UnreadableState, state_names
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
@@ -227,7 +227,7 @@ def _add(found: dict[str, Any], name: str, state: State, rows: pa.RecordBatch) -
 def _field_text(field: Any) -> str:
     """Return the field of a hash: the columns of a map's key, joined as those of a key are."""
     parts = field.values() if isinstance(field, dict) else [field]
-    return ":".join("null" if part is None else str(part) for part in parts)
+    return ":".join(map(plain_text, parts))
 
 
 def _schema(kind: pa.StructType) -> list[dict[str, str]]:

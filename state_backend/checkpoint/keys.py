@@ -1,8 +1,8 @@
 """The keys of a state as people write them, and how an attachment serves the state.
 
-The columns of a key are joined by `:`. A window is its start; any other struct of a start and an end is both. A map's
-own key, the index of a join's row and the time of a row in a join of format 4 are no part of it: they are the fields of
-a hash.
+The columns of a key are joined by `:`. A window is its start; any other struct of a start and an end is both. Other
+structs, arrays and maps are JSON, as an attachment writes them. A map's own key, the index of a join's row and the time
+of a row in a join of format 4 are no part of it: they are the fields of a hash.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.checkpoint.rows import plain_values
+from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import State, StateForm
 from state_backend.codec.column_text import as_bytes
+from state_backend.codec.json_text import OF_KEYS, has_json, json_texts
 
 WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
 SEPARATOR = ":"
@@ -84,7 +85,9 @@ def _text(column: pa.Array) -> pa.Array:
         return as_bytes(column, form).cast(pa.string())
     if pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_date(kind):
         return column.cast(pa.string())
-    texts = [None if value is None else str(value) for value in plain_values(column)]
+    if pa.types.is_nested(kind) and has_json(kind):
+        return json_texts(column, OF_KEYS)
+    texts = [None if value is None else plain_text(value) for value in plain_values(column)]
     return pa.array(texts, pa.string())
 
 

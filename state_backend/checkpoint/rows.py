@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
@@ -30,7 +31,7 @@ def plain_values(array: pa.Array) -> list[Any]:
     elif pa.types.is_map(kind):
         keys, items = plain_values(array.keys), plain_values(array.items)
         rows = [
-            {str(key): item for key, item in zip(keys[start:end], items[start:end], strict=True)}
+            {plain_text(key): item for key, item in zip(keys[start:end], items[start:end], strict=True)}
             for start, end in pairwise(array.offsets.to_pylist())
         ]
     elif pa.types.is_interval(kind):
@@ -38,6 +39,11 @@ def plain_values(array: pa.Array) -> list[Any]:
     else:
         return [_plain(value) for value in array.to_pylist()]
     return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
+def plain_text(value: Any) -> str:
+    """Return a value of `plain_values` as the name of an object's field: a text as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def unique_names(names: Iterable[str]) -> list[str]:

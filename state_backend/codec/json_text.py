@@ -59,6 +59,7 @@ class JsonForm(NamedTuple):
 
 
 OF_VALUES = JsonForm()
+OF_KEYS = JsonForm(keeps_nulls=False, has_micros=True)
 
 
 def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:

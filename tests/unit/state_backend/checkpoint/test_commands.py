@@ -87,6 +87,16 @@ def test_get_prints_the_value_of_a_key(
     assert json.loads(output) == expected
 
 
+def test_a_struct_in_a_key_is_json_as_an_attachment_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpack(NEWEST, "hdfs-types", tmp_path)
+    key = 'false:11:2024-01-12:11.00:11000000000000.125:ant:{"w":"ant","p":[1.25,null,1.5]}'
+    code, output, errors = run(capsys, "get", folder, key)
+    assert (code, errors) == (0, "")
+    assert json.loads(output)["aggregation"]["min"] is False
+
+
 def test_get_prints_maps_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform-snapshots", tmp_path)
     found = json.loads(run(capsys, "get", folder, "bee")[1])
