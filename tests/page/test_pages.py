@@ -39,7 +39,7 @@ PAGES = {
     "/overview": "flights",
     "/browse": "found by",
     "/browse?job=game": "game:top:monday",
-    "/watch?key=weather:maxTemperature:JFK": "changes seen",
+    "/watch?key=weather:maxTemperature:JFK&key=flights:golden:UA": "changes seen",
     "/cluster": "This server is alone",
     "/slow": "sparkis-ui",
     "/shadow": "it compares nothing",
@@ -47,6 +47,7 @@ PAGES = {
     "/key?key=flights:golden:UA": "meanDelay",
     "/sign-in": "as a user of the Redis endpoint",
 }
+SMALL_PHONE = (320, 640)
 # What would be drawn outside of a phone's or a laptop's window.
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -63,7 +64,7 @@ def tidy(tab: Tab) -> Iterator[None]:
 @pytest.mark.parametrize("path", PAGES)
 def test_each_page_shows_the_jobs_to_laptops_and_phones_and_loads_nothing_from_elsewhere(tab: Tab, path: str) -> None:
     tab.requested()
-    for size, theme in ((LAPTOP, "light"), (PHONE, "dark")):
+    for size, theme in ((LAPTOP, "light"), (PHONE, "dark"), (SMALL_PHONE, "light")):
         tab.show_as(size, theme)
         tab.open(path)
         tab.wait_for(PAGES[path])
