@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 
+from resp_server.net.client import without_login
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import FILE_VARIABLE, ConfigFile, Configuration, check_all
 from state_backend.log_lines import hide_secrets
@@ -21,6 +22,7 @@ examples:
   SPARKIS_MAXCLIENTS=500 sparkis config show proxy --json
 """
 SECRETS = {"requirepass"}
+URLS = {"url", "upstream"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -93,4 +95,4 @@ def _shown(name: str, value: object) -> str:
         text = " ".join(map(str, value.values()))
     else:
         text = str(value)
-    return hide_secrets(text)
+    return without_login(text) if name in URLS and "://" not in text else hide_secrets(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -120,14 +121,22 @@ class Endpoint:
     @classmethod
     def of_url(cls, url: str, tls: Mapping[str, str] | None = None) -> Endpoint:
         """Parse `redis[s]://[[user]:password@]host[:port]`; ValueError for any other URL."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a URL of the form redis://host[:port], or rediss://... for TLS")
+        shown = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)  # without a password, however wrong it is
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or DEFAULT_PORT
+        except ValueError:  # its text may have a part of a password with `/` or `#`
+            host, port = None, DEFAULT_PORT
+        if not host or parts.scheme not in ("redis", "rediss"):
+            raise ValueError(
+                f"{shown!r} is not a URL of the form redis://host[:port], or rediss://... for TLS; special characters "
+                "of a password are written as %XX"
+            )
         if tls and parts.scheme == "redis":
-            raise ValueError(f"{url!r} is not a TLS URL: write rediss://, or give no TLS files")
+            raise ValueError(f"{shown!r} is not a TLS URL: write rediss://, or give no TLS files")
         username, password = unquote(parts.username or ""), unquote(parts.password or "")
         options = (tls or {}) if parts.scheme == "rediss" else None
-        return cls(parts.hostname, parts.port or DEFAULT_PORT, username, password, options)
+        return cls(host, port, username, password, options)
 
     @classmethod
     def of_options(cls, options: argparse.Namespace) -> Endpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from types import TracebackType
@@ -23,6 +24,11 @@ def pack_request(*words: str | bytes) -> bytes:
     """Return an encoded request."""
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
     return packed
+
+
+def without_login(url: str) -> str:
+    """Return what a client was given as a URL without user and password, however wrong it is."""
+    return re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
 
 
 class ClientError(SparkisError):
@@ -72,20 +78,19 @@ class Client:
         """
         try:
             parts = urlsplit(url)
-            port = parts.port or DEFAULT_PORT
-        except ValueError as error:
-            raise ClientError(f"{url!r} is not a URL: {error}") from None
-        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            host, port = parts.hostname, parts.port or DEFAULT_PORT
+        except ValueError:  # its text may have a part of a password with `/` or `#`
+            host, port = None, DEFAULT_PORT
+        if not host or parts.scheme not in ("redis", "rediss"):
             raise ClientError(
-                f"{url!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for TLS"
+                f"{without_login(url)!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for "
+                "TLS; special characters of a password are written as %XX"
             )
         if tls is not None and parts.scheme == "redis":
-            raise ClientError(f"{url!r} is not a TLS URL: write rediss://, or give no TLS files")
+            raise ClientError(f"{without_login(url)!r} is not a TLS URL: write rediss://, or give no TLS files")
         password = other_password or None if parts.password is None else unquote(parts.password)
         context = context_for_url(tls) if parts.scheme == "rediss" else None
-        return cls(
-            parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s, tls=context
-        )
+        return cls(host, port, username=parts.username or None, password=password, timeout_s=timeout_s, tls=context)
 
     def _encrypt(self, tls: ssl.SSLContext, host: str) -> None:
         plain = self._socket

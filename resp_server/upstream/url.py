@@ -81,7 +81,7 @@ class UpstreamUrl:
                 raise ValueError("the URL of sentinels has the name of their master: redis+sentinel://HOST,HOST/MASTER")
         database = options.get(DATABASE, ["0"])[-1] if is_unix or DATABASE in options else path or "0"
         if not (database.isascii() and database.isdigit()):
-            raise ValueError(f"the database of the upstream's URL, {database!r}, is no number")
+            raise ValueError("the database of the upstream's URL is no number; a password's / is written as %2F")
         url = cls(
             path=unquote(parts.path) if is_unix else "",
             user=unquote(user),

@@ -87,3 +87,21 @@ def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_
 def test_what_is_no_redis_url_is_said(url: str) -> None:
     with pytest.raises(ClientError, match="is not a URL"):
         Client.from_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:planted@127.0.0.1:1",
+        "user:planted@127.0.0.1:1",
+        "redis://:planted@127.0.0.1:99999",
+        "redis://:planted/x@127.0.0.1:1",
+        "redis://:x#planted@127.0.0.1:1",
+        "redis://:planted@127.0.0.1:x",
+        "redis://:planted@",
+    ],
+)
+def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(ClientError, match=r"@127\.0\.0\.1|@'") as error:
+        Client.from_url(url)
+    assert "planted" not in str(error.value)

@@ -158,6 +158,8 @@ def test_mistakes_name_no_secret(log: Path, tmp_path: Path, files: dict[str, Pat
     bucket = f"s3://bucket/log?access_key=AKIA&secret_key={PLANTED}&endpoint_override=http://127.0.0.1:1"
     config = tmp_path / "sparkis.toml"
     config.write_text(f'requirepass = "{OURS}"\n[serve]\nlog = "{bucket}"\nupstream = "redis://:{NEW}@127.0.0.1:1"\n')
+    without_scheme = tmp_path / "ui.toml"
+    without_scheme.write_text(f'[ui]\nurl = "user:{NEW}@127.0.0.1:1"\n')
     for words in (
         ("serve", "--log", bucket, "--port", "0", "--compact", "no"),
         ("serve", "--log", f"s3://AKIA:{PLANTED}/x@bucket/log", "--port", "0"),
@@ -166,7 +168,11 @@ def test_mistakes_name_no_secret(log: Path, tmp_path: Path, files: dict[str, Pat
         ("status", "--url", f"redis://:{OURS}@127.0.0.1:1"),
         ("health", "--url", f"redis://:{OURS}@127.0.0.1:1"),
         ("config", "show", "serve", "--config", str(config)),
-        ("config", "check", "--config", str(config)),
+        ("status", "--url", f"redis://:{OURS}@127.0.0.1:x"),
+        ("health", "--url", f"user:{OURS}@127.0.0.1:1"),
+        ("ui", "--url", f"redis://:x/{OURS}@127.0.0.1:1"),
+        ("config", "show", "ui", "--config", str(without_scheme)),
+        ("config", "check", str(config)),
     ):
         ended = subprocess.run(
             [sys.executable, "-m", "sparkis", *words],

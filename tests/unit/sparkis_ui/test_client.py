@@ -79,8 +79,24 @@ def test_a_url_has_a_user_a_password_and_tls() -> None:
 
 @pytest.mark.parametrize("url", ["http://h", "h:6379", "redis://", "redis://h:x"])
 def test_any_other_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"redis://|[Pp]ort"):
+    with pytest.raises(ValueError, match=f"'{url}' is not a URL of the form redis://"):
         Endpoint.of_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://u:planted@h", "http://***@h"),
+        ("u:planted@h", "***@h"),
+        ("redis://:planted/x@h:1", "redis://***@h:1"),
+        ("redis://:x#planted@h:y", "redis://***@h:y"),
+    ],
+)
+def test_a_wrong_url_is_told_without_its_password(url: str, shown: str) -> None:
+    with pytest.raises(ValueError, match="is not a URL") as error:
+        Endpoint.of_url(url)
+    assert str(error.value).startswith(repr(shown))
+    assert "planted" not in str(error.value)
 
 
 def test_files_of_tls_have_no_use_without_tls() -> None:
