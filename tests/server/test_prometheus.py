@@ -33,6 +33,60 @@ STATES = [StateDescriptor("speed", key="car", value="kmh")]
 # A job that nobody writes is stale at once, and what has to last minutes lasts seconds here.
 HASTE = re.compile(r"for: \d+m")
 
+# What an alert is for, and what it is not for: series at intervals of a minute, in promtool's notation, for an hour.
+BUT = "{instance='a', job='sparkis'}"
+SITUATIONS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "SparkisDown": ({f"up{BUT}": "1x5 0x60"}, {f"up{BUT}": "1x70"}),
+    "SparkisNotReady": ({f"sparkis_ready{BUT}": "0x70"}, {f"sparkis_ready{BUT}": "1x56 0x2 1x9"}),
+    "SparkisJobLags": (
+        {"sparkis_job_lag_seconds{job_name='j'}": "31x70"},
+        {"sparkis_job_lag_seconds{job_name='j'}": "2x70"},
+    ),
+    "SparkisJobStale": ({"sparkis_job_stale{job_name='j'}": "1x70"}, {"sparkis_job_stale{job_name='j'}": "0x70"}),
+    "SparkisJobFails": ({"sparkis_job_failing{job_name='j'}": "1x70"}, {"sparkis_job_failing{job_name='j'}": "0x70"}),
+    "SparkisJobUnreadable": (
+        {f"sparkis_jobs_unreadable{BUT}": "1x70"},
+        {f"sparkis_jobs_unreadable{BUT}": "1x3 0x70"},
+    ),
+    "SparkisInternalErrors": (
+        {f"sparkis_internal_errors_total{BUT}": "0x55 1x20"},
+        {f"sparkis_internal_errors_total{BUT}": "3x70"},
+    ),
+    "SparkisErrors": (
+        {"sparkis_errors_total{error='LOADING'}": "0+120x70"},
+        {"sparkis_errors_total{error='WRONGTYPE'}": "0+120x70", "sparkis_errors_total{error='BUSY'}": "0+6x70"},
+    ),
+    "SparkisClientsNearLimit": (
+        {f"sparkis_connected_clients{BUT}": "95x70", f"sparkis_clients_max{BUT}": "100x70"},
+        {f"sparkis_connected_clients{BUT}": "80x70", f"sparkis_clients_max{BUT}": "100x70"},
+    ),
+    "SparkisSlotsUnserved": (
+        {f"sparkis_registry_slots_unowned{BUT}": "10x70", f"sparkis_proxy_slots_unserved{BUT}": "0x70"},
+        {f"sparkis_registry_slots_unowned{BUT}": "0x70", f"sparkis_proxy_slots_unserved{BUT}": "0x70"},
+    ),
+    "SparkisServerLost": (
+        {"sparkis_proxy_server_up{server='b:1'}": "0x70"},
+        {"sparkis_proxy_server_up{server='b:1'}": "1x70"},
+    ),
+    "SparkisFailover": (
+        {f"sparkis_registry_failovers_total{BUT}": "0x50 1x20"},
+        {f"sparkis_registry_failovers_total{BUT}": "1x70"},
+    ),
+    # The last registry that Prometheus scraped is gone; a standby leads; there was never a registry.
+    "SparkisRegistryMissing": (
+        {"sparkis_registry_leader{instance='a'}": "1x20 stale", "sparkis_registry_leader{instance='b'}": "0x25 stale"},
+        {"sparkis_registry_leader{instance='a'}": "1x20 stale", "sparkis_registry_leader{instance='b'}": "0x20 1x50"},
+    ),
+    "SparkisUpstreamDown": ({f"sparkis_upstream_up{BUT}": "0x70"}, {f"sparkis_upstream_up{BUT}": "1x70"}),
+    "SparkisShadowDiffers": (
+        {"sparkis_shadow_outcomes_total{rule='r', outcome='different'}": "0+1x70"},
+        {
+            "sparkis_shadow_outcomes_total{rule='r', outcome='equal'}": "0+9x70",
+            "sparkis_shadow_outcomes_total{rule='r', outcome='different'}": "7x70",
+        },
+    ),
+}
+
 Query = Callable[[str], list[dict[str, Any]]]
 
 
@@ -126,4 +180,33 @@ def test_promtool_accepts_the_alerts_and_a_scrape(scraped: tuple[Running, Query,
     with urllib.request.urlopen(f"http://{target['metric']['instance']}/metrics", timeout=30) as reply:
         text = reply.read().decode()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_fires_in_its_situation_and_not_without_it(tmp_path: Path) -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    assert {rule["alert"] for rule in rules} == SITUATIONS.keys()
+
+    def situation(series: dict[str, str], **fires: bool) -> dict[str, Any]:
+        return {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})',
+                    "eval_time": "1h",
+                    "exp_samples": [{"labels": "{}", "value": 1}] if does else [],
+                }
+                for name, does in fires.items()
+            ],
+        }
+
+    tests = [situation({f"up{BUT}": "1x70"}, **dict.fromkeys(SITUATIONS, False))]
+    for name, (trouble, normal) in SITUATIONS.items():
+        tests += [situation(trouble, **{name: True}), situation(normal, **{name: False})]
+    (tmp_path / "situations.yml").write_text(
+        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests})
+    )
+    command = ["promtool", "test", "rules", str(tmp_path / "situations.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
