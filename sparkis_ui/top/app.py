@@ -62,18 +62,21 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     AUTO_FOCUS = "DataTable"  # after the help: Textual's own choice may be the hidden filter, which takes all keys
     CSS = """
-    #where { height: 1; background: $primary; color: $text; padding: 0 1; }
+    #where { height: auto; max-height: 4; background: $primary; color: $text; padding: 0 1; }
     #where.lost { background: $error; }
-    #numbers { height: 2; }
-    #summary { width: 1fr; padding: 0 1; }
+    #numbers { height: auto; max-height: 5; }
+    #summary { width: 1fr; height: auto; padding: 0 1; }
     #graph { width: 30; height: 2; margin: 0 1; }
+    .-narrow #graph { display: none; }
     #filter { display: none; border: none; height: 1; }
     #filter.shown { display: block; }
     DataTable { height: 1fr; }
     #empty { height: 1fr; padding: 1 2; color: $text-muted; display: none; }
     Help { align: center middle; }
-    #help { width: auto; height: auto; padding: 1 3; border: round $primary; background: $surface; }
+    #help { width: auto; max-width: 100%; height: auto; max-height: 100%; overflow-y: auto; }
+    #help { padding: 1 3; border: round $primary; background: $surface; }
     """
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (100, "-wide")]
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(index + 1), f"choose({index})", table.title, show=False) for index, table in enumerate(TABLES)),
         Binding("tab", "next", "next table"),

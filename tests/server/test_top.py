@@ -104,6 +104,26 @@ def test_each_table_is_shown(sparkis: Running) -> None:
     asyncio.run(look())
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_all_numbers_and_the_help_fit_into_the_terminal(sparkis: Running, columns: int) -> None:
+    app = Top(endpoint(sparkis), "jobs")
+
+    def screen() -> str:
+        return re.sub(r"<[^>]+>|\s+|&#160;", " ", app.export_screenshot())
+
+    async def look() -> None:
+        async with app.run_test(size=(columns, 40)) as pilot:
+            await until(app, pilot, "clients")
+            await pilot.pause()
+            for words in ("job", "oldest", "reads/s", "clients", "BEHIND" if columns > 40 else "JOB"):
+                assert words in screen()
+            await pilot.press("question_mark")
+            for word in ("contain", "furthest", "commands", "closes"):
+                assert word in screen()
+
+    asyncio.run(look())
+
+
 def test_keys_are_those_of_the_table_also_after_an_empty_one_and_the_help(sparkis: Running) -> None:
     app = Top(endpoint(sparkis), "jobs")
 
@@ -240,11 +260,11 @@ def test_a_mistake_is_told(arguments: tuple[str, ...], error: str) -> None:
 def test_a_url_that_is_none_is_told(terminals: list[Terminal]) -> None:
     terminal = Terminal("--url", "http://127.0.0.1:1")
     terminals.append(terminal)
-    assert terminal.end() == (
-        1,
+    said = (
         "sparkis top: 'http://127.0.0.1:1' is not a URL of the form redis://host[:port], or rediss://... for TLS; "
-        "special characters of a password are written as %XX",
+        "special characters of a password are written as %XX"
     )
+    assert terminal.end() == (1, said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -142,7 +142,16 @@ def test_a_parameter_that_is_no_number_has_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "number"), [("50", 50), ("9" * 20, 10**20 - 1), ("9" * 5000, 0), ("²", 0), ("١", 0), ("-1", 0), ("", 0)]
+    ("given", "number"),
+    [
+        ("50", 50),
+        ("9" * 20, 10**20 - 1),
+        ("9" * 5000, 0),
+        ("²", 0),
+        ("\N{ARABIC-INDIC DIGIT ONE}", 0),
+        ("-1", 0),
+        ("", 0),
+    ],
 )
 def test_an_offset_that_is_no_number_is_the_beginning(given: str, number: int) -> None:
     assert text.decimal(given) == number
