@@ -12,6 +12,7 @@ from resp_server.forwarding.handshake import Handshake
 from resp_server.forwarding.packing import size_of
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
+from resp_server.net.ending import end_now
 from resp_server.net.keepalive import keep_alive
 from resp_server.protocol.errors import internal_error
 from resp_server.upstream.role import RoleCheck
@@ -124,6 +125,7 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def cut(self, reason: str) -> None:
         """Close the socket now; the connection is notified once."""
+        end_now(self._transport)  # else a push of this turn could be popped for a blocked client that has left
         self._transport.abort()
         self._unsent.clear()
         connection, self._connection = self._connection, None

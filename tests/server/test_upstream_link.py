@@ -1,0 +1,62 @@
+"""The socket of a connection to an upstream, on the core's own epoll and behind asyncio, as with TLS."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from resp_server import native
+from resp_server.upstream.link import UpstreamProtocol
+from tests.server.faults import Scene
+
+
+@pytest.fixture(params=["own", "asyncio"])
+def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    if request.param == "asyncio":
+        monkeypatch.setattr(native, "sockets", None)
+    elif native.sockets is None:
+        pytest.skip("the compiled core is not built")
+    made = Scene()
+    yield made
+    made.stop()
+
+
+class Losses(list[str]):
+    """Takes the end of a connection, which gets no reply."""
+
+    def receive_batch_replies(self, data: bytes) -> bytes:
+        return data
+
+    def receive_replies(self, replies: object) -> None:
+        raise AssertionError(replies)
+
+    def has_progress(self) -> None: ...
+
+    def disconnected(self, reason: str) -> None:
+        self.append(reason)
+
+
+def test_an_upstream_sees_the_end_of_a_connection_in_the_turn_in_which_it_is_cut(scene: Scene) -> None:
+    ours, upstreams = socket.socketpair()
+    losses = Losses()
+    link = UpstreamProtocol(losses)
+
+    async def connect() -> None:
+        poller = scene.cluster.poller
+        if poller is None:
+            await scene.loop.create_unix_connection(lambda: link, sock=ours)
+        else:
+            poller.add(ours, link)
+
+    def received_in_the_turn() -> bytes:
+        link.cut("its client has left")
+        link.cut("the proxy stops")
+        return upstreams.recv(1)
+
+    with upstreams:
+        upstreams.setblocking(False)  # the loop cannot turn meanwhile
+        scene.run(connect())
+        assert scene.call(received_in_the_turn) == b""
+        assert losses == ["its client has left"]
