@@ -101,7 +101,8 @@ class SwapDispatcher(SideSender):
         self.mapped = MappedKeys(ownership)
         for cluster in applications.each:
             cluster.on_changed = self._states_changed
-        self.router = SwapRouter(self._table, ownership, allowed)
+        # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
+        self.router = SwapRouter(self._table, ownership, allowed, own=("acl|load",) if server.config.acl_file else ())
         self.router.own_database = upstream.url.database
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients

@@ -131,10 +131,13 @@ class PlainCommand(NamedTuple):
 
 
 class RoutedCommands:
-    """How all commands are routed, by the name as typed. allowed: commands of `DENIED` that go to the upstream."""
+    """How all commands are routed, by the name as typed.
 
-    def __init__(self, table: CommandTable, allowed: Collection[str] = ()) -> None:
-        self._table, self._allowed = table, allowed
+    allowed: commands of `DENIED` that go to the upstream. own: other commands of `DENIED`, which the proxy answers.
+    """
+
+    def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
+        self._table, self._allowed, self._own = table, allowed, own
         self._upstream_facts: Mapping[str, Facts] = {}
         self._routed: dict[bytes, RoutedCommand | None] = {}
 
@@ -213,7 +216,7 @@ class RoutedCommands:
         needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         is_denied = (name in DENIED or container in DENIED) and name not in READS_OF_DENIED
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
-        if is_denied and not is_allowed:
+        if is_denied and not is_allowed and name not in self._own:
             destination = Destination.DENIED
         elif (name in LOCAL or container in LOCAL) and not is_allowed:
             destination = Destination.LOCAL

@@ -142,12 +142,14 @@ class GetkeysCache:
 class SwapRouter:
     """Decides the destination of requests. commands: the facts of each command. getkeys_cache: see `GetkeysCache`.
 
-    allowed: see `RoutedCommands`.
+    allowed, own: see `RoutedCommands`.
     own_database: the upstream's number of the clients' database 0.
     """
 
-    def __init__(self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = ()) -> None:
-        self.commands = RoutedCommands(table, allowed)
+    def __init__(
+        self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = (), own: Collection[str] = ()
+    ) -> None:
+        self.commands = RoutedCommands(table, allowed, own)
         self.getkeys_cache = GetkeysCache()
         self.own_database = 0
         self._ownership = ownership

@@ -112,6 +112,7 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
             "CONFIG SET maxmemory 1",
             "ACL SETUSER x",
             "ACL DELUSER x",
+            "ACL LOAD",
             "REPLCONF a b",
             "SCRIPT DEBUG YES",
         ),
@@ -201,6 +202,22 @@ def test_a_user_with_rules_has_them_on_both_sides(tmp_path: Path, swap: Swap) ->
         assert client.call("SET", "session:9", "x").plain == b"OK"
         assert client.call("GET", "other").plain.startswith(b"NOPERM")
         assert client.call("LPUSH", "session:9", "x").plain.startswith(b"NOPERM")
+
+
+def test_acl_load_reloads_the_proxy_s_own_users(tmp_path: Path, swap: Swap) -> None:
+    users = tmp_path / "users"
+    users.write_text("user default on nopass ~* &* +@all\n")
+    proxy = swap.start_swap("--aclfile", str(users))
+    with Connection(proxy.port) as client, Connection(proxy.port) as admin:
+        assert client.call("SET", "other", "x").plain == b"OK"
+        users.write_text("user default on nopass ~session:* ~job:speed:1 &* +@all\n")
+        assert admin.call("ACL", "LOAD").plain == b"OK"
+        assert client.call("GET", "job:speed:1").plain == b"10"
+        for line in (["GET", "other"], ["GET", "job:speed:2"], ["SET", "other", "y"]):
+            assert client.call(*line).plain.startswith(b"NOPERM")
+        users.write_text("user default on nopass ~* nonsense\n")
+        assert b"Syntax error" in admin.call("ACL", "LOAD").plain
+        assert client.call("GET", "other").plain.startswith(b"NOPERM")
 
 
 def test_a_module_s_or_unknown_command_of_the_upstream_is_found_by_its_own_command_table(client: Connection) -> None:
