@@ -40,12 +40,13 @@ class RocksDbStore:
         """Return the name of a version's change log."""
         return f"{_stem(version, unique_id)}.changelog"
 
-    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool:
-        """Tell whether a version has a change log that counts.
+    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
+        """Tell whether a version has a change log that counts; None if only other partitions can tell.
 
         In format 1, an earlier run of the batch may have left one, if the query has stopped writing them, or begun. As
         in Spark, a zip counts more than the change log of its version. A query with change logs writes zips later, and
-        from them: so a zip that is newer than the batch's commit agrees with the change log.
+        from them: so a zip that is newer than the batch's commit agrees with the change log. A zip that is older is of
+        a query without change logs, or of a batch that took long: Spark's maintenance does not wait for the commit.
         """
         path = f"{self._folder}/{_stem(version, unique_id)}"
         log_ns = self._files.modified_ns(f"{path}.changelog")
@@ -55,7 +56,7 @@ class RocksDbStore:
         if unique_id is not None or committed_ns is None:
             return True
         zip_ns = self._files.modified_ns(f"{path}.zip")
-        return zip_ns is None or zip_ns > committed_ns
+        return True if zip_ns is None or zip_ns > committed_ns else None
 
     def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""

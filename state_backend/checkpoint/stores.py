@@ -35,8 +35,11 @@ class StoreFiles(Protocol):
     def name_of_changes(self, version: int, unique_id: str | None) -> str:
         """Return the name of the file with the changes that made a version."""
 
-    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool:
-        """Tell whether a file has the changes that made a version. committed_ns: when its batch was committed."""
+    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
+        """Tell whether a file has the changes that made a version; None if only other partitions can tell.
+
+        committed_ns: when the version's batch was committed.
+        """
 
     def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
         """Yield the changes that made a version, in their order."""
@@ -101,10 +104,13 @@ class StateStore:
         """Tell whether the changes of a batch are in files of their own. All partitions of a batch are alike."""
         if not self.partitions:
             return True
-        partition = self.partitions[0]
         committed_ns = self.files.modified_ns(f"commits/{batch}")
-        store, unique_id = self._open(partition), self._unique_id(partition, batch)
-        return store.has_changes(batch + FIRST_VERSION, unique_id, committed_ns)
+        for partition in self.partitions:
+            store, unique_id = self._open(partition), self._unique_id(partition, batch)
+            found = store.has_changes(batch + FIRST_VERSION, unique_id, committed_ns)
+            if found is not None:
+                return found
+        return False
 
     def can_be_compared(self, batch: int) -> bool:
         """Tell whether the changes of a batch without a change log can be found by comparing two snapshots.
