@@ -20,6 +20,7 @@ from sparkis_ui.text import clock
 from sparkis_ui.top.tables import BAD, GOOD, TABLES, WARNING, Cell, Order, rows_of, summary_of
 
 STYLES = {"": "", GOOD: "green", WARNING: "yellow", BAD: "bold red"}
+BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # columns from which a screen has a class
 HELP = """\
 [b]sparkis top[/b]: what an endpoint of sparkis holds and does, read once a second
 
@@ -76,7 +77,7 @@ class Top(App[None]):
     #help { width: auto; max-width: 100%; height: auto; max-height: 100%; overflow-y: auto; }
     #help { padding: 1 3; border: round $primary; background: $surface; }
     """
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (100, "-wide")]
+    HORIZONTAL_BREAKPOINTS = BREAKPOINTS
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(index + 1), f"choose({index})", table.title, show=False) for index, table in enumerate(TABLES)),
         Binding("tab", "next", "next table"),
