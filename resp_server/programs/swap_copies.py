@@ -7,6 +7,7 @@ and none of them passes writes of it to the upstream.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import sys
@@ -65,7 +66,12 @@ async def delete_copies(options: argparse.Namespace) -> None:
             if copies.deletable:
                 _ask(options, sum(copies.deletable.values()))
                 deletion = _CopyScan(upstream, proxies, deletes=True)
-                await deletion.run("keys looked at again")
+                try:
+                    await deletion.run("keys looked at again")
+                except asyncio.CancelledError:  # by Ctrl-C
+                    told = f"{deletion.deleted:,} copies are deleted, run the command again for the others"
+                    print(f"sparkis swap-check: interrupted; {told}", file=sys.stderr)
+                    raise
                 deleted = deletion.deleted
             if options.json:
                 print(json.dumps(_as_json(upstream.address, copies, deleted), indent=1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 
 from compat.conformance.servers import Running, child_environment, free_port, redis_server, sparkis_proxy
 from compat.conformance.wire import Connection
+from compat.waiting import eventually
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
 from tests.server.test_swap_check import PROGRAM, check
@@ -66,6 +69,40 @@ def test_the_copies_go_and_all_other_keys_stay(swap: Swap, upstream: Connection)
     assert delete(swap, "--yes").stdout == (
         f"127.0.0.1:{swap.upstream_port} has no old copies of keys that states own.\n"
     )
+
+
+def test_a_deletion_that_is_interrupted_tells_how_far_it_came_and_can_be_run_again(
+    swap: Swap, upstream: Connection
+) -> None:
+    copies = [b"job:speed:copy%d" % number for number in range(20_000)]
+    upstream.call("MSET", *(word for key in copies for word in (key, OLD)))
+    found = upstream.call("DBSIZE").plain
+    addresses = (
+        "--upstream",
+        f"redis://127.0.0.1:{swap.upstream_port}",
+        "--proxy",
+        f"redis://127.0.0.1:{swap.proxy.port}",
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "swap-check", *addresses, "--delete-copies", "--yes"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    )
+    eventually(lambda: upstream.call("DBSIZE").plain < found, interval_s=0.001)
+    swap.signal_upstream(signal.SIGSTOP)
+    try:
+        running.send_signal(signal.SIGINT)
+        told = running.communicate()[1]
+    finally:
+        swap.signal_upstream(signal.SIGCONT)
+    assert running.returncode == 130
+    assert re.fullmatch(
+        r"sparkis swap-check: interrupted; [\d,]+ copies are deleted, run the command again for the others\n", told
+    ), told
+    assert delete(swap, "--yes").stdout.endswith(" copies deleted.\n")
+    assert sorted(upstream.call("KEYS", "*").plain) == sorted(OTHERS)
 
 
 def test_without_consent_nothing_is_deleted(swap: Swap, upstream: Connection) -> None:
