@@ -58,8 +58,8 @@ READ_BYTES = 1 << 20
 CHILD_BYTES_MAX = 4 << 30
 SILENCE_S_MAX = 300.0
 ERROR_BYTES_MAX = 1 << 14
-# A process that others end, such as the kernel without memory, tells nothing of the files.
-KILLS = (signal.SIGKILL, signal.SIGTERM)
+# A process that others end, such as the kernel without memory or Ctrl-C in a shell, tells nothing of the files.
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)

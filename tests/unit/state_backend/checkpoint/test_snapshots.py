@@ -152,9 +152,14 @@ def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
         output_of(complain + "sys.exit('\\nthe reason')")
 
 
-def test_a_process_that_is_killed_says_nothing_of_the_file() -> None:
-    with pytest.raises(CheckpointError, match="the process that reads it was killed by signal 9") as raised:
-        list(snapshots.output_of(["sh", "-c", "kill -9 $$"], "1.zip"))
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [(["sh", "-c", "kill -9 $$"], 9), ([sys.executable, "-c", "raise KeyboardInterrupt"], 2)],
+    ids=["killed", "Ctrl-C"],
+)
+def test_a_process_that_is_killed_says_nothing_of_the_file(command: list[str], number: int) -> None:
+    with pytest.raises(CheckpointError, match=f"the process that reads it was killed by signal {number}") as raised:
+        list(snapshots.output_of(command, "1.zip"))
     assert not isinstance(raised.value, CheckpointDamagedError)
 
 
