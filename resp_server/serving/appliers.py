@@ -44,6 +44,7 @@ ROOM_AFTER_S = 30.0
 # The limit of a line from an applier, which has the job's descriptors. asyncio's default of 64 KiB is too small for
 # many states.
 EVENT_BYTES_MAX = 16 << 20
+STATES_LOGGED_MAX = 10  # of a job's names in its line of the log
 
 
 class Visible(NamedTuple):
@@ -363,8 +364,9 @@ class ApplierProcess:
         self._apply_event(event)
         self.renamed_from = event["renamed_from"]
         self.opened.set()
-        states = [state["name"] for state in event["states"]]
-        logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
+        names = [state["name"] for state in event["states"]]
+        states = ", ".join(names[:STATES_LOGGED_MAX]) + (", ..." if len(names) > STATES_LOGGED_MAX else "")
+        logger.info("job %s: serving generation %s, %d states: %s", self.name, event["generation"], len(names), states)
 
 
 class _ListingSchedule:

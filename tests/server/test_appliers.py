@@ -16,7 +16,7 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.serving import appliers as followers_module
-from resp_server.serving.appliers import Appliers, Visible
+from resp_server.serving.appliers import STATES_LOGGED_MAX, Appliers, Visible
 from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.apply.applier import REST_MS_MIN
 from state_backend.log.log_writer import LogWriter
@@ -28,6 +28,8 @@ from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Keyspace
 from state_backend.store.store import Snapshot
+from tests.server.test_signals import Start
+from tests.server.test_signals import start as start
 
 LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")
@@ -326,3 +328,12 @@ async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) ->
             scene.log.publish_one(job, b"x", now_ms() + lifetime_ms)
             await scene.appliers.wait(job, 1, WAIT_S_MAX)
         await eventually_async(lambda: scene.appliers.resting, lambda jobs: jobs == ["later"])
+
+
+def test_the_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:
+    states = [StateDescriptor(f"s{number:04}", key="car", value="kmh") for number in range(2000)]
+    with LogWriter(tmp_path / "log", "job", states) as writer:
+        writer.publish([Change("s0000", Op.PUT, b"job:s0000:1", value=b"7")])
+    server = start("serve", "--log", tmp_path / "log", "--store", tmp_path / "store", "--port", 0)
+    line = server.wait_for(r"job job: serving generation \w+(\S*), (\d+) states: (.*)")
+    assert (line[2], line[3]) == ("2000", ", ".join(state.name for state in states[:STATES_LOGGED_MAX]) + ", ...")
