@@ -314,7 +314,8 @@ def test_caching_applies_to_its_read_also_at_the_node_that_has_the_slot_now(
         client = ChoosingClient(stale, stack, mode, is_redirected=is_redirected)
         before = redirects(cluster, home)
         assert client.run(*(line.replace("%s", name) for line in pipeline)) == replies
-        assert redirects(cluster, home) - before == 2
+        # 1: the turn that sends the pipeline was interrupted, and the proxy had learned of the new master meanwhile.
+        assert redirects(cluster, home) - before in (1, 2)
         set_in_order(target, f"{{{name}}}b", f"{{{name}}}a")
         assert client.first_invalid_key() == b"{%b}a" % name.encode()  # b was not tracked
 
