@@ -354,13 +354,16 @@ def _user(
 
 
 def rows_of(reply: Any) -> list[dict[str, Any]]:
-    """Return the maps of a reply with texts in place of bytes, at any depth: STATE SHADOW, STATE OWNERS."""
+    """Return the maps of a reply with texts in place of bytes, at any depth: STATE SHADOW, STATE OWNERS.
+
+    The field `key` keeps its bytes, to which a page has a link.
+    """
     return [_plain(row) for row in reply]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {text_of(name): _plain(each) for name, each in value.items()}
+        return {text_of(name): each if name == b"key" else _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return shown(value, NAME_CHARS_MAX) if isinstance(value, bytes | str) else value

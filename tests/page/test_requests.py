@@ -311,12 +311,18 @@ def test_a_proxy_shows_its_servers_and_what_it_compares(tmp_path: Path) -> None:
         with proxy.connect() as reader:
             eventually(lambda: reader.call("GET", "dash/7/apdex").plain, lambda found: found == b"0.9")
             reader.call("GET", "job:speed:3")
+            with swap.upstream.connect() as upstream:
+                upstream.call("SET", b"job:speed:\xff\n", "only there")
+            reader.call("GET", b"job:speed:\xff\n")
         url = stack.enter_context(page_of(f"redis://127.0.0.1:{proxy.port}"))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
         shadow = eventually(
-            lambda: client.get("/shadow").text, lambda found: ">an old copy<" in found, "the difference"
+            lambda: client.get("/shadow").text,
+            lambda found: ">an old copy<" in found and ">only there<" in found,
+            "the differences",
         )
         assert "speeds" in shadow and "job:speed:3" in shadow
+        assert r'href="/key?key=job%3Aspeed%3A%FF%0A"><code>job:speed:\xff\x0a</code>' in shadow
         cluster = eventually(lambda: client.get("/cluster").text, lambda found: found.count('class="badge live"') == 2)
         for port in swap.ports:
             assert f"127.0.0.1:{port}" in cluster

@@ -138,3 +138,8 @@ def test_one_listing_and_a_server_that_does_not_count_give_no_rates() -> None:
     old = facts.Listing(facts.clients_of(b"id=1 user=app cmd=get"), 10.0)
     (app,) = facts.users_of(facts.Listing(old.clients, 12.0), old)
     assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)
+
+
+def test_rows_are_texts_but_for_the_key_to_which_a_page_has_a_link() -> None:
+    row = {b"rule": b"r", b"samples": [{b"key": b"a\xff", b"upstream": b"b\xff", b"epoch": 7}]}
+    assert facts.rows_of([row]) == [{"rule": "r", "samples": [{"key": b"a\xff", "upstream": r"b\xff", "epoch": 7}]}]
