@@ -16,6 +16,7 @@ from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, Attac
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.spark_types import VARIANT, type_name
 from state_backend.checkpoint.states import State, StateForm, stable_name
+from state_backend.codec.column_text import date_text
 from state_backend.codec.json_text import has_json, json_objects, json_texts
 from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
@@ -115,7 +116,9 @@ class StateEncoder:
         read = column.read(key, value)
         if is_nested(column.kind) and not column.is_json:
             return json_texts(read)
-        return read.cast(pa.string()) if pa.types.is_date(read.type) or pa.types.is_boolean(read.type) else read
+        if pa.types.is_date(read.type):
+            return date_text(read)
+        return read.cast(pa.string()) if pa.types.is_boolean(read.type) else read
 
     def _part(self, name: str, part: pa.Array) -> pa.Array:
         """Return a part of the key; RowError for a null, which has no text."""

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import State, StateForm
-from state_backend.codec.column_text import as_bytes
+from state_backend.codec.column_text import as_bytes, date_text
 from state_backend.codec.json_text import OF_KEYS, has_json, json_texts
 
 WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
@@ -83,7 +83,9 @@ def _text(column: pa.Array) -> pa.Array:
     form = next((form for is_kind, form in FORMS if is_kind(kind)), None)
     if form is not None:
         return as_bytes(column, form).cast(pa.string())
-    if pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_date(kind):
+    if pa.types.is_date(kind):
+        return date_text(column)
+    if pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column.cast(pa.string())
     if pa.types.is_nested(kind) and has_json(kind):
         return json_texts(column, OF_KEYS)

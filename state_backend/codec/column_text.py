@@ -3,6 +3,7 @@
 integer     decimal digits
 float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
 decimal     plain digits, never an exponent
+date        ISO 8601
 timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
 """
 
@@ -24,6 +25,7 @@ EXPONENT = "[eE]"
 EXPONENTS = (b"e", b"E")
 # The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
 YEAR_TOO_LARGE = "<"
+LARGE_YEARS_FROM_DAY = int(np.datetime64("10000-01-01", "D").astype(np.int64))
 
 
 def as_bytes(column: pa.Array, form: str) -> pa.Array:
@@ -37,6 +39,16 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
     elif form.startswith("timestamp"):
         column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
     return column.cast(pa.binary())
+
+
+def date_text(column: pa.Array) -> pa.Array:
+    """Return dates as ISO 8601; a year after 9999 has a sign, as in Spark, and Arrow does not write all of them."""
+    texts, days = column.cast(pa.string()), column.cast(pa.int32())
+    has_large_year = pc.fill_null(pc.greater_equal(days, LARGE_YEARS_FROM_DAY), False)
+    if not pc.any(has_large_year).as_py():
+        return texts
+    rewritten = [f"+{np.datetime64(day, 'D')}" for day in days.filter(has_large_year).to_pylist()]
+    return pc.replace_with_mask(texts, has_large_year, pa.array(rewritten, pa.string()))
 
 
 def _integer_text(column: pa.Array) -> pa.Array:

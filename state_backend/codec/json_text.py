@@ -21,11 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.codec.column_text import date_text
+
 NULL = "null"
 ESCAPED = r'["\\\x00-\x1f]'
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 # Java writes floats from 1e-3 up to 1e7 without an exponent.
 PLAIN_MIN, PLAIN_MAX = 1e-3, 1e7
+LARGE_YEARS_FROM_US = int(np.datetime64("10000-01-01", "us").astype(np.int64))
 PLAIN_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -108,7 +111,7 @@ def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
     if pa.types.is_timestamp(kind):
         return pc.binary_join_element_wise('"', _times(array, form), '"', "")
     if pa.types.is_date(kind):
-        return pc.binary_join_element_wise('"', array.cast(pa.string()), '"', "")
+        return pc.binary_join_element_wise('"', date_text(array), '"', "")
     return array.cast(pa.string())
 
 
@@ -180,7 +183,19 @@ def _times(array: pa.Array, form: JsonForm) -> pa.Array:
     texts = floors.cast(pa.timestamp("ms")).cast(pa.string())
     if form.has_micros:
         texts = pc.if_else(pc.equal(times, floors), texts, times.cast(pa.string()))
-    return pc.binary_join_element_wise(pc.replace_substring(texts, " ", "T"), zone, "")
+    texts = pc.replace_substring(texts, " ", "T")
+    has_large_year = pc.fill_null(pc.greater_equal(times.cast(pa.int64()), LARGE_YEARS_FROM_US), False)
+    if pc.any(has_large_year).as_py():
+        counts = times.filter(has_large_year).cast(pa.int64()).to_pylist()
+        rewritten = [_large_year_text(micros, form) for micros in counts]
+        texts = pc.replace_with_mask(texts, has_large_year, pa.array(rewritten, pa.string()))
+    return pc.binary_join_element_wise(texts, zone, "")
+
+
+def _large_year_text(micros: int, form: JsonForm) -> str:
+    """Return the text of a time after 9999, which Java writes with a sign, and Arrow does not always write."""
+    unit = "us" if form.has_micros and micros % 1000 else "ms"
+    return f"+{np.datetime64(micros, 'us').astype(f'datetime64[{unit}]')}"
 
 
 def _escaped(texts: pa.Array) -> pa.Array:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 
-from state_backend.codec.json_text import JsonForm, json_texts
+from state_backend.codec.json_text import OF_KEYS, JsonForm, json_texts
 
 
 def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
@@ -34,3 +35,17 @@ def test_floats_are_written_as_java_does():
     numbers = pa.array([0.0, -0.0, 1.0, 1e7, 123456.5, 1e-3, 1e-4, 1e300, float("nan"), float("-inf")])
     texts = ["0.0", "-0.0", "1.0", "1.0E7", "123456.5", "0.001", "1.0E-4", "1.0E300", '"NaN"', '"-Infinity"']
     assert json_texts(numbers).to_pylist() == texts
+
+
+def test_years_after_9999_have_a_sign() -> None:
+    """The texts of Spark 4.3's to_json."""
+    kind = pa.struct([("t", pa.timestamp("us", "UTC")), ("n", pa.timestamp("us")), ("d", pa.date32())])
+    instants = np.array(["12345-01-02T03:04:05.678901", "45678-01-02"], "datetime64[us]").astype(np.int64)
+    days = np.array(["45678-01-02"], "datetime64[D]").astype(np.int32)
+    columns = [pa.array(instants[:1]), pa.array(instants[1:]), pa.array(days)]
+    rows = pa.StructArray.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind)
+    )
+    others = '"n":"+45678-01-02T00:00:00.000","d":"+45678-01-02"}'
+    assert json_texts(rows).to_pylist() == [f'{{"t":"+12345-01-02T03:04:05.678Z",{others}']
+    assert json_texts(rows, OF_KEYS).to_pylist() == [f'{{"t":"+12345-01-02T03:04:05.678901Z",{others}']
