@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from collections.abc import Iterable, Sequence
 from time import sleep
 from typing import Any, NamedTuple
@@ -139,6 +140,11 @@ class Connection:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
             pass
+
+    def reset(self) -> None:
+        """Close with a reset, as the system of a client does that was killed with unread replies."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
 
     def read_to_end(self, ending: bytes = b"") -> bytes:
         """Return everything up to the server's closing, or up to an ending; TimeoutError if neither comes."""

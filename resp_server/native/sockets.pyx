@@ -474,7 +474,9 @@ cdef class Transport:
         # A short read has emptied the socket, and epoll reports later input. But epoll reports the end only once.
         self.has_input = got > 0 and (<size_t>got == room or self.is_at_end)
         if got < 0 and errno != EAGAIN:
-            self.end_now(OSError(errno, os.strerror(errno)))
+            error = OSError(errno, os.strerror(errno))
+            self.protocol.eof_received()  # now: later requests of this round must not be served to a blocked command
+            self.end_now(error)
         return got
 
     cdef ssize_t transmit(self, const char* data, size_t size) except -2:

@@ -13,6 +13,7 @@ import redis
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
+from resp_server import native
 from tests.server.swap import Swap
 
 PINNED_MAX = 3
@@ -114,6 +115,19 @@ def test_what_is_pushed_after_a_blocked_client_has_seen_its_end_is_not_popped_fo
             assert blocked.read_to_end() == b""
             client.send(request("RPUSH", "q", "job") + request("LPOP", "q"))
             assert [client.read().plain for _ in range(2)] == [1, b"job"]
+
+
+@pytest.mark.skipif(native.sockets is None, reason="the compiled core is not built")
+def test_what_is_pushed_after_a_blocked_client_has_reset_its_connection_is_not_popped_for_it(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    for _ in range(50):
+        blocked = swap.proxy.connect()
+        blocked.send(request("BLPOP", "q", "0"))
+        wait_until_blocked(direct)
+        blocked.reset()
+        client.send(request("RPUSH", "q", "job") + request("LPOP", "q"))
+        assert [client.read().plain for _ in range(2)] == [1, b"job"]
 
 
 def test_a_client_that_ends_its_input_with_a_blocking_command_is_not_blocked(swap: Swap, direct: Connection) -> None:
