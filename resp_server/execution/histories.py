@@ -18,11 +18,14 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from resp_server.net import children
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.replies import Frames, Pending, Reply
 from state_backend import log_lines
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("sparkis.server")
 
@@ -58,7 +61,7 @@ class Histories:
 
     def __init__(self) -> None:
         self._idle: list[_Reader] = []
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading: set[asyncio.Task[Callable[[], Reply]]] = set()
         self._ending: set[asyncio.Task[None]] = set()
 
     def read(self, request: HistoryRequest) -> Pending:
@@ -67,7 +70,10 @@ class Histories:
             raise TryAgainError(f"{HISTORIES_MAX} histories are being read here already; retry in a moment")
         reply = Pending(2 * HISTORY_S_MAX, _too_late)  # `_read` gives up earlier
         reply.is_blocking = True  # the client's input is read meanwhile, to notice that the client leaves
-        reply.on_abandon = _start(self._read(request, reply), self._reading).cancel
+        reading = _start(self._read(request), self._reading)
+        reply.on_abandon = reading.cancel
+        # Called after the place in `_reading` is free: the client's next request may be a history, too.
+        reading.add_done_callback(lambda done: None if done.cancelled() else reply.resolve(done.result()))
         return reply
 
     async def stop(self) -> None:
@@ -78,7 +84,8 @@ class Histories:
             self._end(self._idle.pop())
         await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
 
-    async def _read(self, request: HistoryRequest, reply: Pending) -> None:
+    async def _read(self, request: HistoryRequest) -> Callable[[], Reply]:
+        """Return a function that returns the reply, or raises."""
         reader, is_done = self._idle_reader() or _Reader(), False
         try:
             async with asyncio.timeout(HISTORY_S_MAX):
@@ -96,7 +103,7 @@ class Histories:
                 self._keep(reader)
             else:
                 await reader.end()
-        reply.resolve(make)
+        return make
 
     def _keep(self, reader: _Reader) -> None:
         self._idle.append(reader)
@@ -121,7 +128,7 @@ class Histories:
         _start(reader.end(), self._ending)
 
 
-def _start(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+def _start(work: Coroutine[None, None, Result], tasks: set[asyncio.Task[Result]]) -> asyncio.Task[Result]:
     """Start a task that belongs to a set until it ends."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)

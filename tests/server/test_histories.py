@@ -220,6 +220,17 @@ def test_a_server_reads_few_histories_at_a_time_and_none_for_clients_that_have_l
     eventually(lambda: readers_of(server.process.pid).isdisjoint(stopped))
 
 
+def test_a_history_that_is_answered_counts_no_more_for_the_next_of_its_pipeline(cluster: Cluster) -> None:
+    server = cluster.owner_of(KEY)
+    with server.connect() as other, server.connect() as client:
+        reader = stopped_reader(other, server)
+        other.send(request("PING") + request("STATE", "HISTORY", KEY))
+        assert other.read().plain == b"PONG"
+        client.send(request("STATE", "HISTORY", KEY) * 3)
+        assert [len(client.read().value) for _ in range(3)] == [EPOCHS] * 3
+    eventually(lambda: reader not in readers_of(server.process.pid))
+
+
 def test_a_proxy_queues_few_histories_of_a_server_and_other_requests_do_not_wait(cluster: Cluster) -> None:
     server, asked = cluster.owner_of(KEY), HISTORIES_MAX + 1
     with ExitStack() as stack:
