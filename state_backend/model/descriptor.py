@@ -620,13 +620,15 @@ def check_states(job: str, states: Sequence[StateDescriptor]) -> None:
     """Refuse two states of a job with the same name, or with formats that could make the same key."""
     if not states:
         raise DescriptorError(f"job {job!r} declares no state")
-    for index, state in enumerate(states):
-        for other in states[:index]:
+    formats: list[KeyFormat] = []
+    for state in states:
+        mine = state.format_for(job)
+        for other, theirs in zip(states, formats, strict=False):
             if state.name == other.name:
                 raise DescriptorError(f"job {job!r} declares the state {state.name!r} twice")
-            mine, theirs = state.format_for(job), other.format_for(job)
             if mine.overlaps(theirs):
                 raise DescriptorError(
                     f"states {other.name!r} and {state.name!r} of job {job!r} could make the same key "
                     f"({theirs.text!r}, {mine.text!r}); give them key formats that start or end differently"
                 )
+        formats.append(mine)
