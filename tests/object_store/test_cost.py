@@ -40,7 +40,7 @@ def a_month(cost: Counter[str]) -> float:
     ("every_s", "is_told", "dollars_max"),
     [
         pytest.param(None, False, 2.0, id="at rest"),
-        pytest.param(10, True, 5.0, id="an epoch every ten seconds, told by the driver"),
+        pytest.param(10, True, 5.0, id="an epoch every ten seconds, told by the driver", marks=pytest.mark.slow),
         pytest.param(10, False, 7.0, id="an epoch every ten seconds, found by looking", marks=pytest.mark.slow),
     ],
 )

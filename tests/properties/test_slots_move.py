@@ -261,5 +261,5 @@ def die_after(transactions: int, *, is_committed: bool) -> None:
 
 TestSlotsMove = SlotsMove.TestCase
 TestSlotsMove.settings = settings(
-    max_examples=examples(6), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(4), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

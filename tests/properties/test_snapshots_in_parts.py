@@ -163,5 +163,5 @@ def die_behind(operations: int, patches: ExitStack) -> None:
 
 TestSnapshotsInParts = SnapshotsInParts.TestCase
 TestSnapshotsInParts.settings = settings(
-    max_examples=examples(3), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(2), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
