@@ -14,6 +14,7 @@ import uvloop
 
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
+from resp_server import native
 from resp_server.config import ServerConfig
 from resp_server.serving.server import Server
 from state_backend.codec import packed_map
@@ -156,6 +157,16 @@ class Running(LoopThread):
             peer.socket.close()
         self.run(self.server.stop())
         super().stop()
+
+
+@pytest.fixture(params=["own", "asyncio"])
+def kind_of_sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have this process's servers use the core's own epoll, or asyncio's sockets, as without the core."""
+    if request.param == "asyncio":
+        monkeypatch.setattr(native, "sockets", None)
+    elif native.sockets is None:
+        pytest.skip("the compiled core is not built")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

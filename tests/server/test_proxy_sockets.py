@@ -12,12 +12,8 @@ from resp_server import native
 from tests.server.faults import KEYS, Scene
 
 
-@pytest.fixture(params=["own", "asyncio"])
-def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    if request.param == "asyncio":
-        monkeypatch.setattr(native, "sockets", None)
-    elif native.sockets is None:
-        pytest.skip("the compiled core is not built")
+@pytest.fixture
+def scene(kind_of_sockets: str) -> Iterator[Scene]:
     made = Scene()
     yield made
     made.stop()

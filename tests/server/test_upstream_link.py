@@ -7,17 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server import native
 from resp_server.upstream.link import UpstreamProtocol
 from tests.server.faults import Scene
 
 
-@pytest.fixture(params=["own", "asyncio"])
-def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    if request.param == "asyncio":
-        monkeypatch.setattr(native, "sockets", None)
-    elif native.sockets is None:
-        pytest.skip("the compiled core is not built")
+@pytest.fixture
+def scene(kind_of_sockets: str) -> Iterator[Scene]:
     made = Scene()
     yield made
     made.stop()
