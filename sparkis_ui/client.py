@@ -121,7 +121,7 @@ class Endpoint:
     @classmethod
     def of_url(cls, url: str, tls: Mapping[str, str] | None = None) -> Endpoint:
         """Parse `redis[s]://[[user]:password@]host[:port]`; ValueError for any other URL."""
-        shown = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)  # without a password, however wrong it is
+        shown = re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)  # without a password, also if malformed
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or DEFAULT_PORT

@@ -142,7 +142,7 @@ class Connection:
             pass
 
     def reset(self) -> None:
-        """Close with a reset, as the system of a client does that was killed with unread replies."""
+        """Close with a TCP reset, as after a client was killed that had unread replies."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 

@@ -72,7 +72,7 @@ class Histories:
         reply.is_blocking = True  # the client's input is read meanwhile, to notice that the client leaves
         reading = _start(self._read(request), self._reading)
         reply.on_abandon = reading.cancel
-        # Called after the place in `_reading` is free: the client's next request may be a history, too.
+        # Called once the task has left `_reading`, because the client's next request may be a history, too.
         reading.add_done_callback(lambda done: None if done.cancelled() else reply.resolve(done.result()))
         return reply
 

@@ -475,7 +475,7 @@ cdef class Transport:
         self.has_input = got > 0 and (<size_t>got == room or self.is_at_end)
         if got < 0 and errno != EAGAIN:
             error = OSError(errno, os.strerror(errno))
-            self.protocol.eof_received()  # now: later requests of this round must not be served to a blocked command
+            self.protocol.eof_received()  # now: a blocked client pops nothing that a later request of this round pushes
             self.end_now(error)
         return got
 

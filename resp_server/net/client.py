@@ -27,7 +27,7 @@ def pack_request(*words: str | bytes) -> bytes:
 
 
 def without_login(url: str) -> str:
-    """Return what a client was given as a URL without user and password, however wrong it is."""
+    """Return a URL without its user and password; the URL may be malformed."""
     return re.sub(r"^(\w+://)?.*@", r"\1***@", url, flags=re.DOTALL)
 
 

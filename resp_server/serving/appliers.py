@@ -44,7 +44,8 @@ ROOM_AFTER_S = 30.0
 # The limit of a line from an applier, which has the job's descriptors. asyncio's default of 64 KiB is too small for
 # many states.
 EVENT_BYTES_MAX = 16 << 20
-STATES_LOGGED_MAX = 10  # of a job's names in its line of the log
+# Names of a job's states in the line of the log that says that the job is served (guess).
+STATES_LOGGED_MAX = 10
 
 
 class Visible(NamedTuple):
