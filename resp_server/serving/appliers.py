@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from resp_server.net import children
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
+from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
 from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
@@ -62,7 +63,8 @@ class ApplierProcess:
     While the job is at rest (see `state_backend.apply.resting`) it has no applier process; this process polls the log.
 
     owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
-    job is served; `changed` is called when they may have changed.
+    job is served; `changed` is called when they may have changed. log_watch: notices this process of new files in
+    the folders that the process reports.
     """
 
     def __init__(
@@ -77,9 +79,13 @@ class ApplierProcess:
         records_events: bool,
         changed: Callable[[], None],
         rest_after_s: float,
+        probe_interval_s: float,
+        log_watch: LogWatch,
         moment: Moment | None = None,
     ) -> None:
         self._moment = moment
+        self._log_watch = log_watch
+        self._probe_interval_s = probe_interval_s
         self.log = log
         self.name = job
         # Set when the job is served; empty if the job was not renamed.
@@ -197,7 +203,7 @@ class ApplierProcess:
         """Poll the log of the job at rest until there is work for an applier, or a caller wakes the job."""
         logger.info("job %s: at rest", self.name)
         job = RestingJob(self.log, self.name, rest)
-        interval_s, is_stale = PROBE_INTERVAL_S, rest["is_stale"]
+        interval_s, is_stale = self._probe_interval_s, rest["is_stale"]
         # These differ at once if a line was sent after the process had last read its input.
         while (rest["slots_lines"], rest["records_events"]) == (self._slots_lines, self._records_events):
             self._woken.clear()
@@ -212,12 +218,13 @@ class ApplierProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), min(interval_s, remaining_s))
                 return
-            interval_s = min(2 * interval_s, max(PROBE_INTERVAL_S, job.poll_interval_s_max))
+            interval_s = min(2 * interval_s, max(self._probe_interval_s, job.poll_interval_s_max))
 
     async def _run(self) -> None:
         """Run one applier process until it ends."""
         command = [sys.executable, "-m", "state_backend.apply.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
+        command += ["--probe-interval-s", str(self._probe_interval_s)]
         slots = self._desired
         if slots != ALL:
             command += ["--slots", str(slots)]
@@ -267,6 +274,8 @@ class ApplierProcess:
             await process.wait()
 
     async def _take(self, event: ApplierEvent) -> None:
+        if "folders" in event:
+            self._log_watch.watch(self.name, event["folders"])
         if event["event"] == "open":
             await self._open(event)
         elif event["event"] == "rest":
@@ -390,6 +399,7 @@ class Appliers:
     snapshot replaces.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
     rest_after_s: a job without a new epoch for this long has no applier process until its next epoch.
+    probe_interval_s: the shortest interval between polls of a log without news.
     moments: a past moment of each job to serve, by log and name. Then no log is followed, and no other job is served.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
@@ -405,10 +415,12 @@ class Appliers:
         slots: KeyGroups = ALL,
         records_events: bool = False,
         rest_after_s: float = REST_AFTER_S,
+        probe_interval_s: float = PROBE_INTERVAL_S,
         moments: Mapping[tuple[str, str], Moment] | None = None,
     ) -> None:
         self._moments = moments
         self._rest_after_s = rest_after_s
+        self._probe_interval_s = probe_interval_s
         self._compacted = frozenset(compacted)
         self._records_events = records_events
         self.on_change: Callable[[], None] = lambda: None
@@ -426,6 +438,7 @@ class Appliers:
         self._listed: set[str] = set()
         self._schedules = {root: _ListingSchedule() for root in logs}
         self._task: asyncio.Task[None] | None = None
+        self._log_watch: LogWatch | None = None
 
     @property
     def owned_slots(self) -> KeyGroups:
@@ -486,6 +499,7 @@ class Appliers:
     async def start(self) -> None:
         """Start an applier for each job, and list the logs for new jobs from then on."""
         log_lines.on_set_up.append(self._set_up_log)
+        self._log_watch = LogWatch(self._notice)
         await self._list_jobs()
         if self._moments is None:
             self._task = asyncio.create_task(self._list_forever())
@@ -508,11 +522,16 @@ class Appliers:
                 await self._task
         await asyncio.gather(*(applier.stop() for applier in self._appliers.values()))
         self._appliers.clear()
+        if self._log_watch is not None:
+            await self._log_watch.stop()
 
     async def notice(self, job: str) -> None:
         """Have a job's log checked at once; it may be a new job."""
         if job not in self._appliers:
             await self._list_jobs()
+        self._notice(job)
+
+    def _notice(self, job: str) -> None:
         if job in self._appliers:
             self._appliers[job].notice()
 
@@ -568,6 +587,8 @@ class Appliers:
         if term is None or (term.renamed_to in jobs and not self._is_served(term.renamed_to)):
             return
         await self._appliers.pop(job).stop()
+        assert self._log_watch is not None
+        self._log_watch.forget(job)
         self._catalog.remove(job)
         self._recompute()
         await asyncio.to_thread(shutil.rmtree, self._folder / job, ignore_errors=True)
@@ -581,6 +602,7 @@ class Appliers:
         if self._moments is not None and (root, job) not in self._moments:
             return
         if existing is None:
+            assert self._log_watch is not None
             self._appliers[job] = ApplierProcess(
                 self._catalog,
                 root,
@@ -591,6 +613,8 @@ class Appliers:
                 records_events=self._records_events,
                 changed=self._recompute,
                 rest_after_s=self._rest_after_s,
+                probe_interval_s=self._probe_interval_s,
+                log_watch=self._log_watch,
                 moment=None if self._moments is None else self._moments[root, job],
             )
         elif existing.log != root and (root, job) not in self._refused:

@@ -20,7 +20,8 @@ The process ends at the end of the input. It writes one JSON object per line to 
         the last line: there was nothing to do for --rest-after-s, and the process ends. The server restarts it when
         there is work (see `resting`), and at `wake_at_ms`, when a key expires
 
-In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet.
+In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet. `folders`
+are the local folders in which a new file may be work: the server watches them, and writes a line when there is one.
 `slots_lines` is the number of `slots` lines read so far: it tells the server which of its lines the report includes.
 
 A store is a folder `<FOLDER>/<job>/<generation>.<n>`. Readers have one store open, the *readers' store*. If the log no
@@ -60,6 +61,7 @@ from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.resting import PROBE_INTERVAL_S
+from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
@@ -118,6 +120,8 @@ REST_MS_MIN = 30_000
 # pages, and at least COMPACT_IDLE_ABOVE_BYTES.
 COMPACT_IDLE_SHARE = 8
 COMPACT_IDLE_ABOVE_BYTES = 4 << 20
+# The shortest time from one look at the log to the next: lines are hints, and many of them cost no more than this.
+LOOK_EVERY_S = 0.02
 # A store is rebuilt after so many reports of damage by readers that `verify` did not find.
 DAMAGE_REPORTS_MAX = 2
 
@@ -164,6 +168,7 @@ class Applier:
         self._origin = 0  # the origin of the store's epochs (see `epochs`)
         self._is_incomplete = False  # whether the visible state is incomplete
         self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
+        self._folders: list[str] = []
         # The bytes of each state in the newest snapshot of a generation, which is looked up again at `_snapshot_due_s`.
         self._state_bytes: Mapping[str, int] | None = None
         self._snapshot_generation, self._snapshot_due_s = "", 0.0
@@ -285,9 +290,9 @@ class Applier:
         return self._last_report
 
     @property
-    def probe_interval_s_max(self) -> float:
-        """The longest interval between polls of the log."""
-        return self._log.filesystem.probe_interval_s_max
+    def applied_epochs(self) -> int:
+        """The number of epochs that this process has applied."""
+        return self._applied_epochs
 
     @property
     def store(self) -> LmdbStore | None:
@@ -348,6 +353,7 @@ class Applier:
                 self._find_held_back(current.held_back)
                 self._find_state_bytes(current)
                 self._log_term = current.term
+                self._folders = self._log.folders_to_watch(current)
                 return
             self._apply(current, epoch)
             self._report_progress()  # before the search for the next epoch, which may take long
@@ -672,6 +678,7 @@ class Applier:
             "applied": self._visible.epoch,
             **self._held_back,
             "is_incomplete": self._is_incomplete,
+            "folders": self._folders,
             "slots": str(slots),
             "loading": str(self._desired - slots),
             "slots_lines": self._slots_lines,
@@ -764,29 +771,34 @@ class Applier:
 def follow_until_end(
     applier: Applier, input_file: int, probe_interval_s: float, rest_after_s: float = math.inf
 ) -> None:
-    """Call `step` at each line of the input (a file descriptor), and at least once an interval, until the input ends.
+    """Call `step` at each line of the input (a file descriptor), and by itself (see `rhythm`), until the input ends.
 
-    It also ends once the applier rests.
-
-    The interval doubles while the log has nothing new, up to the limit of its filesystem, and is short again after a
-    poll that finds a change. If a line announced the change, the interval stays as it is: a line will announce the next
-    change, too.
+    It also ends once the applier rests. Two steps without work are LOOK_EVERY_S apart, however many lines there are.
     """
     rest = b""
-    interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
+    filesystem = applier.log.filesystem
+    rhythm = Rhythm(probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
     is_notified = False
     while True:
-        before = applier.last_report
+        before, epochs, began_s = applier.last_report, applier.applied_epochs, time.monotonic()
         has_more = applier.step()
-        if applier.last_report != before and not is_notified:
-            interval_s = probe_interval_s
-        ready, _, _ = select.select([input_file], [], [], 0 if has_more else interval_s)
+        now_s = time.monotonic()
+        rhythm.looked(
+            now_s,
+            has_news=applier.last_report != before,
+            epochs=applier.applied_epochs - epochs,
+            was_announced=is_notified,
+        )
+        ready, _, _ = select.select([input_file], [], [], 0 if has_more else rhythm.pause_s(now_s))
         is_notified = bool(ready)
         if not ready:
             if applier.rest(rest_after_s):
                 return
-            interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
+            if not has_more:
+                rhythm.waited()
             continue
+        if not has_more:
+            time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
         if (read := _obey_lines(applier, input_file, rest)) is None:
             return
         rest = read

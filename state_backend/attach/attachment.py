@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
-from state_backend.attach.folder_watch import FolderWatch
 from state_backend.checkpoint.states import stable_name
 from state_backend.codec.row_encoding import RowError
+from state_backend.folder_watch import FolderWatch
 from state_backend.log.catch_up import CatchUp
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochContent

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
-from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.shard import (
@@ -31,6 +30,7 @@ from state_backend.attach.shard import (
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.states import State, stable_name
+from state_backend.folder_watch import FolderWatch
 from state_backend.log.epochs import EpochContent
 from state_backend.model.errors import DescriptorError, PurgedVersionError, UnsupportedStateError
 

@@ -23,13 +23,13 @@ from functools import partial
 from typing import TypeVar
 
 from state_backend.attach.attachment import ChangeFiles
-from state_backend.attach.folder_watch import FolderWatch
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.shard import StorePartition, partitions_of, rows_of
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.files import FileIdentity
 from state_backend.checkpoint.metadata import BatchCommit
 from state_backend.checkpoint.stores import StateStore
+from state_backend.folder_watch import FolderWatch
 from state_backend.log.epochs import EpochContent
 
 logger = logging.getLogger("sparkis.attach")

@@ -17,11 +17,11 @@ from state_backend.attach.attachment import (
 )
 from state_backend.attach.columns import buffers_of, columns_of, is_aggregation, source_of, variable_of
 from state_backend.attach.files_reader import FilesReader, FollowedFiles
-from state_backend.attach.folder_watch import PAUSE_S
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.attach.states import AttachedState, index_of
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.states import state_names
+from state_backend.folder_watch import PAUSE_S
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import check_name, check_states

@@ -90,6 +90,14 @@ class JobLog:
         """Tell whether a term's generation was never held back, or is no longer."""
         return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
 
+    def folders_to_watch(self, current: CurrentGeneration) -> list[str]:
+        """Return the local folders in which readers of a generation find new files; none if the log is elsewhere."""
+        paths = [f"{self.job}/terms", f"{self.job}/{current.generation}/epochs"]
+        if current.held_back is not None:
+            paths.append(f"{self.job}/{current.held_back}")
+        folders = [self.filesystem.local_folder(path) for path in paths]
+        return [folder for folder in folders if folder is not None]
+
     def promotion_path(self, generation: str) -> str:
         """Return the path of the file that makes a held-back generation visible, relative to the log's root."""
         return f"{self.job}/{generation}/visible.json"

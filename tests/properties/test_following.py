@@ -21,7 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from compat.examples import examples
 from compat.waiting import eventually
-from state_backend.attach import attachment, folder_watch
+from state_backend import folder_watch
+from state_backend.attach import attachment
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.start import attach_files
 from state_backend.checkpoint.frames import LZ4, LZ4_HEADER, LZ4_SEED, LZ4_STORED

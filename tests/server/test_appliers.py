@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import groupby
@@ -34,6 +35,8 @@ from tests.server.test_signals import start as start
 LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")
 NOW_MS = 1
+HOUR_S = 3600.0
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has inotify")
 
 
 def keys_of(job: str) -> list[bytes]:
@@ -328,6 +331,23 @@ async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) ->
             scene.log.publish_one(job, b"x", now_ms() + lifetime_ms)
             await scene.appliers.wait(job, 1, WAIT_S_MAX)
         await eventually_async(lambda: scene.appliers.resting, lambda jobs: jobs == ["later"])
+
+
+@on_linux
+@scenario
+async def test_an_epoch_of_a_local_log_is_applied_without_a_poll(folder: Path) -> None:
+    async with epoch_feed(folder, ALL, "a", "b", probe_interval_s=HOUR_S) as scene:
+        for _ in range(3):
+            epoch = scene.log.publish("a", b"1")
+            await scene.until(lambda epoch=epoch: scene.appliers.visible["a"].epoch == epoch)  # type: ignore[misc]
+        scene.log.end("a")
+        writer = LogWriter(scene.log.root, "a", [STATE.for_job("a")], "another-query", holds_back=True)
+        writer.publish([Change("s", Op.PUT, keys_of("a")[0], None, b"2")])
+        await eventually_async(lambda: scene.keyspace.jobs["a"].held_back_epoch is not None)
+        writer.promote("a test")
+        await scene.until(lambda: scene.appliers.visible["a"].generation == writer.generation)
+        epoch = writer.publish([Change("s", Op.PUT, keys_of("a")[0], None, b"3")])
+        await scene.until(lambda: scene.appliers.visible["a"].epoch == epoch)
 
 
 def test_the_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:

@@ -25,14 +25,19 @@ class Filesystem(ABC):
     """File operations below one root.
 
     heartbeat_interval_s: the interval of a writer's heartbeats. probe_interval_s_max, jobs_interval_s_max: the longest
-    intervals at which readers poll for epochs, and for jobs. Polling is cheap in a folder, and costs money in an object
-    store.
+    intervals at which readers poll for epochs, and for jobs. probe_interval_s_min: the shortest one, while an epoch is
+    expected. Polling is cheap in a folder, and costs money in an object store.
     """
 
     root: str
     heartbeat_interval_s: float = 1.0
+    probe_interval_s_min: float = 0.02
     probe_interval_s_max: float = 1.0
     jobs_interval_s_max: float = 1.0
+
+    def local_folder(self, path: str) -> str | None:
+        """Return the path of a folder in this machine's file tree; None if it is elsewhere."""
+        return None
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:

@@ -36,6 +36,9 @@ class LocalFilesystem(Filesystem):
         self._root = Path(root).expanduser().absolute()
         self.root = str(self._root)
 
+    def local_folder(self, path: str) -> str | None:
+        return str(self._root / path)
+
     def read(self, path: str) -> bytes | None:
         with self._translated_errors("read", path):
             try:

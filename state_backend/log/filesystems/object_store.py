@@ -52,6 +52,7 @@ class ObjectStoreFilesystem(Filesystem):
 
     # Requests cost money (see docs/object-stores.md); a PUT costs as much as twelve GETs.
     heartbeat_interval_s = 20.0
+    probe_interval_s_min = 0.1
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
     _checked: ClassVar[set[str]] = set()  # roots whose store honors conditions, checked in this process

@@ -156,7 +156,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
         "slots_lines",
     }
     names = {"event", "version", "committed", "committed_clock_ms", "changes", "is_stale", "error", "is_full"} | seen
-    names |= {"applied_epochs", "apply_ns", "state_bytes"}
+    names |= {"applied_epochs", "apply_ns", "state_bytes", "folders"}
     assert [set(event) for event in reported] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import eventually
-from state_backend.attach import folder_watch
-from state_backend.attach.folder_watch import FolderWatch
+from state_backend import folder_watch
+from state_backend.folder_watch import FolderWatch
 
 HOUR_S = 3600.0
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has inotify")

@@ -1,0 +1,73 @@
+"""When to look for the next epoch: the rhythm of a job's epochs, learned from when they were found.
+
+Announcements and events of folders are hints that may be lost or may never come, so an applier also looks by itself.
+Without news the pause doubles up to a limit. Around the time at which the next epoch is expected, pauses are short:
+
+    found      found            earliest       latest             twice the latest
+    --|----------|------- pause ----|--short--short--short--short---|---- pause ----
+
+The latest is the longest of the last gaps between two epochs; the earliest is the shortest one less MARGIN of their
+difference. Where epochs are announced, the only look of that time is at its end, for an announcement that was lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+# The gaps that are remembered: few, so that a new rhythm is soon learned (guess).
+GAPS = 8
+# Fewer gaps are no rhythm.
+GAPS_MIN = 3
+# The next gap may be shorter than all that are remembered (measured: with a smaller margin, a tenth of epochs that come
+# at random is found at half of the difference).
+MARGIN = 0.3
+# The difference of the longest and the shortest gap has so many short pauses (guess).
+LOOKS = 16
+
+
+class Rhythm:
+    """The pauses between an applier's looks at the log, in seconds of any one clock.
+
+    shortest_s, longest_s: the first pause without news, and the limit. finest_s: the shortest pause around the time at
+    which an epoch is expected.
+    """
+
+    def __init__(self, shortest_s: float, longest_s: float, finest_s: float) -> None:
+        self._shortest_s = self._pause_s = shortest_s
+        self._longest_s = max(shortest_s, longest_s)
+        self._finest_s = finest_s
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._found_s = math.nan
+        self._is_announced = False
+
+    def looked(self, now_s: float, *, has_news: bool, epochs: int, was_announced: bool) -> None:
+        """Note a look that has ended now. epochs: those that it found; was_announced: a hint was its reason."""
+        if epochs:
+            if not math.isnan(self._found_s):
+                self._gaps.append((now_s - self._found_s) / epochs)
+            self._found_s, self._is_announced = now_s, was_announced
+        if has_news and not was_announced:
+            self._pause_s = self._shortest_s
+
+    def waited(self) -> None:
+        """Note that a pause has ended without a hint."""
+        self._pause_s = min(2 * self._pause_s, self._longest_s)
+
+    def pause_s(self, now_s: float) -> float:
+        """Return how long to wait for a hint before the next look."""
+        return min(self._pause_s, self._until_expected_s(now_s))
+
+    def _until_expected_s(self, now_s: float) -> float:
+        if len(self._gaps) < GAPS_MIN:
+            return math.inf
+        since_s, shortest_s, latest_s = now_s - self._found_s, min(self._gaps), max(self._gaps)
+        difference_s = latest_s - shortest_s
+        earliest_s = shortest_s - MARGIN * difference_s
+        if since_s >= 2 * latest_s:
+            return math.inf
+        if self._is_announced:
+            return max(self._finest_s, 2 * latest_s - since_s)
+        if since_s < earliest_s:
+            return max(self._finest_s, earliest_s - since_s)
+        return max(self._finest_s, difference_s / LOOKS)

@@ -1,0 +1,93 @@
+"""A watch notices the jobs in whose folders a file got its name, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from compat.waiting import eventually_async
+from resp_server.serving.log_watch import LogWatch
+from state_backend.log.filesystems.local import LocalFilesystem
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has inotify")
+
+
+def watched(tmp_path: Path, body: Callable[[LogWatch, list[str], LocalFilesystem], Awaitable[None]]) -> None:
+    """Run a body with a watch of the jobs `a` and `b`, each with one folder of its name."""
+
+    async def run() -> None:
+        noticed: list[str] = []
+        watch, filesystem = LogWatch(noticed.append), LocalFilesystem(tmp_path)
+        for job in ("a", "b"):
+            filesystem.make_folder(job)
+            watch.watch(job, [str(tmp_path / job)])
+        await eventually_async(lambda: sorted(noticed), lambda jobs: jobs == ["a", "b"])  # files may have come before
+        noticed.clear()
+        try:
+            await body(watch, noticed, filesystem)
+        finally:
+            await watch.stop()
+
+    asyncio.run(run())
+
+
+def test_a_new_file_notices_its_job(tmp_path: Path) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        for number in range(3):
+            assert filesystem.create(f"b/{number}.json", b"")
+            await eventually_async(lambda: noticed)
+            assert set(noticed) == {"b"}
+            noticed.clear()
+
+    watched(tmp_path, body)
+
+
+def test_an_unfinished_file_notices_no_job(tmp_path: Path) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        (tmp_path / "a/.1.json.tmp").touch()
+        filesystem.create("b/1.json", b"")
+        await eventually_async(lambda: "b" in noticed)
+        assert "a" not in noticed
+
+    watched(tmp_path, body)
+
+
+def test_a_folder_that_was_replaced_is_watched_again(tmp_path: Path) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        (tmp_path / "a").rename(tmp_path / "away")
+        filesystem.make_folder("a")
+        watch.watch("a", [str(tmp_path / "a")])
+        await eventually_async(lambda: noticed)
+        noticed.clear()
+        filesystem.create("a/1.json", b"")
+        await eventually_async(lambda: noticed)
+
+    watched(tmp_path, body)
+
+
+def test_a_job_that_is_forgotten_is_not_noticed(tmp_path: Path) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        watch.forget("a")
+        filesystem.create("a/1.json", b"")
+        filesystem.create("b/1.json", b"")
+        await eventually_async(lambda: "b" in noticed)
+        assert "a" not in noticed
+
+    watched(tmp_path, body)
+
+
+def test_a_missing_folder_is_watched_when_it_is_there(tmp_path: Path) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        watch.watch("a", [str(tmp_path / "a"), str(tmp_path / "late")])
+        filesystem.make_folder("late")
+        watch.watch("a", [str(tmp_path / "a"), str(tmp_path / "late")])
+        await eventually_async(lambda: noticed)
+        noticed.clear()
+        filesystem.create("late/1.json", b"")
+        await eventually_async(lambda: noticed)
+
+    watched(tmp_path, body)
