@@ -6,7 +6,8 @@
     503     the response is "too busy"; the request is not executed
     late    the request is executed, but the response is a 500
 
-One connection carries one request.
+All requests can be delayed, as if the store were far away. Requests with a given path can be held until a number of
+them wait, which tests that they are sent at once. One connection carries one request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import socketserver
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +52,10 @@ class FaultyProxy:
         self.port = 0
         # A header in lower case that is removed from all requests, as if the store did not support it.
         self.drop_header = b""
+        # The time before a request is forwarded.
+        self.delay_s = 0.0
+        # Requests with this text in their path wait at this barrier.
+        self.held: tuple[str, threading.Barrier] | None = None
         self._lock = threading.Lock()
         self._requests: list[Request] = []
         self._faults: list[Fault] = []
@@ -65,6 +71,7 @@ class FaultyProxy:
         """Remove all faults."""
         with self._lock:
             self._faults.clear()
+        self.delay_s, self.held = 0.0, None
 
     def taken(self) -> list[Request]:
         """Return the requests since the last call."""
@@ -102,6 +109,7 @@ class _Connection(socketserver.StreamRequestHandler):
         if len(body) < length:  # the client has disconnected
             return
         kind = self.server.proxy.record(Request(method, path))
+        self._wait(path)
         if kind in ("500", "503"):
             self._refuse(kind)
         elif kind == "cut":
@@ -114,6 +122,12 @@ class _Connection(socketserver.StreamRequestHandler):
                 self._refuse("500")
             else:
                 self.wfile.write(response)
+
+    def _wait(self, path: str) -> None:
+        proxy = self.server.proxy
+        time.sleep(proxy.delay_s)
+        if proxy.held is not None and proxy.held[0] in path:
+            proxy.held[1].wait()
 
     def _forward(self, request: bytes) -> bytes:
         """Forward a request; return the response."""

@@ -4,7 +4,8 @@
 
 The server that started the process writes lines to its standard input: `slots 0-8191,9000` sets the desired slots;
 `events on` and `events off` switch the recording of events of keys (see `key_events`); `log json debug` sets the log's
-format and levels; any other line means "poll now".
+format and levels; `epoch 5 17` announces epoch 17 of term 5; any other line means "poll now". What is announced is a
+hint: it decides what to look for, and nothing of it is served.
 The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
     {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "term", "applied", ...}
@@ -45,11 +46,13 @@ import json
 import logging
 import math
 import os
+import re
 import select
 import shutil
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -174,9 +177,16 @@ class Applier:
         self._snapshot_generation, self._snapshot_due_s = "", 0.0
         self._writer = ""
         self._quiet_polls = 0
+        # The generation that was last read, and when it is to be read again; the epochs of it that were read ahead.
+        self._current: CurrentGeneration | None = None
+        self._checks_due_s = 0.0
+        self._is_checking = True
+        self._ahead: deque[Epoch] = deque()
+        self._ahead_count = 1
         self._heartbeats = HeartbeatWatch()
         self._heartbeat: dict[str, Any] = {}
-        self._heartbeat_poll_at_s = 0.0
+        self._heartbeat_of = ""  # the writer whose heartbeat was read last
+        self._heartbeat_pause_s = self._heartbeat_poll_at_s = 0.0
         self._last_report: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
@@ -252,9 +262,15 @@ class Applier:
 
     def _last_heartbeat(self) -> dict[str, Any]:
         """Return the writer's last heartbeat; it is read again only when there may be a new one."""
-        if time.monotonic() >= self._heartbeat_poll_at_s or self._heartbeat.get("writer") != self._writer:
+        if self._heartbeat_of != self._writer:
+            self._heartbeat_of, self._heartbeat_pause_s, self._heartbeat_poll_at_s = self._writer, 0.0, 0.0
+        if time.monotonic() >= self._heartbeat_poll_at_s:
             self._heartbeat = self._log.heartbeat()
-            self._heartbeat_poll_at_s = time.monotonic() + (self._heartbeat.get("interval_s", 1.0) - 1.0) / 2
+            usual_s = (self._heartbeat.get("interval_s", self._log.filesystem.heartbeat_interval_s) - 1.0) / 2
+            # The first heartbeat of a new writer may be about to come, or may never come.
+            is_expected = self._heartbeat.get("writer") != self._writer
+            self._heartbeat_pause_s = min(2 * self._heartbeat_pause_s + 0.5, usual_s) if is_expected else usual_s
+            self._heartbeat_poll_at_s = time.monotonic() + self._heartbeat_pause_s
         return self._heartbeat
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
@@ -343,8 +359,7 @@ class Applier:
         self._changed += self._store.load(portion, self._description.all_states, self._loading)
 
     def _apply_epochs(self) -> None:
-        # The visible generation is read again for each epoch, because a new writer may have begun.
-        while (current := self._log.visible()) is not None:
+        while (current := self._find_current()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_new=False)
             epoch = self._next(current)
@@ -363,6 +378,52 @@ class Applier:
                 f"job {self._log.job!r} is missing in the log {self._log.filesystem.root}: was it moved, or its "
                 f"storage removed? Its last epoch is served until it is back. To remove it for good: sparkis drop"
             )
+
+    def announced(self, term: int, epoch: int) -> None:
+        """Take an announcement. If it is not of this term's next epochs, the next step looks for more than these.
+
+        The term may be 0, which is that of an older driver. The epoch is -1 when a writer begins.
+        """
+        is_expected = self._current is not None and term in (0, self._current.term) and epoch >= 0
+        if not is_expected:
+            self.check_all()
+
+    def check_all(self) -> None:
+        """Have the next step look for a new writer and for missing epochs, not for the next epoch only."""
+        self._checks_due_s = 0.0
+
+    def _find_current(self) -> CurrentGeneration | None:
+        """Return the visible generation. It is read again for each epoch, because a new writer may have begun.
+
+        In an object store it is read less often (see `Filesystem.checks_interval_s`): the next epoch of a new writer is
+        found in any case if its generation is the same. An error is a reason to check all.
+        """
+        if self._ahead and self._current is not None:
+            return self._current
+        self._is_checking = (
+            self._current is None
+            or self._current.held_back is not None
+            or bool(self._last_report.get("error"))
+            or time.monotonic() >= self._checks_due_s
+        )
+        if self._is_checking:
+            self._current = self._log.visible()
+            self._checks_due_s = time.monotonic() + self._log.filesystem.checks_interval_s
+        return self._current
+
+    def _read_next(self, current: CurrentGeneration, number: int) -> Epoch | None:
+        """Return an epoch, or None; while many are waiting, they are read ahead."""
+        if not self._ahead or self._ahead[0].epoch != number:
+            found = self._log.next_epochs(current, number, self._ahead_count, self._slots())
+            is_all = len(found) == self._ahead_count
+            self._ahead_count = min(2 * self._ahead_count, self._log.filesystem.reads_at_a_time) if is_all else 1
+            self._ahead = deque(found)
+        if not self._ahead:
+            return None
+        epoch = self._ahead.popleft()
+        if epoch.term != current.term:
+            self._current = None  # a new writer has begun
+        return epoch
 
     def _find_held_back(self, held_back: str | None) -> None:
         """Find the last epoch of a generation that is held back. Its epochs are applied once it is visible."""
@@ -406,7 +467,10 @@ class Applier:
     def _next_after(self, current: CurrentGeneration, applied: EpochRef) -> Epoch | None:
         """Return the epoch after the applied one; None if it is not committed yet."""
         number = applied.epoch + 1
-        epoch = self._log.epoch(current, number) or self._search_after_gap(current, number)
+        epoch = self._read_next(current, number)
+        if epoch is None and not self._is_checking:
+            return None
+        epoch = epoch or self._search_after_gap(current, number)
         # Epochs are swept in their order, and looking for one file costs less than listing snapshots.
         is_behind = epoch is None and not self._log.has_file(current.generation, applied.epoch)
         if is_behind and self._is_swept(current, number):
@@ -533,6 +597,7 @@ class Applier:
         self._store.own(self._desired)
         self._description = None
         self._writer = ""
+        self._ahead.clear()
         first = self._log.first(current)
         self._origin = first.origin if first is not None else 0
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
@@ -828,6 +893,10 @@ def _obey_lines(applier: Applier, input_file: int, rest: bytes) -> bytes | None:
             _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
         elif line.startswith(b"log "):
             applier.set_up_log(line[len(b"log ") :].decode())
+        elif announced := re.fullmatch(rb"epoch (\d+) (-?\d+)", line):
+            applier.announced(int(announced[1]), int(announced[2]))
+        else:
+            applier.check_all()
     return rest[:LINE_BYTES_MAX]
 
 

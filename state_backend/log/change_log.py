@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -39,6 +40,8 @@ logger = logging.getLogger("sparkis.log")
 
 # So many complete snapshots are retained: a reader may be reading the second newest, or the newest may be damaged.
 SNAPSHOTS_RETAINED = 2
+# The change files that are read ahead of their use (guess: some epochs of usual size).
+PREFETCHED_BYTES_MAX = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class JobLog:
         self.job = job
         self.terms = Terms(filesystem, job)
         self.damaged_snapshots: set[int] = set()  # their epochs; readers use the snapshot before
+        self._prefetched: dict[str, pa.Buffer | None] = {}  # change files by path
 
     def current(self) -> CurrentGeneration | None:
         """Return the generation that is being written; None if the job was never written, or was dropped."""
@@ -133,11 +137,54 @@ class JobLog:
         if stored is None:
             return None
         epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
-        # A paused writer may create the file again after a newer writer committed the epoch and a sweep removed it. An
-        # epoch of the newest term is no such file, if the term is read after the epoch.
-        newest = self.terms.newest()
+        return epoch if self._is_in_chain(current, epoch, self.terms.newest()) else None
+
+    def _is_in_chain(self, current: CurrentGeneration, epoch: Epoch, newest: Term | None) -> bool:
+        """Tell whether an epoch was not swept, by the newest term, which was read after the epoch.
+
+        A paused writer may create the file again after a newer writer committed the epoch and a sweep removed it. An
+        epoch of the newest term is no such file.
+        """
         is_of_newest = newest is not None and newest.term == epoch.term
-        return epoch if is_of_newest or number >= self.floor(current.generation) else None
+        return is_of_newest or epoch.epoch >= self.floor(current.generation)
+
+    def next_epochs(
+        self, current: CurrentGeneration, number: int, count: int, slots: KeyGroups | None = None
+    ) -> list[Epoch]:
+        """Return the epochs from a number on, at most `count`; empty if that one is not committed, or was swept.
+
+        In an object store all are read at once; then their change files of some slots, for the next calls of `runs`.
+        """
+        paths = [f"{self.job}/{current.generation}/epochs/{number + each}.json" for each in range(count)]
+        found: list[Epoch] = []
+        contents = self.filesystem.at_once([partial(self.filesystem.read, path) for path in paths])
+        for path, stored in zip(paths, contents, strict=True):
+            if stored is None:
+                break
+            try:
+                found.append(Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}"))
+            except LogCorruptError:
+                if not found:
+                    raise
+                break  # the epochs before it are good
+        if not found:
+            return []
+        files = self._files_to_prefetch(current.generation, found, slots)
+        opening = [partial(self.filesystem.open_input, path) for path in files]
+        newest, *contents = self.filesystem.at_once([self.terms.newest, *opening])
+        self._prefetched = dict(zip(files, contents, strict=True))
+        return list(takewhile(lambda epoch: self._is_in_chain(current, epoch, newest), found))
+
+    def _files_to_prefetch(self, generation: str, epochs: Iterable[Epoch], slots: KeyGroups | None) -> list[str]:
+        """Return the change files to read at once, up to PREFETCHED_BYTES_MAX; none where reads take no time."""
+        paths: list[str] = []
+        left_bytes = PREFETCHED_BYTES_MAX if self.filesystem.reads_at_a_time > 1 else 0
+        for file in (file for epoch in epochs for file in epoch.files if file.has_slots(slots)):
+            left_bytes -= file.size
+            if left_bytes < 0:
+                break
+            paths.append(f"{self.changes_folder(generation)}/{file.name}")
+        return paths
 
     def floor(self, generation: str) -> int:
         """Return the number of the first epoch that was not swept."""
@@ -271,7 +318,7 @@ class JobLog:
     def _open(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
         """Open a change file; LogCorruptError if it is not the listed one."""
         path = f"{folder}/{file.name}"
-        content = self.filesystem.open_input(path)
+        content = self._prefetched.pop(path, None) or self.filesystem.open_input(path)
         where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
         if content is None:
             raise LogCorruptError(f"{where}, is missing")

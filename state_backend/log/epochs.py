@@ -73,6 +73,10 @@ class ChangeFile:
         runs = tuple((first, last, rows) for first, last, rows in stored["runs"])
         return cls(stored["name"], stored["size"], stored["checksum"], stored["rows"], runs)
 
+    def has_slots(self, slots: KeyGroups | None) -> bool:
+        """Tell whether the file may have changes of some slots; None stands for all slots."""
+        return slots is None or any(slots.intersects(first, last) for first, last, _ in self.runs)
+
 
 def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
     """Return the first slot, the last slot and the number of rows of a sorted run."""

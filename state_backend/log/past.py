@@ -17,6 +17,7 @@ from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.clock import iso_text, now_ms
 from state_backend.model.errors import LogError
+from state_backend.model.key_groups import KeyGroups
 
 # Whole numbers below this are epochs, others are times in seconds since 1970. With an epoch a second, a job reaches
 # this number after 30 years.
@@ -164,6 +165,11 @@ class PastJobLog(JobLog):
 
     def epoch(self, current: CurrentGeneration, number: int) -> Epoch | None:
         return super().epoch(current, number) if number <= self.moment.epoch else None
+
+    def next_epochs(
+        self, current: CurrentGeneration, number: int, count: int, slots: KeyGroups | None = None
+    ) -> list[Epoch]:
+        return super().next_epochs(current, number, min(count, self.moment.epoch + 1 - number), slots)
 
     def numbers(self, generation: str) -> list[int]:
         return [number for number in super().numbers(generation) if number <= self.moment.epoch]

@@ -7,6 +7,7 @@ import random
 import select
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,20 +256,73 @@ def test_an_epoch_is_one_put_and_few_gets(
         assert set(read) <= {"GET", "HEAD"}
 
 
-def test_a_look_that_finds_nothing_is_few_gets(proxy: FaultyProxy, root: str, followed: Followed) -> None:
+@pytest.mark.parametrize("has_heartbeat", [True, False])
+def test_a_look_that_finds_nothing_is_one_get(
+    monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, followed: Followed, has_heartbeat: bool
+) -> None:
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter_ns=perf_counter_ns)
+    monkeypatch.setattr(applier_module, "time", clock)
     writer = writer_of(root)
     writer.publish([one(0)])
-    writer.send_heartbeat()
-    followed.applier.step()
-    followed.applier.step()
+    if has_heartbeat:
+        writer.send_heartbeat()
+    for _ in range(20):  # the first heartbeat is looked for a few times
+        now_s += 1
+        followed.applier.step()
     proxy.taken()
-    looks = 50
+    looks = 5
     for _ in range(looks):
         followed.applier.step()
-    cost = methods(proxy)
-    assert cost["GET"] + cost["HEAD"] <= 5 * looks
-    assert cost["LIST"] <= 3
-    assert set(cost) <= {"GET", "HEAD", "LIST"}
+    assert methods(proxy) == {"GET": looks}
+    epochs = [writer.publish([one(0)]) for _ in range(3)]
+    followed.applier.step()
+    assert followed.known["applied"] == epochs[-1]
+
+
+@pytest.mark.parametrize("folder", ["epochs", "changes"])
+def test_several_epochs_are_requested_at_the_same_time(
+    proxy: FaultyProxy, root: str, followed: Followed, folder: str
+) -> None:
+    writer = writer_of(root)
+    writer.publish([one(0)])
+    followed.applier.step()
+    for _ in range(3):
+        writer.publish([one(key) for key in range(5_000)])
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    proxy.held = (f"/{folder}/", threading.Barrier(2))  # each request waits for the other one
+    epochs = log.next_epochs(current, 1, 2)
+    assert [epoch.epoch for epoch in epochs] == [1, 2]
+    proxy.held = None
+    proxy.taken()
+    assert [run.num_rows for epoch in epochs for run in log.runs(current.generation, epoch)] == [5_000, 5_000]
+    assert proxy.taken() == []
+
+
+def test_a_new_writer_is_found_by_its_announcement(
+    monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed
+) -> None:
+    monkeypatch.setattr(applier_module, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter_ns=perf_counter_ns))
+    writer_of(root).publish([one(0)])
+    followed.applier.step()
+    other = LogWriter(root, "job", [STATE], "q2", takeover=True)
+    other.publish([one(1)])
+    followed.applier.announced(2, 0)
+    followed.applier.step()
+    assert followed.counts() == {b"job:count:1": 1}
+
+
+def test_an_epoch_of_the_next_writer_is_found_without_an_announcement(
+    monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed
+) -> None:
+    monkeypatch.setattr(applier_module, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter_ns=perf_counter_ns))
+    for epoch in range(4):
+        writer_of(root).publish([one(0)])
+        followed.applier.step()
+        assert followed.known["applied"] == epoch
+    assert followed.counts() == {b"job:count:0": 4}
 
 
 def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, root: str) -> None:

@@ -11,9 +11,9 @@ is for names that only one writer uses. `replace` overwrites the full file. All 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from state_backend.model.errors import LogUnavailableError
 
@@ -26,7 +26,9 @@ class Filesystem(ABC):
 
     heartbeat_interval_s: the interval of a writer's heartbeats. probe_interval_s_max, jobs_interval_s_max: the longest
     intervals at which readers poll for epochs, and for jobs. probe_interval_s_min: the shortest one, while an epoch is
-    expected. Polling is cheap in a folder, and costs money in an object store.
+    expected. Polling is cheap in a folder, and costs money in an object store. checks_interval_s: the time between two
+    polls that also look for a new writer and for missing epochs; polls in between look for the next epoch only.
+    reads_at_a_time: above 1 where a request takes long, and several of them take no longer.
     """
 
     root: str
@@ -34,6 +36,8 @@ class Filesystem(ABC):
     probe_interval_s_min: float = 0.02
     probe_interval_s_max: float = 1.0
     jobs_interval_s_max: float = 1.0
+    checks_interval_s: float = 0.0
+    reads_at_a_time: int = 1
 
     def local_folder(self, path: str) -> str | None:
         """Return the path of a folder in this machine's file tree; None if it is elsewhere."""
@@ -46,6 +50,10 @@ class Filesystem(ABC):
     @abstractmethod
     def open_input(self, path: str) -> pa.Buffer | None:
         """Return the content of a file as a buffer, memory-mapped where possible; None if there is no such file."""
+
+    def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return the results of calls of this filesystem, in their order. They run at once if `reads_at_a_time` > 1."""
+        return [call() for call in calls]
 
     @abstractmethod
     def create(self, path: str, content: bytes) -> bool:

@@ -16,6 +16,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -55,6 +56,8 @@ class ObjectStoreFilesystem(Filesystem):
     probe_interval_s_min = 0.1
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
+    checks_interval_s = 15.0
+    reads_at_a_time = 16
     _checked: ClassVar[set[str]] = set()  # roots whose store honors conditions, checked in this process
 
     def __init__(self, uri: str, location: str, **options: Any) -> None:
@@ -67,6 +70,7 @@ class ObjectStoreFilesystem(Filesystem):
 
         self.root = uri
         self._obstore = obstore
+        self._readers = ThreadPoolExecutor(self.reads_at_a_time, "sparkis-reads")  # starts threads when they are needed
         with self._translated_errors("open", ""):
             self._store: ObjectStore = obstore.store.from_url(
                 location,
@@ -87,6 +91,10 @@ class ObjectStoreFilesystem(Filesystem):
 
         content = self._content(path)
         return None if content is None else pa.py_buffer(content)
+
+    def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        others = [self._readers.submit(call) for call in calls[1:]]  # a thread for the first one would only cost time
+        return [*(call() for call in calls[:1]), *(each.result() for each in others)]
 
     def _content(self, path: str) -> Any:
         with self._translated_errors("read", path):
