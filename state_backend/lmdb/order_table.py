@@ -25,6 +25,7 @@ from state_backend.model.records import Op
 from state_backend.model.slots import POSITION_BYTES, place_of
 
 KEY_HASH_BYTES, FIELD_HASH_BYTES = 8, 16
+PAST_ALL_POSITIONS = b"\xff" * (POSITION_BYTES + 1)  # sorts after each position
 
 
 def name_of_order(key: bytes, field: bytes | None = None, position: bytes | None = None) -> bytes:
@@ -46,7 +47,7 @@ class OrderTable:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether the table has no rows, or none at the positions after those of `has_any_at`."""
+        """Whether the table has no rows."""
         return not self._txn.stat(self._table)["entries"]
 
     def get(self, key: bytes, field: bytes | None = None) -> bytes | None:
@@ -86,17 +87,22 @@ class OrderTable:
         name = name_of_order(key)
         return self._cursor.set_range(name) and self._cursor.key().startswith(name)
 
-    def has_any_at(self, position: bytes) -> bool:
-        """Tell whether a key at a position has an order. Positions must ascend from call to call.
 
-        The cursor stays at the next position that has an order, so most calls only compare.
+class OrderPositions:
+    """Tells which positions have orders, for a walk over the keys. No look-up of an order moves its cursor."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any) -> None:
+        self._cursor = txn.cursor(db=table)
+        self._next = b""  # the first position with an order, from the last one asked for on
+
+    def has(self, position: bytes) -> bool:
+        """Return whether a key at a position has an order. Positions must not descend from call to call.
+
+        Most calls only compare.
         """
-        if self.is_empty:
-            return False
-        if self._cursor.key()[:POSITION_BYTES] < position and not self._cursor.set_range(position):
-            self.is_empty = True  # no more orders in this or any later position
-            return False
-        return self._cursor.key()[:POSITION_BYTES] == position
+        if self._next < position:
+            self._next = self._cursor.key()[:POSITION_BYTES] if self._cursor.set_range(position) else PAST_ALL_POSITIONS
+        return self._next == position
 
 
 def with_orders(

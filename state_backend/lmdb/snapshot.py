@@ -34,7 +34,7 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.lmdb.list_reader import ListReader
 from state_backend.lmdb.map_reader import MapReader
-from state_backend.lmdb.order_table import OrderTable, with_orders
+from state_backend.lmdb.order_table import OrderPositions, OrderTable, with_orders
 from state_backend.lmdb.record_reader import VISITED_BYTES_MAX, VISITS_MAX
 from state_backend.lmdb.sizes import sizes
 from state_backend.lmdb.sorted_set_reader import SortedSetReader
@@ -151,11 +151,12 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
         numbers = [states.index(name) if name in states else -1 for name in names]
         orders = OrderTable(self._txn, self._tables.orders)
+        positions = None if orders.is_empty else OrderPositions(self._txn, self._tables.orders)
         with self._txn.cursor(db=self._tables.keys) as records:
             for at, record in self._records(records):
                 length, expire_at_ms, number, form = read_header(record)
                 position = int.from_bytes(at[:POSITION_BYTES], "big")
-                if not orders.is_empty and orders.has_any_at(at[:POSITION_BYTES]):
+                if positions is not None and positions.has(at[:POSITION_BYTES]):
                     if view._is_live(record):
                         for change in with_orders(orders, name_of(record), view._changes_of(record), KINDS[form]):
                             yield (position, numbers[number], *change)

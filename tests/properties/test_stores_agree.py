@@ -886,3 +886,22 @@ TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.Te
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS
 TestStoresAgreeOnSomeOfThreeSlots = pytest.mark.slow(StoresAgreeOnSomeOfThreeSlots.TestCase)
 TestStoresAgreeOnSomeOfThreeSlots.settings = SETTINGS
+
+
+@pytest.mark.parametrize("state", ["latest", "recent", "lowest", "timely"])
+@pytest.mark.parametrize("map_state", MAPS)
+def test_orders_survive_a_snapshot_in_which_maps_without_orders_are_at_the_same_positions(
+    state: str, map_state: str
+) -> None:
+    """The machine found this once, with `--hypothesis-seed=100181339568872069074256363597117029118`."""
+    machine = StoresAgreeWhenPositionsCollide()
+    field = Change(map_state, Op.PUT, b"", b"f", b"v")
+    row = Change(state, Op.FOLD, b"", None, selections.pack(b"500", b"v"))
+    try:
+        for change in (field, row):
+            changes = [change._replace(key=key) for key in KEYS[change.state][len(SHARED) :]]
+            runs = list(runs_of(changes, [state.name for state in STATES]))
+            machine.take(EpochChanges(machine.epoch + 1, 1, machine.log_clock_ms(), runs))
+        machine.begin_anew_from_a_snapshot()
+    finally:
+        machine.teardown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from state_backend.codec import packed_map, selections
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import place_of
 from state_backend.store.store import EpochChanges, Snapshot
 from tests.unit.state_backend.lmdb.collisions import names_at_one_position
 
@@ -130,3 +132,33 @@ def test_a_map_without_orders_keeps_its_expiry_if_another_key_of_its_position_ha
             found = snapshot.key_info(plain)
             assert found is not None and found.expire_at_ms == 5_000
         each.close()
+
+
+def test_a_snapshot_has_the_orders_of_all_keys_of_a_position_whatever_is_stored_beside_them(tmp_path: Path) -> None:
+    """Keys of all states share a position, in each order: a map without an order is the first, in between, or last."""
+    value = b"at the position"
+    made = {
+        "latest": (value, None),
+        "pair": (packed_map.pack([(b"a", value)]), None),
+        "fields": (value, b"f"),
+        "recent": (value, None),
+    }
+    names = names_at_one_position(len(STATES))
+    store = LmdbStore(tmp_path / "first", "g")
+    for epoch, states in enumerate(permutations(NAMES)):
+        keys = dict(zip(states, names, strict=True))
+        changes = [
+            Change(state, Op.FOLD, keys[state], field, selections.pack(b"500", content))
+            for state, (content, field) in made.items()
+        ]
+        changes.append(Change("plain", Op.PUT, keys["plain"], b"f", value))
+        # One epoch for each key: the rows of a position lie in the order in which their keys came.
+        changes.sort(key=lambda change: names.index(change.key))
+        for change in changes:
+            apply(store, 6 * epoch + names.index(change.key), [change], NAMES if change is changes[0] else ())
+        later = next(b"%d" % number for number in range(1_000) if place_of(b"%d" % number) > place_of(names[0]))
+        apply(store, 6 * epoch + 5, [row("latest", 500, value)._replace(key=later)])
+        with store.snapshot(2_000) as snapshot:
+            found = {change.key: change.op for change in snapshot.changes()}
+        assert found == {later: Op.FOLD} | {key: Op.PUT if state == "plain" else Op.FOLD for state, key in keys.items()}
+    store.close()
