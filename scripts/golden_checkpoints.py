@@ -19,12 +19,14 @@ import io
 import json
 import lzma
 import os
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ import pandas as pd
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 CHECKPOINTS, ROWS = "checkpoints.tar.xz", "rows.json.xz"
@@ -55,6 +58,11 @@ CHECKSUMS = {f"{STORE}rowChecksum.enabled": "true"}
 AVRO = {f"{STORE}encodingFormat": "avro"}
 JOIN = "spark.sql.streaming.join.stateFormatVersion"
 CODEC = f"{STORE}compression.codec"
+# The shortest batch of Real-Time Mode, and the length of one here: a batch is over when its time is, not its input.
+REAL_TIME = {**FORMAT_2, "spark.sql.streaming.realTimeMode.minBatchDuration": "1s"}
+BATCH = "2 seconds"
+JVM_PROCESSOR = "RealTimeProcessor"
+BATCH_TIMEOUT_S = 60.0
 
 Query = Callable[[DataFrame], DataFrame]
 
@@ -105,6 +113,26 @@ def types(rows: DataFrame) -> DataFrame:
         F.max("dt"),
         F.max("ym"),
         F.min("even"),
+    )
+
+
+# Texts that are not UTF-8, and one that is: Latin-1, an end that is missing, a surrogate, a zero of two bytes.
+NOT_UTF8 = ("E9", "FF41", "C3", "F09F98", "EDA080", "C080", "E282AC", "E28241")
+
+
+def not_utf8(rows: DataFrame) -> DataFrame:
+    """Texts that are not UTF-8, in keys and values, nested and not. Spark does not check them."""
+    at = F.expr(f"cast(pmod(number, {len(NOT_UTF8)}) as int)")
+    content = F.array(*(F.unhex(F.lit(each)) for each in NOT_UTF8))[at]
+    text = F.concat(content, at.cast("string").cast("binary")).cast("string")
+    keyed = rows.withColumn("text", text).withColumn(
+        "place", F.struct(text.alias("city"), F.array(text).alias("parts"))
+    )
+    return keyed.groupBy("text", "place").agg(
+        F.max("text"),
+        F.first("place").alias("place"),
+        F.first(F.create_map(text, text)).alias("m"),
+        F.count("*"),
     )
 
 
@@ -201,6 +229,14 @@ def transformed(rows: DataFrame, ttl_ms: int = 0) -> DataFrame:
     return keyed.transformWithStateInPandas(Machine(), "word string", "Update", mode)
 
 
+def jvm_processed(rows: DataFrame) -> DataFrame:
+    """transformWithState of the JVM: Real-Time Mode has none of Python's."""
+    spark = rows.sparkSession
+    jvm: Any = spark._jvm
+    processor: Any = getattr(jvm, JVM_PROCESSOR)
+    return DataFrame(processor.of(rows._jdf), spark)
+
+
 @dataclass(frozen=True)
 class Job:
     """A query, its settings, and the first version of Spark that can run it."""
@@ -214,6 +250,8 @@ class Job:
     has_snapshots: bool = False
     # Further settings of each batch: the query is started again for it. Empty: one start for all batches.
     of_batches: tuple[dict[str, str], ...] = ()
+    # The first batch with a real-time trigger; those before it have Spark's default one. None: no batch has one.
+    real_time_from: int | None = None
 
 
 LONG_MS = 10_000_000_000_000  # rows that expire in 300 years
@@ -230,6 +268,7 @@ JOBS = (
     Job("hdfs-snapshots", aggregation, SNAPSHOTS, has_snapshots=True),
     Job("hdfs-zstd", aggregation, {CODEC: "zstd"}),
     Job("hdfs-snappy", aggregation, {CODEC: "snappy"}),
+    Job("hdfs-not-utf8", not_utf8, since=(4, 3)),
     Job("hdfs-checksums", aggregation, CHECKSUMS, since=(4, 3)),
     Job("rocksdb-aggregation", aggregation, CHANGELOG),
     Job("rocksdb-types", types, CHANGELOG),
@@ -255,6 +294,11 @@ JOBS = (
     Job("transform-format2", transformed, FORMAT_2, since=(4, 0)),
     Job("transform-avro", transformed, {**CHANGELOG, **AVRO}, since=(4, 3)),  # sparkis refuses it by name
     Job("transform-checksums", transformed, {**CHANGELOG, **CHECKSUMS}, since=(4, 3)),
+    Job("real-time-aggregation", aggregation, REAL_TIME, since=(4, 3), real_time_from=0),
+    Job("real-time-window", windowed, REAL_TIME, since=(4, 3), real_time_from=0),
+    Job("real-time-dedupe", deduplicated, REAL_TIME, since=(4, 3), real_time_from=0),
+    Job("real-time-switched", aggregation, REAL_TIME, since=(4, 3), real_time_from=2),
+    Job("real-time-transform", jvm_processed, REAL_TIME, since=(4, 3), real_time_from=0),
 )
 
 
@@ -273,7 +317,8 @@ def main(folder: str, chosen: list[str]) -> None:
                 run_job(spark, job, inputs, checkpoint)
                 # RocksDB's background threads may still write; a copy is complete when the query has ended.
                 files[job.name] = files_of(checkpoint)
-                rows[job.name] = read_all(spark, checkpoint)
+                with set_in(spark, job.settings):  # the reader finds files of checkpoint format 2 by it
+                    rows[job.name] = read_all(spark, checkpoint)
             except Exception:
                 print(f"{job.name}: FAILED\n{traceback.format_exc()[-3000:]}", flush=True)
                 continue
@@ -316,17 +361,30 @@ def session(scratch: str) -> SparkSession:
     # A JVM that lives for minutes gains little from the optimising compiler.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
+    # Real-Time Mode runs the tasks of all stages at the same time.
+    builder = SparkSession.builder.master("local[4]").config("spark.sql.shuffle.partitions", "2")
     builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     builder = builder.config("spark.sql.codegen.wholeStage", "false").config(f"{STORE}maintenanceInterval", "100ms")
     builder = builder.config("spark.driver.extraJavaOptions", "-Duser.timezone=UTC")
+    if VERSION >= (4, 3):
+        builder = builder.config("spark.jars", compiled_processor(scratch))
     builder = builder.config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
     # Without it, a batch without rows would follow, with another number of commits in each version.
     builder = builder.config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+def compiled_processor(scratch: str) -> str:
+    """Compile the processor of the JVM with the Scala compiler in Spark's jars; return the path of a jar."""
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java")
+    jars, target = f"{Path(pyspark.__file__).parent}/jars/*", f"{scratch}/{JVM_PROCESSOR}.jar"
+    source = Path(__file__).with_name(f"{JVM_PROCESSOR}.scala")
+    compiler = [java, "-cp", jars, "scala.tools.nsc.Main", "-usejavacp", "-d", target, str(source)]
+    subprocess.run(compiler, check=True)
+    return target
 
 
 def write_inputs(scratch: Path, batches: range = range(BATCHES)) -> Path:
@@ -342,7 +400,9 @@ def write_inputs(scratch: Path, batches: range = range(BATCHES)) -> Path:
 
 def run_job(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> None:
     """Run a job until it has read its input."""
-    if not job.of_batches:
+    if job.real_time_from is not None:
+        _run_in_real_time(spark, job, checkpoint)
+    elif not job.of_batches:
         _run_once(spark, job, inputs, checkpoint)
     for batch, settings in enumerate(job.of_batches):
         some = write_inputs(checkpoint.parent / f"inputs-of-{job.name}", range(batch + 1))
@@ -351,17 +411,52 @@ def run_job(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> No
 
 def _run_once(spark: SparkSession, job: Job, inputs: Path, checkpoint: Path) -> None:
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").json(str(inputs)).coalesce(1)
-    for name, value in job.settings.items():
-        spark.conf.set(name, value)
-    try:
+    with set_in(spark, job.settings):
         writer = job.query(rows).writeStream.outputMode(job.mode)
         writer = writer.foreachBatch(_consume_slowly) if job.has_snapshots else writer.format("noop")
         query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
         query.awaitTermination(300)
         query.stop()
+
+
+@contextmanager
+def set_in(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Set settings to the end of a block."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
     finally:
-        for name in job.settings:
+        for name in settings:
             spark.conf.unset(name)
+
+
+def _run_in_real_time(spark: SparkSession, job: Job, checkpoint: Path) -> None:
+    """Run a job with the input of one batch after the other, in memory: files have no Real-Time Mode."""
+    jvm: Any = spark._jvm
+    source = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = source.singlePartition(spark._jsparkSession, jvm.org.apache.spark.sql.Encoders.STRING())
+    texts = DataFrame(stream.toDF(), spark)
+    rows = texts.select(F.from_json("value", SCHEMA).alias("row")).select("row.*")
+    first = job.real_time_from or 0
+    with set_in(spark, job.settings):
+        for trigger, batches in (("processingTime", range(first)), ("realTime", range(first, BATCHES))):
+            if not batches:
+                continue
+            writer = job.query(rows).writeStream.outputMode(job.mode).format("console").trigger(**{trigger: BATCH})
+            query = writer.option("checkpointLocation", str(checkpoint)).start()
+            for batch in batches:
+                stream.addData(jvm.PythonUtils.toSeq([json.dumps(row) for row in rows_of(batch)]))
+                _await_commit(query, Path(checkpoint, "commits", str(batch)))
+            query.stop()
+
+
+def _await_commit(query: StreamingQuery, commit: Path) -> None:
+    deadline = time.monotonic() + BATCH_TIMEOUT_S
+    while not commit.exists():
+        if query.exception() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{commit} does not come: {query.exception()}")
+        time.sleep(0.01)
 
 
 def _consume_slowly(frame: DataFrame, batch: int) -> None:

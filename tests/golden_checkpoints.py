@@ -21,7 +21,10 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from state_backend.codec.column_text import readable_text
+
 GOLDEN = Path(__file__).parent / "golden"
+CASES = GOLDEN / "cases.tar.xz"
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 NEWEST = VERSIONS[-1]
 DAY_TIME = re.compile(r"INTERVAL '(-?)(\d+) (\d+):(\d+):(\d+)(?:\.(\d+))?' DAY TO SECOND")
@@ -61,7 +64,19 @@ def jobs() -> Iterator[tuple[str, str]]:
 
 def unpack(version: str, job: str, folder: Path) -> Path:
     """Write a checkpoint into a folder, and return the folder."""
-    for name, content in _files(version)[job].items():
+    return _unpacked(_files(version)[job], folder)
+
+
+def unpack_case(name: str, folder: Path) -> Path:
+    """Write a checkpoint of a query that was no job of the script into a folder, and return the folder.
+
+    dedupe-from-3.3: `dropDuplicates(["id"])` of the columns id, name, price; Spark 3.3.0 ran batch 0, 4.3.0 batch 1.
+    """
+    return _unpacked(_archived(CASES)[name], folder)
+
+
+def _unpacked(files: dict[str, bytes], folder: Path) -> Path:
+    for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -79,11 +94,15 @@ def expected(version: str, job: str) -> dict[str, Any]:
     raise AssertionError(f"no version of Spark has read {job}")
 
 
-@cache
 def _files(version: str) -> dict[str, dict[str, bytes]]:
     """Return the files of each job's checkpoint."""
+    return _archived(GOLDEN / version / "checkpoints.tar.xz")
+
+
+@cache
+def _archived(path: Path) -> dict[str, dict[str, bytes]]:
     found: dict[str, dict[str, bytes]] = {}
-    with tarfile.open(GOLDEN / version / "checkpoints.tar.xz") as archive:
+    with tarfile.open(path) as archive:
         for member in archive:
             job, _, name = member.name.partition("/")
             content = archive.extractfile(member)
@@ -100,7 +119,10 @@ def _rows(version: str) -> dict[str, Any]:
 
 
 def plain(array: pa.Array) -> list[Any]:
-    """Return an array as Python values; a struct as a tuple, because names of fields may repeat, a map as a dict."""
+    """Return an array as Python values; a struct as a tuple, because names of fields may repeat, a map as a dict.
+
+    A text has U+FFFD in place of bytes that are not UTF-8, as in Spark's JSON.
+    """
     kind = array.type
     if pa.types.is_struct(kind):
         children = [plain(array.field(index)) for index in range(kind.num_fields)]
@@ -114,7 +136,7 @@ def plain(array: pa.Array) -> list[Any]:
         offsets = array.offsets.to_pylist()
         rows = [dict(zip(keys[start:end], items[start:end], strict=True)) for start, end in pairwise(offsets)]
     else:
-        return list(array.to_pylist())
+        return list(readable_text(array).to_pylist())
     return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
 
 

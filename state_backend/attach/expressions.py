@@ -23,6 +23,7 @@ from state_backend.attach.casts import DECIMAL, DECIMAL_DEFAULT, DECIMAL_DIGITS_
 from state_backend.attach.casts import text as text_of
 from state_backend.attach.time_functions import FUNCTIONS as TIME_FUNCTIONS
 from state_backend.attach.time_functions import formatted_as, truncated_to
+from state_backend.codec.column_text import readable_text
 from state_backend.codec.json_text import join_present
 from state_backend.model.errors import DescriptorError
 
@@ -260,7 +261,7 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[pa.Array]], pa.Array]] = {
     "nvl": _coalesce,
     "concat": _concat,
     "concat_ws": _concat_ws,
-    "lower": _of_one(lambda values: pc.utf8_lower(values)),
-    "upper": _of_one(lambda values: pc.utf8_upper(values)),
+    "lower": _of_one(lambda values: pc.utf8_lower(readable_text(values))),
+    "upper": _of_one(lambda values: pc.utf8_upper(readable_text(values))),
     "abs": _of_one(lambda values: pc.abs_checked(values)),
 }

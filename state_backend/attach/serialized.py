@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from state_backend.attach.evaluation import Buffers, FunctionCall
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.unsafe_rows import decode_rows
-from state_backend.model.errors import CheckpointDamagedError
 
 BUFFER = "the buffer of an aggregate function"
 END = -1
@@ -149,13 +149,13 @@ def _pieces(content: bytes) -> Iterator[bytes]:
     at = 0
     while True:
         if at + SIZE.size > len(content):
-            raise CheckpointDamagedError(f"{BUFFER} is damaged: it has no end")
+            raise unreadable(BUFFER, "it has no end")
         (size,) = SIZE.unpack_from(content, at)
         at += SIZE.size
         if size == END:
             return
         if size < 0 or at + size > len(content):
-            raise CheckpointDamagedError(f"{BUFFER} is damaged: it is shorter than its rows")
+            raise unreadable(BUFFER, "it is shorter than its rows")
         yield content[at : at + size]
         at += size
 
@@ -174,10 +174,10 @@ def _interpolated(values: Any, counts: Any, fraction: float) -> float:
 def _quantile(content: bytes, fraction: float) -> float | None:
     """Return the quantile of a Greenwald-Khanna summary; None if it has no samples."""
     if len(content) < SUMMARY.size:
-        raise CheckpointDamagedError(f"{BUFFER} is damaged: it is shorter than a summary")
+        raise unreadable(BUFFER, "it is shorter than a summary")
     _, error, count, length = SUMMARY.unpack_from(content)
     if len(content) != SUMMARY.size + length * SAMPLE.itemsize:
-        raise CheckpointDamagedError(f"{BUFFER} is damaged: it has not the size of {length} samples")
+        raise unreadable(BUFFER, f"it has not the size of {length} samples")
     samples = np.frombuffer(content, SAMPLE, offset=SUMMARY.size)
     if not length or not count:
         return None

@@ -24,12 +24,12 @@ from typing import Self
 
 from state_backend.checkpoint import metadata
 from state_backend.checkpoint.files import NUMBER, CheckpointFiles
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
 from state_backend.checkpoint.states import DEFAULT_STORE, State, UnreadableState, has_states, infer_operator, states_of
 from state_backend.checkpoint.stores import PROVIDERS, StateStore, store_folder
 from state_backend.model.errors import (
-    CheckpointDamagedError,
     CheckpointError,
     PurgedVersionError,
     UnsupportedStateError,
@@ -41,6 +41,7 @@ DEFAULT_PROVIDER, DEFAULT_ENCODING = "HDFSBackedStateStoreProvider", "unsaferow"
 # Other packages have providers of the same names, such as Databricks' own: their files are not known.
 PROVIDERS_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 PARTITIONS = "spark.sql.shuffle.partitions"
+AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
 SCHEMA_FOLDER = "_stateSchema"
 # Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
 COMMITS_CACHED = 4
@@ -147,7 +148,7 @@ class Checkpoint:
         stored = settings.get(PARTITIONS, "")
         if not NUMBER.fullmatch(stored):
             name = self._files.name(f"offsets/{batch}")
-            raise CheckpointDamagedError(f"{name} is damaged: it names no number of partitions ({PARTITIONS})")
+            raise unreadable(name, f"it names no number of partitions ({PARTITIONS})")
         return int(stored)
 
     def source_offsets(self, batch: int) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ class Checkpoint:
         for number in self._files.numbers("state"):
             names = self._files.names(f"state/{number}")
             has_metadata |= "_metadata" in names
-            operator, found, not_found = self._states(number, batch)
+            operator, found, not_found = self._states(number, batch, settings)
             operators.append(operator)
             if refusal is not None and (found or not_found):
                 found, not_found = [], [UnreadableState(number, operator.name, None, refusal)]
@@ -208,12 +209,14 @@ class Checkpoint:
             )
         return None
 
-    def _states(self, number: int, batch: int) -> tuple[OperatorInfo, list[State], list[UnreadableState]]:
+    def _states(
+        self, number: int, batch: int, settings: Mapping[str, str]
+    ) -> tuple[OperatorInfo, list[State], list[UnreadableState]]:
         """Return an operator, its states, and what of it cannot be read."""
         operator = OperatorInfo(number, "", ())
         try:
             described = self._operator(number, batch)
-            operator, schemas = self._inferred(number) if described is None else (described, None)
+            operator, schemas = self._inferred(number, settings) if described is None else (described, None)
             if schemas is None:
                 # An operator that is not known may have stores of another form.
                 schemas = self._schemas_of(operator) if has_states(operator.name) else {}
@@ -241,7 +244,7 @@ class Checkpoint:
             schemas[store.name] = self._schemas(path, store.prefix_columns)
         return schemas
 
-    def _inferred(self, number: int) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
+    def _inferred(self, number: int, settings: Mapping[str, str]) -> tuple[OperatorInfo, dict[str, list[StoreSchema]]]:
         """Return an operator of Spark 3.5, inferred from the schemas of its stores, and the schemas."""
         folder = f"state/{number}/0"
         names = self._files.names(folder)
@@ -250,7 +253,8 @@ class Checkpoint:
             raise PurgedVersionError(f"{self._files.name(folder)} has no schema: the query has not written its state")
         paths = {name: f"{store_folder(number, 0, name)}/_metadata/schema" for name in stores}
         schemas = {name: self._schemas(path) for name, path in paths.items()}
-        operator, prefix_columns = infer_operator(schemas)
+        has_keys = settings.get(AGGREGATION_FORMAT, "1") == "1"
+        operator, prefix_columns = infer_operator(schemas, aggregations_have_keys=has_keys)
         if prefix_columns:
             schemas = {name: self._schemas(path, prefix_columns) for name, path in paths.items()}
         infos = tuple(StoreInfo(name, prefix_columns) for name in stores)

@@ -25,16 +25,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import damaged, unreadable
 from state_backend.checkpoint.hashes import crc32c
 from state_backend.checkpoint.records import Numbers, Records, RecordType
 from state_backend.checkpoint.schemas import KeyForm
-from state_backend.checkpoint.states import State
+from state_backend.checkpoint.states import EMPTY_VALUE, State
 from state_backend.checkpoint.unsafe_rows import decode_rows
 
 FAMILY_BYTES = 2
 CHECKSUM_BYTES = 4
 SIZE_BYTES = 4
+EMPTY_VALUE_BYTES = 16
 ROW_VERSION = 0  # of both, keys and values
 COMMA = 0x2C
 
@@ -70,7 +71,7 @@ def without_delete_checksums(blocks: Iterable[Records], row_format: RowFormat) -
 def _check_deletes(records: Records, is_deleted: npt.NDArray[np.bool_], name: str) -> None:
     for at, size in zip(records.keys[is_deleted].tolist(), records.key_sizes[is_deleted].tolist(), strict=True):
         if size < CHECKSUM_BYTES:
-            raise damaged(name, "a deleted key is shorter than its checksum")
+            raise unreadable(name, "a deleted key is shorter than its checksum")
         expected = int.from_bytes(records.content[at : at + CHECKSUM_BYTES], "little")
         if crc32c(records.content[at + CHECKSUM_BYTES : at + size]) != expected:
             raise damaged(name, "the checksum of a deleted key does not match")
@@ -117,7 +118,7 @@ def _keys(records: Records, state: State, row_format: RowFormat) -> pa.StructArr
         return pa.StructArray.from_arrays([*rows.flatten(), last], fields=list(state.key))
     head_sizes = _numbers(content, starts, SIZE_BYTES, name).view("<i4")[:, 0].astype(np.int64)
     if len(starts) and ((head_sizes < 0).any() or (head_sizes > sizes - SIZE_BYTES).any()):
-        raise damaged(name, "the prefix of a key is longer than the key")
+        raise unreadable(name, "the prefix of a key is longer than the key")
     fields = list(state.key)
     head_type, rest_type = pa.struct(fields[: encoding.prefix_columns]), pa.struct(fields[encoding.prefix_columns :])
     heads = decode_rows(content, *_versioned(content, starts + SIZE_BYTES, head_sizes, name), head_type, name)
@@ -135,18 +136,27 @@ def _values(records: Records, state: State, row_format: RowFormat) -> pa.StructA
         starts, sizes = _versioned(content, starts, sizes, name)
     else:
         sizes = sizes & ~7  # Spark before 2.3 wrote a few bytes too many
+    if state.value.equals(EMPTY_VALUE):
+        _check_empty(content, starts, sizes, name)
     return decode_rows(content, starts, sizes, state.value, name)
+
+
+def _check_empty(content: bytes, starts: Numbers, sizes: Numbers, name: str) -> None:
+    """Raise CheckpointFormatError for a value that is not a row of one null: it is not that of dropDuplicates."""
+    nulls = _numbers(content, starts, 1, name)
+    if (sizes != EMPTY_VALUE_BYTES).any() or (nulls != 1).any():
+        raise unreadable(name, "dropDuplicates keeps keys only, and a key has a value")
 
 
 def _checked(records: Records, row_format: RowFormat) -> tuple[Numbers, Numbers]:
     """Return where values begin after their checksums, and their sizes; check the checksums."""
     lead = CHECKSUM_BYTES + (SIZE_BYTES if row_format.has_version else 0)
     if len(records) and (records.value_sizes < lead).any():
-        raise damaged(row_format.name, "a value is shorter than its checksum")
+        raise unreadable(row_format.name, "a value is shorter than its checksum")
     for _, key, value in records.items():
         size = int.from_bytes(value[CHECKSUM_BYTES:lead], "little") if row_format.has_version else len(value) - lead
         if size != len(value) - lead:
-            raise damaged(row_format.name, "a value has another size than its checksum says")
+            raise unreadable(row_format.name, "a value has another size than its checksum says")
         _check_value(key, value[:CHECKSUM_BYTES], value[lead:], row_format.name)
     return records.values + lead, records.value_sizes - lead
 
@@ -201,7 +211,7 @@ def _sized(value: bytes, at: int, end: int, name: str) -> Iterator[tuple[int, in
         size = int.from_bytes(value[at : at + SIZE_BYTES], "little")
         at += SIZE_BYTES
         if not 0 < size <= end - at:
-            raise damaged(name, "an element of a list is longer than the list")
+            raise unreadable(name, "an element of a list is longer than the list")
         yield at, size
         at += size
 
@@ -210,10 +220,10 @@ def _versioned(content: bytes, starts: Numbers, sizes: Numbers, name: str) -> tu
     """Return where rows begin after their version byte, and their sizes; check the byte."""
     if len(starts):
         if (sizes < 1).any() or (starts < 0).any() or (starts + sizes > len(content)).any():
-            raise damaged(name, "a row is shorter than its version")
+            raise unreadable(name, "a row is shorter than its version")
         versions = np.frombuffer(content, np.uint8)[starts]
         if (versions != ROW_VERSION).any():
-            raise damaged(name, f"a row has the version {int(versions.max())}; sparkis reads version {ROW_VERSION}")
+            raise unreadable(name, f"a row has the version {int(versions.max())}; sparkis reads version {ROW_VERSION}")
     return starts + 1, sizes - 1
 
 
@@ -222,5 +232,5 @@ def _numbers(content: bytes, starts: Numbers, width: int, name: str) -> npt.NDAr
     if not len(starts):
         return np.empty((0, width), np.uint8)
     if (starts < 0).any() or (starts + width > len(content)).any():
-        raise damaged(name, "a key is shorter than its parts")
+        raise unreadable(name, "a key is shorter than its parts")
     return np.lib.stride_tricks.sliding_window_view(np.frombuffer(content, np.uint8), width)[starts]

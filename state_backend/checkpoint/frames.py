@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from state_backend.checkpoint.hashes import xxhash32
-from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+from state_backend.model.errors import CheckpointDamagedError, CheckpointFormatError, UnsupportedStateError
 
 LZ4, ZSTD, SNAPPY = b"LZ4Block", b"\x28\xb5\x2f\xfd", b"\x82SNAPPY\x00"
 LZF = b"ZV"
@@ -44,13 +44,18 @@ def decompressed(content: pa.Buffer, name: str) -> Iterator[bytes]:
                 f"{name} is compressed with LZF, which sparkis does not read; it reads lz4, zstd and snappy"
             )
         else:
-            raise damaged(name, f"it begins with {first!r}, which is no codec of Spark")
+            raise unreadable(name, f"it begins with {first!r}, which is no codec of Spark")
     except (pa.ArrowException, OSError) as error:
-        raise damaged(name, f"it cannot be decompressed: {error}") from None
+        raise unreadable(name, f"it cannot be decompressed: {error}") from None
+
+
+def unreadable(name: str, reason: str) -> CheckpointFormatError:
+    """Return the error for a file that is not in a form that sparkis knows."""
+    return CheckpointFormatError(f"{name} cannot be read: {reason}")
 
 
 def damaged(name: str, reason: str) -> CheckpointDamagedError:
-    """Return the error for a file that is not as Spark wrote it."""
+    """Return the error for a file with a checksum that does not match."""
     return CheckpointDamagedError(f"{name} is damaged: {reason}")
 
 
@@ -59,16 +64,16 @@ def _lz4(content: memoryview, name: str) -> Iterator[bytes]:
     at, has_ended = 0, True
     while at < len(content):
         if len(content) - at < LZ4_HEADER.size:
-            raise damaged(name, "it ends within the header of an LZ4 block")
+            raise unreadable(name, "it ends within the header of an LZ4 block")
         magic, token, compressed, original, checksum = LZ4_HEADER.unpack_from(content, at)
         at += LZ4_HEADER.size
         method = token & 0xF0
         if magic != LZ4 or method not in (LZ4_STORED, LZ4_COMPRESSED):
-            raise damaged(name, f"there is no LZ4 block at byte {at - LZ4_HEADER.size}")
+            raise unreadable(name, f"there is no LZ4 block at byte {at - LZ4_HEADER.size}")
         if not (0 <= original <= BLOCK_BYTES_MAX and 0 <= compressed <= len(content) - at):
-            raise damaged(name, "the size of an LZ4 block is impossible")
+            raise unreadable(name, "the size of an LZ4 block is impossible")
         if method == LZ4_STORED and compressed != original:
-            raise damaged(name, "a stored LZ4 block has two sizes")
+            raise unreadable(name, "a stored LZ4 block has two sizes")
         has_ended = original == 0
         if has_ended:
             at += compressed
@@ -80,7 +85,7 @@ def _lz4(content: memoryview, name: str) -> Iterator[bytes]:
             raise damaged(name, "the checksum of an LZ4 block does not match")
         yield block
     if not has_ended:
-        raise damaged(name, "it ends before the last LZ4 block")
+        raise unreadable(name, "it ends before the last LZ4 block")
 
 
 def _zstd(content: pa.Buffer, name: str) -> Iterator[bytes]:
@@ -94,16 +99,16 @@ def _snappy(content: memoryview, name: str) -> Iterator[bytes]:
     at = SNAPPY_HEADER_BYTES
     while at < len(content):
         if len(content) - at < 4:
-            raise damaged(name, "it ends within the size of a snappy block")
+            raise unreadable(name, "it ends within the size of a snappy block")
         size = int.from_bytes(content[at : at + 4], "big", signed=True)
         at += 4
         if not 0 < size <= len(content) - at:
-            raise damaged(name, "the size of a snappy block is impossible")
+            raise unreadable(name, "the size of a snappy block is impossible")
         data = content[at : at + size]
         at += size
         original = _snappy_size(data)
         if original > BLOCK_BYTES_MAX:
-            raise damaged(name, "the size of a snappy block is impossible")
+            raise unreadable(name, "the size of a snappy block is impossible")
         yield codec.decompress(data, original, asbytes=True)
 
 

@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_text, plain_values
-from state_backend.checkpoint.states import State, UnreadableState, state_names
+from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
 # Spark may remove a batch while it is read. Then a newer batch is read, up to this many batches.
 TRIES_MAX = 3
 PREFIX = "spark.sql.streaming."
-# Settings of how the state is stored, without the prefix, and a part of the names of the operators that use them.
+# Settings of how the state is stored, without the prefix, and a part of the stable names of the operators that use
+# them.
 SETTINGS = {
     "stateStore.compression.codec": "",
     "stateStore.rocksdb.changelogCheckpointing.enabled": "",
@@ -90,7 +91,8 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
         "settings": {
             name: offsets.settings[PREFIX + name]
             for name, part in SETTINGS.items()
-            if PREFIX + name in offsets.settings and any(part in operator.name for operator in layout.operators)
+            if PREFIX + name in offsets.settings
+            and any(part in stable_name(operator.name) for operator in layout.operators)
         },
         "operators": [
             {
@@ -208,7 +210,8 @@ def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, pro
 
 def _matching(rows: pa.RecordBatch, key: str, state: State) -> pa.RecordBatch:
     """Return the rows of a key."""
-    is_match = pc.equal(key_texts(rows.column("key"), state), key)
+    written = key.encode(errors="surrogateescape")  # bytes of a command's argument that are not UTF-8
+    is_match = pc.equal(key_texts(rows.column("key"), state).cast(pa.binary()), written)
     indices = np.flatnonzero(is_match.to_numpy(zero_copy_only=False))
     return rows.take(pa.array(indices, pa.int64()))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import unreadable
 from state_backend.model.errors import UnsupportedStateError
 
 Parsed = TypeVar("Parsed")
@@ -119,11 +119,11 @@ def _lines(content: bytes, name: str, versions: tuple[str, ...]) -> tuple[str, l
     try:
         version, *lines = content.decode().split("\n")
     except UnicodeDecodeError:
-        raise damaged(name, "it is not text") from None
+        raise unreadable(name, "it is not text") from None
     if version not in versions:
         if version.startswith("v") and version[1:].isdigit():
             raise UnsupportedStateError(f"{name} has the version {version}; sparkis reads {' and '.join(versions)}")
-        raise damaged(name, "its first line is no version")
+        raise unreadable(name, "its first line is no version")
     return version, lines
 
 
@@ -131,4 +131,4 @@ def _parsed(name: str, parse: Callable[[], Parsed]) -> Parsed:
     try:
         return parse()
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise damaged(name, "it is not what Spark writes") from None
+        raise unreadable(name, "it is in no form that sparkis knows") from None

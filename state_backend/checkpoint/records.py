@@ -9,7 +9,7 @@
                                     [0 u8]                                                  end
     changelog v3, v4                [2 u16]["v3" or "v4"][bytes u16][lineage, JSON], then as v1, v2
 
-All numbers are big endian. A file without its end is damaged.
+All numbers are big endian. A file without its end cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import unreadable
 from state_backend.model.errors import UnsupportedStateError
 from state_backend.native import state_files
 
@@ -144,12 +144,12 @@ def _header(parts: Iterator[bytes], name: str) -> tuple[bytes, Iterator[bytes], 
     size = int.from_bytes(head[:2], "big")
     head = _read_at_least(head, parts, 2 + size)
     if len(head) < 2 + size:
-        raise damaged(name, "it ends within its lineage")
+        raise unreadable(name, "it ends within its lineage")
     try:
         items = json.loads(head[2 : 2 + size])
         lineage = [(int(item["version"]), str(item["checkpointUniqueId"])) for item in items]
     except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
-        raise damaged(name, "its lineage is not what Spark writes") from None
+        raise unreadable(name, "its lineage is in no form that sparkis knows") from None
     return head[2 + size :], parts, version, lineage
 
 
@@ -179,10 +179,10 @@ def _blocks(parts: Iterator[bytes], head: bytes, name: str, *, has_kinds: bool) 
             yield records
         if has_ended:
             if at < len(content) or next(parts, b""):
-                raise damaged(name, "there are bytes after its end")
+                raise unreadable(name, "there are bytes after its end")
             return
         if is_last:
-            raise damaged(name, "it is truncated: its end mark is missing")
+            raise unreadable(name, "it is truncated: its end mark is missing")
         head = content[at:]
         wanted = max(BLOCK_BYTES, 2 * len(head))
 
@@ -191,7 +191,7 @@ def _split(content: bytes, name: str, *, has_kinds: bool) -> tuple[Records, int,
     """Return the complete records of a buffer, where the rest begins, and whether that is after the end mark."""
     ops, table, at, has_ended, wrong = split_records(content, has_kinds, RECORD_BYTES_MAX)
     if wrong is not None:
-        raise damaged(name, wrong)
+        raise unreadable(name, wrong)
     keys, key_sizes, values, value_sizes = np.frombuffer(table, np.int64).reshape(-1, 4).T
     return Records(content, np.frombuffer(ops, np.uint8), keys, key_sizes, values, value_sizes), at, has_ended
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from state_backend.codec.column_text import readable_text
+
 
 def plain_values(array: pa.Array) -> list[Any]:
     """Return a column as values of JSON.
 
     A struct is an object; a name that it repeats gets its position: `sum`, `sum_2`. Decimals, times, intervals and
-    numbers that JSON lacks are texts. Bytes are text, if they are UTF-8, or `0x` and their digits.
+    numbers that JSON lacks are texts. Bytes are text, if they are UTF-8, or `0x` and their digits. Bytes of a text
+    that are not UTF-8 are U+FFFD.
     """
     kind = array.type
     if pa.types.is_struct(kind):
@@ -37,7 +40,7 @@ def plain_values(array: pa.Array) -> list[Any]:
     elif pa.types.is_interval(kind):
         return [None if each is None else f"{each[0]} months {each[1]} days {each[2]} ns" for each in array.to_pylist()]
     else:
-        return [_plain(value) for value in array.to_pylist()]
+        return [_plain(value) for value in readable_text(array).to_pylist()]
     return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
 
 

@@ -22,11 +22,11 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.spark_types import parse_struct
 from state_backend.model.errors import UnsupportedStateError
 
-# A file with more families, or pieces of one text, is damaged.
+# No file has more families, or pieces of one text.
 COUNT_MAX = 100_000
 
 
@@ -100,9 +100,9 @@ def _encoding(text: str, name: str, family: str, columns: int) -> KeyEncoding:
         ordinals = tuple(int(each) for each in given.get("orderingOrdinals", ()))
         found = KeyEncoding(KeyForm(form), int(given.get("numColsPrefixKey", 0)), ordinals)
     except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise damaged(name, f"the encoding of the keys of {family!r} is not what Spark writes") from None
+        raise unreadable(name, f"the encoding of the keys of {family!r} is in no form that sparkis knows") from None
     if not 0 <= found.prefix_columns <= columns or any(not 0 <= each < columns for each in ordinals):
-        raise damaged(name, f"the encoding of the keys of {family!r} names columns that are not there")
+        raise unreadable(name, f"the encoding of the keys of {family!r} names columns that are not there")
     return found
 
 
@@ -120,7 +120,7 @@ class _Reader:
     def count(self) -> int:
         found = self.number(4)
         if not 0 <= found <= COUNT_MAX:
-            raise damaged(self._name, f"it announces {found} parts")
+            raise unreadable(self._name, f"it announces {found} parts")
         return found
 
     def text(self) -> str:
@@ -128,17 +128,17 @@ class _Reader:
         try:
             return self._bytes(size).decode()
         except UnicodeDecodeError:
-            raise damaged(self._name, "a text is not UTF-8") from None
+            raise unreadable(self._name, "a text is not UTF-8") from None
 
     def texts(self) -> str:
         return "".join([self.text() for _ in range(self.count())])
 
     def finish(self) -> None:
         if self._at != len(self._content):
-            raise damaged(self._name, "there are bytes after its end")
+            raise unreadable(self._name, "there are bytes after its end")
 
     def _bytes(self, size: int) -> bytes:
         if len(self._content) - self._at < size:
-            raise damaged(self._name, "it is truncated")
+            raise unreadable(self._name, "it is truncated")
         self._at += size
         return self._content[self._at - size : self._at]

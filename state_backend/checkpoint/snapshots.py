@@ -33,7 +33,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import damaged, unreadable
 from state_backend.checkpoint.records import Records, delta_records
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
@@ -58,6 +58,8 @@ READ_BYTES = 1 << 20
 CHILD_BYTES_MAX = 4 << 30
 SILENCE_S_MAX = 300.0
 ERROR_BYTES_MAX = 1 << 14
+# How the error of `zipfile` for a checksum begins, and what that of RocksDB has in it.
+WRONG_CRC, WRONG_CHECKSUM = "Bad CRC-32", "checksum mismatch"
 # A process that others end, such as the kernel without memory or Ctrl-C in a shell, tells nothing of the files.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
@@ -98,10 +100,11 @@ def read_snapshot_zip(files: CheckpointFiles, folder: str, zip_name: str) -> Sna
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = _members(archive, name)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError, ValueError, zlib.error) as error:
-        raise damaged(name, f"it is no zip file: {error}") from None
+        failed = damaged if str(error).startswith(WRONG_CRC) else unreadable
+        raise failed(name, f"it is no whole zip file: {error}") from None
     described = members.pop("metadata", b"").split(b"\n")
     if len(described) < 2 or described[0] != b"v1":
-        raise damaged(name, "its metadata is missing, or not of version 1")
+        raise unreadable(name, "its metadata is missing, or not of version 1")
     try:
         given = json.loads(described[1])
         shared = [
@@ -117,25 +120,25 @@ def read_snapshot_zip(files: CheckpointFiles, folder: str, zip_name: str) -> Sna
         ]
         families = {str(family): int(number) for family, number in (given.get("columnFamilyMapping") or {}).items()}
     except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise damaged(name, "its metadata is not what Spark writes") from None
+        raise unreadable(name, "its metadata is in no form that sparkis knows") from None
     for each in shared:
         if not (LOCAL_NAME.fullmatch(each.local_name) and REMOTE_NAME.fullmatch(each.name)):
-            raise damaged(name, f"its metadata names the file {each.name!r} for {each.local_name!r}")
+            raise unreadable(name, f"its metadata names the file {each.name!r} for {each.local_name!r}")
     # Each copy of a file takes disk space.
     for names in ([each.path for each in shared], [each.local_name for each in shared]):
         if len(set(names)) != len(names):
-            raise damaged(name, "its metadata names a file twice")
+            raise unreadable(name, "its metadata names a file twice")
     return SnapshotZip(name, members, tuple(shared), families)
 
 
 def _check_directory(content: pa.Buffer, name: str) -> None:
-    """Raise CheckpointDamagedError if the list of a zip's members is too long to be read."""
+    """Raise CheckpointFormatError if the list of a zip's members is too long to be read."""
     end = bytes(content[max(0, len(content) - END_OF_ZIP.size - LOCATOR_BYTES) :])
     magic, *_, size, _, _ = END_OF_ZIP.unpack(end[-END_OF_ZIP.size :].rjust(END_OF_ZIP.size))
     if magic != END_MAGIC:
-        raise damaged(name, "it is no zip file: it does not end as one without a comment")
+        raise unreadable(name, "it is no zip file: it does not end as one without a comment")
     if size > DIRECTORY_BYTES_MAX or end.startswith(LOCATOR_OF_ZIP64):
-        raise damaged(name, f"its list of members is longer than {DIRECTORY_BYTES_MAX} bytes")
+        raise unreadable(name, f"its list of members is longer than {DIRECTORY_BYTES_MAX} bytes")
 
 
 def _members(archive: zipfile.ZipFile, name: str) -> dict[str, bytes]:
@@ -143,14 +146,16 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, bytes]:
     remaining = MEMBERS_BYTES_MAX
     for count, info in enumerate(archive.infolist(), 1):
         if not MEMBER.fullmatch(info.filename):
-            raise damaged(name, f"it contains {info.filename!r}, which Spark does not write")
+            raise unreadable(name, f"it contains {info.filename!r}, which sparkis does not know")
         if count > MEMBERS_MAX or info.filename in members:
-            raise damaged(name, f"it has a member twice, or more than {MEMBERS_MAX} members")
+            raise unreadable(name, f"it has a member twice, or more than {MEMBERS_MAX} members")
         allowed = min(remaining, METADATA_BYTES_MAX) if info.filename == "metadata" else remaining
         with archive.open(info) as member:
             content = member.read(allowed + 1)
         if len(content) > allowed:
-            raise damaged(name, f"its members are longer than {MEMBERS_BYTES_MAX} bytes, or its metadata is too long")
+            raise unreadable(
+                name, f"its members are longer than {MEMBERS_BYTES_MAX} bytes, or its metadata is too long"
+            )
         remaining -= len(content)
         members[info.filename] = content
     return members
@@ -173,7 +178,7 @@ def _unpacked(files: CheckpointFiles, snapshot: SnapshotZip, folder: Path) -> It
         if shared is None:
             raise PurgedVersionError(f"{files.name(each.path)} is gone: Spark has removed it")
         if len(shared) != each.size:
-            raise damaged(files.name(each.path), f"it has {len(shared)} bytes, and {snapshot.name} says {each.size}")
+            raise unreadable(files.name(each.path), f"it has {len(shared)} bytes, and {snapshot.name} says {each.size}")
         target = folder / "archive" / each.local_name if each.local_name.endswith(".log") else folder / each.local_name
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(shared)
@@ -189,7 +194,7 @@ def _pairs(folder: str, snapshot: SnapshotZip) -> Iterator[bytes]:
 
 
 def output_of(command: Sequence[str], name: str) -> Iterator[bytes]:
-    """Yield what a process writes to its standard output; CheckpointDamagedError with its reason if it fails.
+    """Yield what a process writes to its standard output; CheckpointFormatError with its reason if it fails.
 
     It may be silent for SILENCE_S_MAX. The time in which the caller does something else does not count.
     """
@@ -215,6 +220,7 @@ def output_of(command: Sequence[str], name: str) -> Iterator[bytes]:
             if -child.wait() in KILLS:
                 raise CheckpointError(f"{name}: the process that reads it was killed by signal {-child.returncode}")
             if child.returncode != 0:
-                raise damaged(name, f"RocksDB cannot read it: {reason or f'it ended with the code {child.returncode}'}")
+                failed = damaged if WRONG_CHECKSUM in reason else unreadable
+                raise failed(name, f"RocksDB cannot read it: {reason or f'it ended with the code {child.returncode}'}")
         finally:
             child.kill()

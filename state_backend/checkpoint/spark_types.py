@@ -18,7 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_backend.model.errors import CheckpointDamagedError, DescriptorError, UnsupportedStateError
+from state_backend.checkpoint.frames import unreadable
+from state_backend.model.errors import DescriptorError, UnsupportedStateError
 
 SIMPLE = {
     "string": pa.string(),
@@ -75,14 +76,14 @@ def parse_schema(text: str | bytes, name: str) -> pa.DataType:
     try:
         return arrow_type(json.loads(text), name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointDamagedError(f"{name} is damaged: it contains no schema of Spark") from None
+        raise unreadable(name, "it contains no schema of Spark") from None
 
 
 def parse_struct(text: str | bytes, name: str) -> pa.StructType:
     """Return the Arrow type of a Spark schema that is a struct."""
     found = parse_schema(text, name)
     if not pa.types.is_struct(found):
-        raise CheckpointDamagedError(f"{name} is damaged: its schema is {found}, not a struct")
+        raise unreadable(name, f"its schema is {found}, not a struct")
     return found
 
 

@@ -1,7 +1,7 @@
 """The readable states of an operator, and the stores or column families that have their rows.
 
     operator                                    store, or family             state
-    streaming aggregation                       default                      aggregation
+    streaming aggregation, also in real time    default                      aggregation
     aggregation by session window               default                      sessions
     dropDuplicates, ..WithinWatermark           default                      seen
     [flat]mapGroupsWithState and the like       default                      groupState
@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import damaged
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.metadata import OperatorInfo
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, StoreSchema
 
@@ -30,6 +30,14 @@ SIDES = ("left", "right")
 TRANSFORMS = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 # Operators whose state is of no use to a reader.
 COUNTERS = ("globalLimit", "streamingGlobalLimit", "streamingLimit")
+AGGREGATION, DROP_DUPLICATES = "stateStoreSave", "dedupe"
+# The aggregation of a query with a real-time trigger (Spark 4.3).
+REAL_TIME_AGGREGATION = "StatefulStreamlineAggregate"
+# The value of dropDuplicates: a row with one null. Before Spark 3.3.1, the schema names all columns of the query
+# instead.
+EMPTY_VALUE = pa.struct([("__dummy__", pa.null())])
+# The buffers of aggregations: a grouping column may have such a name, too.
+BUFFERS = ("count", "sum", "isEmpty", "avg", "n", "min", "max", "first", "last", "valueSet", "product", "buf", "value")
 
 
 class StateForm(StrEnum):
@@ -47,15 +55,21 @@ class StateForm(StrEnum):
 
 # By Spark's name of an operator: the default name of its state in keys, and the form of the state.
 OPERATORS = {
-    "stateStoreSave": ("aggregation", StateForm.PLAIN),
+    AGGREGATION: ("aggregation", StateForm.PLAIN),
+    REAL_TIME_AGGREGATION: ("aggregation", StateForm.PLAIN),
     "sessionWindowStateStoreSaveExec": ("sessions", StateForm.SESSION),
-    "dedupe": ("seen", StateForm.DEDUPLICATION),
+    DROP_DUPLICATES: ("seen", StateForm.DEDUPLICATION),
     "dedupeWithinWatermark": ("seen", StateForm.DEDUPLICATION),
     "flatMapGroupsWithState": ("groupState", StateForm.GROUP),
     "applyInPandasWithState": ("groupState", StateForm.GROUP),
 }
-# Operators with one form of state: Spark 3.5 writes no names, so a newer version names what was inferred before.
-STABLE_NAMES = {"applyInPandasWithState": "flatMapGroupsWithState", **dict.fromkeys(TRANSFORMS, TRANSFORMS[0])}
+# Operators with one form of state: Spark 3.5 writes no names, so a newer version names what was inferred before; and a
+# query may get another trigger.
+STABLE_NAMES = {
+    "applyInPandasWithState": "flatMapGroupsWithState",
+    REAL_TIME_AGGREGATION: AGGREGATION,
+    **dict.fromkeys(TRANSFORMS, TRANSFORMS[0]),
+}
 VARIABLES = {"ValueState": StateForm.VALUE, "ListState": StateForm.LIST, "MapState": StateForm.MAP}
 
 
@@ -123,8 +137,9 @@ def states_of(
         state, form = OPERATORS[operator.name]
         given = schemas.get(DEFAULT_STORE, ())
         if len(given) != 1:
-            raise damaged(name, f"its state store has {len(given)} schemas, not one")
-        found = [_state(operator, state, form, DEFAULT_STORE, given[0])]
+            raise unreadable(name, f"its state store has {len(given)} schemas, not one")
+        schema = replace(given[0], value=EMPTY_VALUE) if operator.name == DROP_DUPLICATES else given[0]
+        found = [_state(operator, state, form, DEFAULT_STORE, schema)]
     else:
         reason = f"{name}: the state of the operator {operator.name!r} is not known to sparkis"
         found = [UnreadableState(operator.number, operator.name, None, reason)]
@@ -166,7 +181,7 @@ def _sides(operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]],
             found = _state(operator, side, StateForm.JOIN, DEFAULT_STORE, families[timed])
             yield replace(found, is_list=True)
         else:
-            raise damaged(name, f"the join has no state for its {side} side")
+            raise unreadable(name, f"the join has no state for its {side} side")
 
 
 def _variables(
@@ -179,7 +194,7 @@ def _variables(
             for each in operator.properties["stateVariables"]
         ]
     except (KeyError, TypeError):
-        raise damaged(name, "its metadata does not list the variables of transformWithState") from None
+        raise unreadable(name, "its metadata does not list the variables of transformWithState") from None
     for variable, kind, has_ttl in sorted(variables):
         if kind == "TimerState":
             continue
@@ -188,7 +203,7 @@ def _variables(
             yield UnreadableState(operator.number, operator.name, variable, reason)
             continue
         if variable not in families:
-            raise damaged(name, f"there is no schema of the variable {variable!r}")
+            raise unreadable(name, f"there is no schema of the variable {variable!r}")
         form = VARIABLES[kind]
         found = _state(operator, variable, form, DEFAULT_STORE, families[variable])
         yield replace(found, is_list=form is StateForm.LIST, has_ttl=has_ttl)
@@ -207,8 +222,13 @@ def stable_name(operator: str) -> str:
     return STABLE_NAMES.get(operator, operator)
 
 
-def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, int]:
-    """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix."""
+def infer_operator(
+    schemas: Mapping[str, Sequence[StoreSchema]], *, aggregations_have_keys: bool = False
+) -> tuple[str, int]:
+    """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix.
+
+    aggregations_have_keys: the values of aggregations have the columns of their keys: format 1, of before Spark 2.4.
+    """
     if DEFAULT_STORE not in schemas:
         return JOIN, 0
     schema = schemas[DEFAULT_STORE][0]
@@ -216,11 +236,14 @@ def infer_operator(schemas: Mapping[str, Sequence[StoreSchema]]) -> tuple[str, i
     if [field.type for field in schema.key] == [pa.null()] and value == ["value"]:
         return COUNTERS[0], 0
     if value == ["__dummy__"]:
-        return "dedupe", 0
+        return DROP_DUPLICATES, 0
     if value == ["expiresAtMicros"]:
         return "dedupeWithinWatermark", 0
     if value[:1] == ["groupState"]:
         return "flatMapGroupsWithState", 0
     if key[-1:] == ["sessionStartTime"] and "session_window" in value:
         return "sessionWindowStateStoreSaveExec", len(key) - 1
-    return "stateStoreSave", 0
+    has_keys = all(field in list(schema.value) for field in schema.key)
+    if has_keys and not aggregations_have_keys and any(name not in BUFFERS for name in key):
+        return DROP_DUPLICATES, 0  # begun before Spark 3.3.1
+    return AGGREGATION, 0

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from state_backend.checkpoint.decoding import RowFormat, decoded, of_family
 from state_backend.checkpoint.files import CheckpointFiles, FileIdentity
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.hdfs_store import HdfsStore
 from state_backend.checkpoint.metadata import BatchCommit
 from state_backend.checkpoint.records import Records
 from state_backend.checkpoint.rocksdb_store import RocksDbStore
 from state_backend.checkpoint.states import DEFAULT_STORE, State
-from state_backend.model.errors import CheckpointDamagedError
+from state_backend.model.errors import CheckpointFormatError
 
 # Version N is the state after batch N - 1.
 FIRST_VERSION = 1
@@ -184,7 +185,7 @@ class StateStore:
             return None
         if partition >= len(ids) or self.index >= len(ids[partition]):
             name = self.files.name(f"commits/{batch}")
-            raise CheckpointDamagedError(f"{name} is damaged: it has no id for partition {partition}")
+            raise unreadable(name, f"it has no id for partition {partition}")
         return ids[partition][self.index]
 
     def _decoded(self, opened: Iterable[PartitionRecords]) -> Decoded:
@@ -215,7 +216,7 @@ class StateStore:
     def _joined(self, state: State, parts: Sequence[tuple[int, Records]]) -> pa.RecordBatch:
         try:
             return decoded(Records.joined([records for _, records in parts]), state, self._format(parts[0][0]))
-        except CheckpointDamagedError:
+        except CheckpointFormatError:
             for partition, records in parts:
                 decoded(records, state, self._format(partition))  # raises the error with the partition's name
             raise

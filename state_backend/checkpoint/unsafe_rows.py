@@ -6,7 +6,8 @@
 
 Little endian. A value of fixed size is in its word. Otherwise the word is `offset << 32 | size`, and the offset counts
 from the first byte of the row or array. Every offset is checked before it is followed: damaged or hostile bytes raise
-CheckpointDamagedError, and the memory used is proportional to the content.
+CheckpointFormatError, and the memory used is proportional to the content. A string has its bytes, UTF-8 or not:
+Spark does not check them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.spark_types import VARIANT
-from state_backend.model.errors import CheckpointDamagedError
 from state_backend.native import state_files
 
 WORD = 8
@@ -46,11 +47,9 @@ MICROSECOND_NS = 1000
 def decode_rows(content: bytes, rows: Numbers, sizes: Numbers, schema: pa.StructType, name: str) -> pa.StructArray:
     """Return rows that begin at some positions of a buffer. name: that of the file, for errors."""
     try:
-        array = _Decoder(np.frombuffer(content, np.uint8)).rows(rows, sizes, schema)
-        array.validate(full=True)  # text that is not UTF-8, decimals of too many digits
+        return _Decoder(np.frombuffer(content, np.uint8)).rows(rows, sizes, schema)
     except (_Damage, pa.ArrowInvalid) as error:
-        raise CheckpointDamagedError(f"{name} is damaged: a row does not fit its schema: {error}") from None
-    return array
+        raise unreadable(name, f"a row does not fit its schema: {error}") from None
 
 
 class _Damage(Exception):
@@ -155,7 +154,7 @@ class _Decoder:
     def _small_decimals(self, slots: _Slots, kind: pa.DataType) -> pa.Array:
         low = self._integers(slots.at)
         words = np.stack((low, low >> 63), axis=1)
-        return pa.Array.from_buffers(kind, len(slots), [None, pa.py_buffer(np.ascontiguousarray(words))])
+        return _decimals(kind, len(slots), np.ascontiguousarray(words))
 
     def _large_decimals(self, starts: Numbers, sizes: Numbers, kind: pa.DataType) -> pa.Array:
         if len(sizes) and (sizes > 16).any():
@@ -166,7 +165,7 @@ class _Decoder:
             for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
         ]
         words = b"".join(value.to_bytes(16, "little", signed=True) for value in values)
-        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(words)])
+        return _decimals(kind, len(values), words)
 
     def _intervals(self, starts: Numbers, sizes: Numbers) -> pa.Array:
         """Return calendar intervals: months i32 | days i32 | microseconds i64."""
@@ -260,6 +259,13 @@ class _Decoder:
 def plain_width(kind: pa.DataType) -> int:
     """Return the width of the elements of an array whose type is the same in Arrow; 0 for other types."""
     return next((width for is_kind, width in PLAIN_WIDTHS if is_kind(kind)), 0)
+
+
+def _decimals(kind: pa.DataType, count: int, words: Any) -> pa.Array:
+    """Return decimals; ArrowInvalid if one has too many digits."""
+    found = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(words)])
+    found.validate(full=True)
+    return found
 
 
 def _validity(is_null: Mask) -> pa.Buffer | None:

@@ -5,10 +5,13 @@ float       the shortest text that reads back the same; no exponent from 1e-7 up
 decimal     plain digits, never an exponent
 date        ISO 8601
 timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
+string      its bytes: Spark does not check that they are UTF-8, so an array of texts may have any bytes
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 import sys
 from decimal import Decimal
 from typing import Any
@@ -25,6 +28,9 @@ EXPONENT = "[eE]"
 EXPONENTS = (b"e", b"E")
 # The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
 YEAR_TOO_LARGE = "<"
+# How Python decodes bytes that are not UTF-8, and the bytes of a surrogate, whole or not, which is no character.
+REPLACED = "sparkis.replaced"
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 LARGE_YEARS_FROM_DAY = int(np.datetime64("10000-01-01", "D").astype(np.int64))
 
 
@@ -49,6 +55,34 @@ def date_text(column: pa.Array) -> pa.Array:
         return texts
     rewritten = [f"+{np.datetime64(day, 'D')}" for day in days.filter(has_large_year).to_pylist()]
     return pc.replace_with_mask(texts, has_large_year, pa.array(rewritten, pa.string()))
+
+
+def any_text(content: pa.Array) -> pa.Array:
+    """Return bytes as texts, UTF-8 or not."""
+    return content.cast(options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
+
+
+def readable_text(texts: pa.Array) -> pa.Array:
+    """Return texts with U+FFFD in place of bytes that are not UTF-8, as Java decodes them; other types as they are."""
+    if not pa.types.is_string(texts.type):
+        return texts
+    content = texts.cast(pa.binary())
+    try:
+        content.cast(pa.string())
+    except pa.ArrowInvalid:
+        decoded = [None if each is None else each.decode(errors=REPLACED) for each in content.to_pylist()]
+        return pa.array(decoded, pa.string())
+    return texts
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """Return the replacement of bytes that are not UTF-8, and where the text goes on: for Java, a surrogate is one."""
+    assert isinstance(error, UnicodeDecodeError)
+    surrogate = SURROGATE.match(error.object, error.start)
+    return "\ufffd", error.end if surrogate is None else surrogate.end()
+
+
+codecs.register_error(REPLACED, _replaced)
 
 
 def _integer_text(column: pa.Array) -> pa.Array:

@@ -1,7 +1,8 @@
 """The JSON of Arrow columns, as Spark's `to_json` writes it.
 
 number            as it is; a float as Java writes it: 1.0, 1.0E10, "NaN"; a decimal with an exponent if it is small
-text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F
+text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F;
+                  U+FFFD in place of bytes that are not UTF-8, but in keys they stay, as two keys would become one
 timestamp         "2024-01-01T00:00:00.000Z", without the Z for timestamp_ntz; truncated to milliseconds, but in keys,
                   as two keys would become one
 date, binary      "2024-01-01", "base64"
@@ -21,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.codec.column_text import date_text
+from state_backend.codec.column_text import any_text, date_text, readable_text
 
 NULL = "null"
+ANY_BYTES = "surrogateescape"
 ESCAPED = r'["\\\x00-\x1f]'
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 # Java writes floats from 1e-3 up to 1e7 without an exponent.
@@ -55,14 +57,18 @@ def has_json(kind: pa.DataType) -> bool:
 
 
 class JsonForm(NamedTuple):
-    """keeps_nulls: objects have their null fields, too. has_micros: times are not truncated to milliseconds."""
+    """keeps_nulls: objects have their null fields, too. has_micros: times are not truncated to milliseconds.
+
+    keeps_bytes: texts have bytes that are not UTF-8, so the result is no JSON.
+    """
 
     keeps_nulls: bool = True
     has_micros: bool = False
+    keeps_bytes: bool = False
 
 
 OF_VALUES = JsonForm()
-OF_KEYS = JsonForm(keeps_nulls=False, has_micros=True)
+OF_KEYS = JsonForm(keeps_nulls=False, has_micros=True, keeps_bytes=True)
 
 
 def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:
@@ -95,7 +101,9 @@ def json_objects(names: list[str], columns: list[pa.Array], rows: int, form: Jso
 def join_present(texts: Sequence[pa.Array], separator: str) -> pa.Array:
     """Return the texts of each row joined, without its nulls. Arrow's own join loses rows that have only nulls."""
     parts = [pc.fill_null(pc.binary_join_element_wise(separator, text, ""), "") for text in texts]
-    return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*parts, ""), start=len(separator))
+    joined = pc.binary_join_element_wise(*parts, "")
+    # The first separator is at the beginning. A kernel for slices would refuse bytes that are not UTF-8.
+    return pc.replace_substring(joined, separator, "", max_replacements=1) if separator else joined
 
 
 def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
@@ -105,7 +113,7 @@ def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
     if pa.types.is_decimal(kind):
         return _each(array, lambda number: str(Decimal(number)))
     if pa.types.is_string(kind):
-        return pc.binary_join_element_wise('"', _escaped(array), '"', "")
+        return pc.binary_join_element_wise('"', _escaped(array, form), '"', "")
     if pa.types.is_binary(kind):
         return _each(array, lambda content: f'"{base64.b64encode(content).decode()}"')
     if pa.types.is_timestamp(kind):
@@ -125,14 +133,14 @@ def _maps(array: pa.MapArray, form: JsonForm) -> pa.Array:
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = array.keys.slice(first, count), array.items.slice(first, count)
     values = pc.fill_null(json_texts(items, form), NULL)
-    pairs = pc.binary_join_element_wise('"', _map_keys(keys), '":', values, "")
+    pairs = pc.binary_join_element_wise('"', _map_keys(keys, form), '":', values, "")
     return _joined(pairs, np.diff(offsets), "{", "}")
 
 
-def _map_keys(keys: pa.Array) -> pa.Array:
+def _map_keys(keys: pa.Array, form: JsonForm) -> pa.Array:
     kind = keys.type
     if pa.types.is_string(kind):
-        return _escaped(keys)
+        return _escaped(keys, form)
     if pa.types.is_date(kind):
         return keys.cast(pa.int32()).cast(pa.string())
     if pa.types.is_timestamp(kind):
@@ -198,12 +206,15 @@ def _large_year_text(micros: int, form: JsonForm) -> str:
     return f"+{np.datetime64(micros, 'us').astype(f'datetime64[{unit}]')}"
 
 
-def _escaped(texts: pa.Array) -> pa.Array:
+def _escaped(texts: pa.Array, form: JsonForm) -> pa.Array:
+    if not form.keeps_bytes:
+        texts = readable_text(texts)
     is_special = pc.fill_null(pc.match_substring_regex(texts, ESCAPED), False)
     if not pc.any(is_special).as_py():
         return texts
-    rewritten = [_escape(text) for text in texts.filter(is_special).to_pylist()]
-    return pc.replace_with_mask(texts, is_special, pa.array(rewritten, pa.string()))
+    contents = texts.filter(is_special).cast(pa.binary()).to_pylist()
+    rewritten = [_escape(content.decode(errors=ANY_BYTES)).encode(errors=ANY_BYTES) for content in contents]
+    return pc.replace_with_mask(texts, is_special, any_text(pa.array(rewritten, pa.binary())))
 
 
 def _escape(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_backend.apply.temporary_store import past_snapshot
+from state_backend.codec.column_text import any_text, readable_text
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.past import AsOf, moment_of
@@ -81,7 +82,8 @@ def read_table(
     - A name already in use is prefixed with `_`.
 
     Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, and timestamps in UTC.
-    Structs, arrays, times with a `time_format` and columns without a known type are text.
+    Structs, arrays, times with a `time_format` and columns without a known type are text. Bytes of a text that are not
+    UTF-8 are U+FFFD, because Arrow's strings cannot hold them; `raw=True` has the bytes.
 
     Args:
         log: The root of the change log.
@@ -267,6 +269,8 @@ class _Rows:
             return pa.array(values, field.type)
         try:
             texts = pa.array(values, pa.binary())
+            if pa.types.is_string(field.type):
+                return readable_text(any_text(texts))
             return texts if pa.types.is_binary(field.type) else texts.cast(pa.string()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise LogError(

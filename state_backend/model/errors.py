@@ -14,7 +14,8 @@
     │   └── EpochHoleError           an epoch is missing before another one
     ├── CheckpointError          the checkpoint of a query
     │   ├── CheckpointUnavailableError  its storage does not respond, refuses, or is of an unknown kind
-    │   ├── CheckpointDamagedError   a file is not as Spark wrote it
+    │   ├── CheckpointFormatError    a file is not in a form that sparkis knows
+    │   │   └── CheckpointDamagedError  a checksum says that its bytes have changed
     │   ├── UnsupportedStateError    a format, provider or type that sparkis does not read
     │   └── PurgedVersionError       files of a version are gone; Spark removes old ones
     └── StoreError               a server's store of the state
@@ -87,11 +88,23 @@ class CheckpointUnavailableError(CheckpointError):
     """The storage of a checkpoint does not respond, refuses, or is not known to sparkis."""
 
 
-class CheckpointDamagedError(CheckpointError):
-    """A file of a checkpoint is truncated, has a wrong checksum, or contradicts itself."""
+class CheckpointFormatError(CheckpointError):
+    """A file of a checkpoint is not in a form that sparkis knows: a rare form, or bytes that were lost or changed."""
+
+    advice = (
+        "If the query runs on with it, the file is whole, and sparkis lacks its form: please report that. If not, "
+        "restore the file from a copy"
+    )
 
     def __str__(self) -> str:
-        return f"{super().__str__()}. Restore the file from a copy; without one, start the query on a new checkpoint"
+        return f"{super().__str__()}. {self.advice}"
+
+
+class CheckpointDamagedError(CheckpointFormatError):
+    """A checksum says that bytes of a checkpoint's file have changed."""
+
+    # Only a checksum proves that the file is lost: no other error may tell a user to give a checkpoint up.
+    advice = "Restore the file from a copy; without one, start the query on a new checkpoint"
 
 
 class UnsupportedStateError(CheckpointError):

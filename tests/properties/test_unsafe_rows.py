@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.checkpoint.unsafe_rows import decode_rows
-from state_backend.model.errors import CheckpointDamagedError
+from state_backend.model.errors import CheckpointFormatError
 from tests.golden_checkpoints import plain
 from tests.unsafe_rows import unsafe_row
 
@@ -98,8 +98,8 @@ def test_damaged_rows_are_an_error_or_other_values(
         damaged[at] = data.draw(st.integers(0, 255))
     try:
         found = decode_rows(bytes(damaged), starts, sizes, schema, "5.delta")
-    except CheckpointDamagedError as error:
-        assert "5.delta is damaged" in str(error)
+    except CheckpointFormatError as error:
+        assert "5.delta cannot be read" in str(error)
     else:
         assert len(found) == len(rows)
         assert found.nbytes <= 64 * len(content) + 10_000
@@ -112,5 +112,5 @@ def test_rows_that_are_shorter_than_their_fields_are_an_error(
     schema, rows = given_rows
     content, starts, _ = encoded(rows[:1], schema)
     size %= (schema.num_fields + 63) // 64 * 8 + 8 * schema.num_fields
-    with pytest.raises(CheckpointDamagedError):
+    with pytest.raises(CheckpointFormatError):
         decode_rows(content, starts, np.array([size]), schema, "5.delta")

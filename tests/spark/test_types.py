@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +17,10 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import eventually
 from sparkis import StateDescriptor
+from state_backend.codec.column_text import any_text
+from state_backend.codec.json_text import json_texts
+from tests.spark.attaching import SEED
+from tests.spark.micro_batches import Batches, start
 
 
 class Case(NamedTuple):
@@ -177,3 +183,58 @@ def test_keys_that_a_collation_holds_equal_are_two_keys(
     refused = strict.queryName("strict").option("checkpointLocation", str(tmp_path / "strict")).start()
     with pytest.raises(Exception, match="several rows for the key b'strict:s:a'"):
         refused.processAllAvailable()
+
+
+def test_a_text_that_is_not_utf8_is_its_bytes_and_replaced_in_json(spark: SparkSession, tmp_path: Path):
+    """Spark keeps such bytes, for example those of a Kafka value in Latin-1 that was cast to a string."""
+    stream = Batches(spark, tmp_path / "rows", "hex string")
+    stream.add({"hex": "E9"}, {"hex": "EDA08041"}, {"hex": "61"})
+    text = F.unhex("hex").cast("string")
+    rows = stream.df.select(text.alias("k"), F.struct(text.alias("t")).alias("nested"), F.array(text).alias("items"))
+    states = [
+        StateDescriptor("value", key="k", value="k"),
+        StateDescriptor("hash", key="k", value=["k", "nested"]),
+        StateDescriptor("object", key="k", value=["k", "items"], kind="value", encoding="json"),
+        StateDescriptor("field", key_format="fields", field="k", value="k"),
+        StateDescriptor("list", key="k", value="items", kind="list"),
+        StateDescriptor("set", key_format="members", member="k"),
+        StateDescriptor("newest", key="k", value="k", last_by="k"),
+    ]
+    writer = sparkis.queryable(rows, *states, log=tmp_path / "log", mode="append")
+    start(writer, "q", tmp_path / "checkpoint")
+    contents = {b"\xe9": "\ufffd", b"\xed\xa0\x80A": "\ufffdA", b"a": "a"}
+    with sparkis.read_snapshot(tmp_path / "log", "q") as snapshot:
+        for content, replaced in contents.items():
+            assert snapshot.value(b"q:value:" + content) == content
+            found = dict(snapshot.map_pairs(b"q:hash:" + content))
+            assert (found[b"k"], json.loads(found[b"nested"])) == (content, {"t": replaced})
+            assert json.loads(snapshot.value(b"q:object:" + content) or b"") == {"k": replaced, "items": [replaced]}
+            assert list(snapshot.list_elements(b"q:list:" + content, 0, 1)) == [content]
+            assert snapshot.value(b"q:newest:" + content) == content
+        assert dict(snapshot.map_pairs(b"fields")) == {content: content for content in contents}
+        assert set(snapshot.members(b"members")) == set(contents)
+    table = sparkis.read_table(tmp_path / "log", "value")
+    assert sorted(table.column("k").to_pylist()) == sorted(contents.values())
+    assert set(sparkis.read_table(tmp_path / "log", "value", raw=True).column("k").to_pylist()) == set(contents)
+
+
+def test_bytes_that_are_not_utf8_are_replaced_as_spark_replaces_them(spark: SparkSession):
+    random = Random(SEED)
+    parts = [
+        b"a",
+        b'"',
+        b"\xc3\xa9",
+        b"\xf0\x9f\x98\x80",
+        b"\xed\xa0",
+        b"\xed\xb0\x80",
+        b"\xe0\x80",
+        b"\xf4\x90",
+        b"\xc0",
+    ]
+    parts += [bytes([byte]) for byte in (0x7F, 0x80, 0xBF, 0xC2, 0xE1, 0xE2, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF)]
+    contents = [b"".join(random.choices(parts, k=random.randrange(1, 7))) for _ in range(2000)]
+    frame = spark.createDataFrame([(each,) for each in contents], "content binary")
+    shown = frame.select(F.to_json(F.struct(F.col("content").cast("string").alias("t"))).alias("json")).collect()
+    texts = pa.StructArray.from_arrays([any_text(pa.array(contents, pa.binary()))], ["t"])
+    for content, ours, row in zip(contents, json_texts(texts).to_pylist(), shown, strict=True):
+        assert ours == row.json, content

@@ -116,7 +116,7 @@ def test_what_stops_one_of_several_processes_stops_the_epoch(
     content = broken.read_bytes()
     broken.write_bytes(content[:-3])
     with following(growing.path, log) as attachment:
-        eventually(lambda: attachment.failure, lambda failure: "1/2.delta is damaged" in str(failure))
+        eventually(lambda: attachment.failure, lambda failure: "1/2.delta cannot be read" in str(failure))
         assert epochs(log) == []
         broken.write_bytes(content)
         assert attachment.wait(2, WAIT_S)
@@ -224,7 +224,7 @@ def test_a_damaged_file_stops_the_state_at_the_batch_before_until_it_is_whole(gr
         assert attachment.wait(1, WAIT_S)
         broken.write_bytes(content[:-3])
         growing.commit(2)
-        eventually(lambda: attachment.failure, lambda failure: "is damaged" in str(failure))
+        eventually(lambda: attachment.failure, lambda failure: "cannot be read" in str(failure))
         assert epochs(log) == [1]
         broken.write_bytes(content)
         assert attachment.wait(2, WAIT_S)

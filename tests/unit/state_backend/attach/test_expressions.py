@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from state_backend.attach.expressions import parse
+from state_backend.codec.column_text import any_text
 from state_backend.model.errors import DescriptorError
 
 COLUMNS = {
@@ -130,6 +131,20 @@ def test_times_and_casts(text: str, value: Any):
 def test_what_spark_computes_in_another_way_or_refuses_is_refused(text: str):
     with pytest.raises(DescriptorError, match=r"cannot compute .*reader='spark'"):
         parse(text).values(TIMES, 2)
+
+
+def test_texts_that_are_not_utf8_are_their_bytes():
+    """As in Spark, where only functions of characters decode them."""
+    column = {"k": any_text(pa.array([b"\xe9a", None, b"b"], pa.binary()))}
+    for text, values in (
+        ("concat(k, '-')", [b"\xe9a-", None, b"b-"]),
+        ("concat_ws('/', k, 'c')", [b"\xe9a/c", b"c", b"b/c"]),
+        ("concat_ws('', k, 'c')", [b"\xe9ac", b"c", b"bc"]),
+        ("coalesce(k, 'none')", [b"\xe9a", b"none", b"b"]),
+        ("upper(k)", ["\ufffdA".encode(), None, b"B"]),
+        ("lower(k)", ["\ufffda".encode(), None, b"b"]),
+    ):
+        assert parse(text).values(column, 3).cast(pa.binary()).to_pylist() == values
 
 
 def test_a_year_that_sql_does_not_have_is_refused():

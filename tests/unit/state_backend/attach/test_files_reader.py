@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,15 @@ from tests.unit.state_backend.attach.following import (
 )
 
 # Keys with a null in a column that is no text, and with nested columns.
-WITHOUT_TEXT_KEYS = ("hdfs-types", "rocksdb-types")
+WITHOUT_TEXT_KEYS = ("hdfs-types", "rocksdb-types", "hdfs-not-utf8")
 # Of older versions only some jobs: `tests/unit/state_backend/checkpoint` reads all.
 OF_EACH_VERSION = ("hdfs-aggregation", "rocksdb-join", "format2-aggregation", "transform")
+# The texts of `scripts/golden_checkpoints.py`, and the last one, which is a surrogate: Java replaces it as a whole.
+NOT_UTF8 = ("E9", "FF41", "C3", "F09F98", "EDA080", "C080", "E282AC", "E28241")
+SURROGATE = b"\xed\xa0\x804"
+COUNTS = Counter(
+    bytes.fromhex(NOT_UTF8[at]) + b"%d" % at for turn in range(60) for at in [(turn * 37 % 23 - 5) % len(NOT_UTF8)]
+)
 JOBS = [
     (version, job)
     for version, job in golden.jobs()
@@ -44,6 +52,45 @@ def test_after_each_commit_the_log_has_the_state_of_its_batch(version: str, job:
             expected = in_spark(growing.path, batch)
             assert without_json(shown(log), expected) == expected, batch
     assert epochs(log) == growing.batches
+
+
+def test_texts_that_are_not_utf8_are_their_bytes_and_replaced_in_json_values(tmp_path: Path):
+    growing, log = GrowingCheckpoint(golden.NEWEST, "hdfs-not-utf8", tmp_path), tmp_path / "log"
+    growing.commit(4)
+    columns = {"joined": "concat_ws('/', text, max)", "upper": "upper(text)"}
+    states = [
+        AttachedState("all"),
+        AttachedState("made", key=("text", "place"), columns=columns, value=("max", "joined", "upper")),
+        AttachedState("json", key=("text", "place"), value=("max", "_3"), kind="value"),
+    ]
+    with following(growing.path, log, states) as attachment:
+        assert attachment.wait(4, WAIT_S)
+    found = shown(log)
+    contents = [bytes.fromhex(each) + b"%d" % at for at, each in enumerate(NOT_UTF8)]
+    assert len(found) == 3 * len(contents)
+    for content in contents:
+        key = b'%b:{"city":"%b","parts":["%b"]}' % (content, content, content)
+        readable = content.decode(errors="replace") if content != SURROGATE else "\ufffd4"
+        value = found[b"j:all:" + key]
+        assert (value[b"max"], value[b"count"]) == (content, b"%d" % COUNTS[content])
+        assert json.loads(value[b"_1"]) == {"city": readable, "parts": [readable]}
+        assert json.loads(value[b"_3"]) == {readable: readable}
+        made = {b"max": content, b"joined": content + b"/" + content, b"upper": readable.upper().encode()}
+        assert found[b"j:made:" + key] == made
+        assert json.loads(found[b"j:json:" + key]) == {"max": readable, "_3": {readable: readable}}
+
+
+def test_a_deduplication_of_spark_before_3_3_1_has_its_keys(tmp_path: Path):
+    """Its schema names all columns of the query as the value; its values are empty."""
+    folder = golden.unpack_case("dedupe-from-3.3", tmp_path / "checkpoint")
+    keys = {b"j:seen:%d" % number: b"1" for number in range(8)}
+    with following(folder, tmp_path / "log") as attachment:
+        assert attachment.wait(1, WAIT_S)
+    assert shown(tmp_path / "log") == keys
+    (folder / "state/0/_metadata/metadata").unlink()  # Spark before 4.0 writes none
+    with following(folder, tmp_path / "other") as attachment:
+        assert attachment.wait(1, WAIT_S)
+    assert shown(tmp_path / "other") == keys
 
 
 def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):

@@ -11,8 +11,8 @@ import pytest
 
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.model.errors import (
-    CheckpointDamagedError,
     CheckpointError,
+    CheckpointFormatError,
     PurgedVersionError,
     UnsupportedStateError,
 )
@@ -49,7 +49,7 @@ def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not the checkpoint of a query: it has no file `metadata`"):
         Checkpoint.at(str(tmp_path))
     (tmp_path / "metadata").write_text("{}")
-    with pytest.raises(CheckpointDamagedError, match=r"metadata is damaged: .*\. Restore the file"):
+    with pytest.raises(CheckpointFormatError, match=r"metadata cannot be read: .*\. If the query runs on"):
         Checkpoint.at(str(tmp_path))
 
 
@@ -108,11 +108,11 @@ def test_damaged_metadata_is_an_error(folder: Path, file: str) -> None:
         (folder / file).write_bytes(content)
         if (file, content) == ("commits/4", b"v1\n"):
             continue
-        with pytest.raises(CheckpointDamagedError, match=rf"{file} is damaged"):
+        with pytest.raises(CheckpointFormatError, match=rf"{file} cannot be read"):
             read_all(folder)
 
 
-# By job: how often something is damaged. Where there are snapshots of RocksDB, each read starts a process.
+# By job: how often something cannot be read. Where there are snapshots of RocksDB, each read starts a process.
 FLIPS = dict.fromkeys(("hdfs-aggregation", "hdfs-types", "hdfs-zstd", "hdfs-snappy", "rocksdb-join"), 150)
 FLIPS |= dict.fromkeys(("format2-aggregation", "hdfs-checksums", "rocksdb-checksums"), 100)
 FLIPS |= dict.fromkeys(("transform", "transform-checksums", "join4"), 8)
@@ -159,7 +159,7 @@ def test_changes_are_told_by_snapshots_with_ids(tmp_path: Path) -> None:
         (folder / f"commits/{batch}").write_text("v2\n" + json.dumps({"stateUniqueIds": {"0": ids}}))
     assert [changes(checkpoint, batch) for batch in range(5)] == expected
     (folder / "commits/4").write_text("v2\n" + json.dumps({"stateUniqueIds": {"0": [["x"]]}}))
-    with pytest.raises(CheckpointDamagedError, match="commits/4 is damaged: it has no id for partition 1"):
+    with pytest.raises(CheckpointFormatError, match="commits/4 cannot be read: it has no id for partition 1"):
         changes(checkpoint, 4)
 
 

@@ -97,6 +97,29 @@ def test_a_struct_in_a_key_is_json_as_an_attachment_writes_it(
     assert json.loads(output)["aggregation"]["min"] is False
 
 
+def test_get_finds_keys_that_are_not_utf8_by_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack(NEWEST, "hdfs-not-utf8", tmp_path)
+    key = b'\xe90:{"city":"\xe90","parts":["\xe90"]}'.decode(errors="surrogateescape")  # as Python reads arguments
+    code, output, errors = run(capsys, "get", folder, key)
+    assert (code, errors) == (0, "")
+    found = json.loads(output)["aggregation"]
+    assert (found["max"], found["first"], found["count"]) == ("\ufffd0", {"city": "\ufffd0", "parts": ["\ufffd0"]}, 8)
+    [operator] = facts(capsys, folder)["operators"]
+    assert sum(each["rows"] for each in operator["states"][0]["partitions"]) == 8
+
+
+def test_inspect_and_get_show_an_aggregation_of_real_time_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpack(NEWEST, "real-time-aggregation", tmp_path)
+    found = facts(capsys, folder)
+    assert found["operators"][0]["name"] == "StatefulStreamlineAggregate"
+    assert found["settings"]["aggregation.stateFormatVersion"] == "2"
+    value = json.loads(run(capsys, "get", folder, "bee")[1])["aggregation"]
+    other = json.loads(run(capsys, "get", unpack(NEWEST, "hdfs-aggregation", tmp_path / "other"), "bee")[1])
+    assert value == other["aggregation"]
+
+
 def test_get_prints_maps_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform-snapshots", tmp_path)
     found = json.loads(run(capsys, "get", folder, "bee")[1])

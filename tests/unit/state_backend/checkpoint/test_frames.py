@@ -10,7 +10,7 @@ import pytest
 
 from state_backend.checkpoint.frames import LZ4_SEED, decompressed
 from state_backend.checkpoint.hashes import crc32c, crc32c_in_python, xxhash32, xxhash32_in_python
-from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+from state_backend.model.errors import CheckpointFormatError, UnsupportedStateError
 
 CONTENT = bytes(range(256)) * 300
 
@@ -60,8 +60,8 @@ def test_stored_blocks_and_several_streams_are_read() -> None:
 def test_a_truncated_file_is_an_error_or_shorter(codec: str, size: int) -> None:
     try:
         assert len(read(CODECS[codec](CONTENT)[:size])) < len(CONTENT)
-    except CheckpointDamagedError as error:
-        assert "5.delta is damaged" in str(error)
+    except CheckpointFormatError as error:
+        assert "5.delta cannot be read" in str(error)
 
 
 def test_every_flipped_bit_of_an_lz4_file_is_noticed() -> None:
@@ -73,14 +73,14 @@ def test_every_flipped_bit_of_an_lz4_file_is_noticed() -> None:
         try:
             # The level in the token, and the checksum of the last block, which is empty, mean nothing.
             assert read(bytes(flipped)) == content, bit
-        except (CheckpointDamagedError, UnsupportedStateError):
+        except (CheckpointFormatError, UnsupportedStateError):
             pass
 
 
 def test_other_files_are_refused() -> None:
     with pytest.raises(UnsupportedStateError, match="LZF"):
         read(b"ZV\x01\x00\x05hello")
-    with pytest.raises(CheckpointDamagedError, match="no codec of Spark"):
+    with pytest.raises(CheckpointFormatError, match="no codec of Spark"):
         read(b"PAR1....")
 
 

@@ -17,7 +17,7 @@ from state_backend.checkpoint.records import (
     split_in_python,
     split_records,
 )
-from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+from state_backend.model.errors import CheckpointFormatError, UnsupportedStateError
 
 ITEMS = [
     (RecordType.PUT, b"a", b"first"),
@@ -80,7 +80,7 @@ def test_records_are_read_in_any_parts_and_blocks(
 def test_a_truncated_file_is_an_error(version: str) -> None:
     content, _ = FILES[version]
     for size in range(len(content)):
-        with pytest.raises(CheckpointDamagedError, match=r"5\.changelog is damaged"):
+        with pytest.raises(CheckpointFormatError, match=r"5\.changelog cannot be read"):
             items(change_log_records(iter([content[:size]]), "5.changelog"))
 
 
@@ -88,7 +88,7 @@ def test_a_truncated_file_is_an_error(version: str) -> None:
 def test_bytes_after_the_end_are_an_error(version: str) -> None:
     content, _ = FILES[version]
     for size in (1, 10_000):
-        with pytest.raises(CheckpointDamagedError, match="after its end"):
+        with pytest.raises(CheckpointFormatError, match="after its end"):
             items(change_log_records(parts(content + b"x", size), "5.changelog"))
 
 
@@ -99,7 +99,7 @@ def test_flipped_bits_are_errors_or_other_records() -> None:
             flipped[bit // 8] ^= 1 << bit % 8
             try:
                 assert len(items(change_log_records(iter([bytes(flipped)]), "x"))) <= len(written) + 1
-            except (CheckpointDamagedError, UnsupportedStateError):
+            except (CheckpointFormatError, UnsupportedStateError):
                 pass
 
 

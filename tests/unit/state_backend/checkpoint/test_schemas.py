@@ -10,7 +10,7 @@ import pytest
 
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, parse_store_schemas
 from state_backend.checkpoint.spark_types import parse_schema
-from state_backend.model.errors import CheckpointDamagedError, UnsupportedStateError
+from state_backend.model.errors import CheckpointFormatError, UnsupportedStateError
 
 
 def spark_struct(**columns: object) -> str:
@@ -57,9 +57,9 @@ def test_each_family_has_a_schema() -> None:
 @pytest.mark.parametrize("version", FILES)
 def test_a_truncated_or_longer_file_is_an_error(version: str) -> None:
     for size in range(len(FILES[version])):
-        with pytest.raises(CheckpointDamagedError, match="schema is damaged"):
+        with pytest.raises(CheckpointFormatError, match="schema cannot be read"):
             parse_store_schemas(FILES[version][:size], "schema")
-    with pytest.raises(CheckpointDamagedError, match="after its end"):
+    with pytest.raises(CheckpointFormatError, match="after its end"):
         parse_store_schemas(FILES[version] + b"x", "schema")
 
 
@@ -70,7 +70,7 @@ def test_a_flipped_bit_is_an_error_or_another_schema(version: str) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             assert parse_store_schemas(bytes(flipped), "schema")
-        except (CheckpointDamagedError, UnsupportedStateError):
+        except (CheckpointFormatError, UnsupportedStateError):
             pass
 
 
@@ -100,7 +100,7 @@ def test_types_of_spark_are_types_of_arrow(given: object, expected: pa.DataType)
 def test_an_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedStateError, match="'geography'"):
         parse_schema('"geography"', "schema")
-    with pytest.raises(CheckpointDamagedError):
+    with pytest.raises(CheckpointFormatError):
         parse_schema("[" * 100_000, "schema")
-    with pytest.raises(CheckpointDamagedError):
+    with pytest.raises(CheckpointFormatError):
         parse_schema('{"type":"array","elementType":' * 500 + '"long"' + "}" * 500, "schema")

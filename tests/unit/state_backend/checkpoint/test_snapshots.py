@@ -15,7 +15,7 @@ from state_backend.checkpoint import snapshots
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.snapshots import read_snapshot_zip
-from state_backend.model.errors import CheckpointDamagedError, CheckpointError, PurgedVersionError
+from state_backend.model.errors import CheckpointError, CheckpointFormatError, PurgedVersionError
 from tests.golden_checkpoints import NEWEST, unpack
 
 JOB = "rocksdb-no-changelog"
@@ -55,7 +55,7 @@ def test_a_zip_with_other_names_is_refused(folder: Path) -> None:
     content = (folder / ZIP).read_bytes()
     for name in ("../../evil", "/etc/passwd", "folder/CURRENT", "script.py"):
         (folder / ZIP).write_bytes(changed(content, name=name))
-        with pytest.raises(CheckpointDamagedError, match="which Spark does not write"):
+        with pytest.raises(CheckpointFormatError, match="which sparkis does not know"):
             rows(folder)
 
 
@@ -72,7 +72,7 @@ def test_a_zip_with_other_names_is_refused(folder: Path) -> None:
 )
 def test_metadata_with_other_names_is_refused(folder: Path, described: object) -> None:
     (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), described=described))
-    with pytest.raises(CheckpointDamagedError, match=r"5\.zip is damaged: its metadata"):
+    with pytest.raises(CheckpointFormatError, match=r"5\.zip cannot be read: its metadata"):
         rows(folder)
 
 
@@ -84,14 +84,14 @@ def test_members_that_unpack_to_too_much_together_are_refused(folder: Path, monk
         (folder / ZIP).write_bytes(content)
         if number == 0:
             assert rows(folder) == expected
-    with pytest.raises(CheckpointDamagedError, match="its members are longer than 100000 bytes"):
+    with pytest.raises(CheckpointFormatError, match="its members are longer than 100000 bytes"):
         rows(folder)
 
 
 def test_too_many_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (folder / ZIP).read_bytes()
     monkeypatch.setattr(snapshots, "MEMBERS_MAX", 3)
-    with pytest.raises(CheckpointDamagedError, match="more than 3 members"):
+    with pytest.raises(CheckpointFormatError, match="more than 3 members"):
         rows(folder)
     monkeypatch.undo()
     target = io.BytesIO()
@@ -100,24 +100,24 @@ def test_too_many_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPa
             archive.writestr(f"{number:06}.log", b"")
     for hostile in (target.getvalue(), content[:-22] + bytes(20) + content[-22:], content + b"comment"):
         (folder / ZIP).write_bytes(hostile)
-        with pytest.raises(CheckpointDamagedError):
+        with pytest.raises(CheckpointFormatError):
             rows(folder)
     (folder / ZIP).write_bytes(target.getvalue())
-    with pytest.raises(CheckpointDamagedError, match="its list of members is longer than 256000 bytes"):
+    with pytest.raises(CheckpointFormatError, match="its list of members is longer than 256000 bytes"):
         rows(folder)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_member_that_is_there_twice_is_refused(folder: Path) -> None:
     (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), name="CURRENT", body=b"MANIFEST-000001\n"))
-    with pytest.raises(CheckpointDamagedError, match="has a member twice"):
+    with pytest.raises(CheckpointFormatError, match="has a member twice"):
         rows(folder)
 
 
 def test_a_list_of_members_in_the_form_of_large_zips_is_refused(folder: Path) -> None:
     content = (folder / ZIP).read_bytes()
     (folder / ZIP).write_bytes(content[:-22] + b"PK\x06\x07" + bytes(16) + content[-22:])
-    with pytest.raises(CheckpointDamagedError, match="its list of members is longer"):
+    with pytest.raises(CheckpointFormatError, match="its list of members is longer"):
         rows(folder)
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
     for other in ({"dfsSstFileName": "y.sst"}, {"localFileName": "000009.sst"}):
         described = {"sstFiles": [one, {**one, **other}]}
         (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), described=described))
-        with pytest.raises(CheckpointDamagedError, match="names a file twice"):
+        with pytest.raises(CheckpointFormatError, match="names a file twice"):
             rows(folder)
 
 
@@ -135,7 +135,7 @@ def test_a_database_that_needs_too_much_memory_ends_its_process_only(
 ) -> None:
     expected = rows(folder)
     monkeypatch.setattr(snapshots, "CHILD_BYTES_MAX", 100 << 20)
-    with pytest.raises(CheckpointDamagedError, match=r"5\.zip is damaged: RocksDB cannot read it"):
+    with pytest.raises(CheckpointFormatError, match=r"5\.zip cannot be read: RocksDB cannot read it"):
         rows(folder)
     monkeypatch.undo()
     assert rows(folder) == expected
@@ -148,7 +148,7 @@ def output_of(script: str) -> bytes:
 def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
     complain = "import sys; sys.stderr.write('x' * (1 << 20)); sys.stderr.flush(); "
     assert output_of(complain + "sys.stdout.write('rows')") == b"rows"
-    with pytest.raises(CheckpointDamagedError, match="RocksDB cannot read it: the reason"):
+    with pytest.raises(CheckpointFormatError, match="RocksDB cannot read it: the reason"):
         output_of(complain + "sys.exit('\\nthe reason')")
 
 
@@ -160,7 +160,7 @@ def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
 def test_a_process_that_is_killed_says_nothing_of_the_file(command: list[str], number: int) -> None:
     with pytest.raises(CheckpointError, match=f"the process that reads it was killed by signal {number}") as raised:
         list(snapshots.output_of(command, "1.zip"))
-    assert not isinstance(raised.value, CheckpointDamagedError)
+    assert not isinstance(raised.value, CheckpointFormatError)
 
 
 def test_a_process_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
     [file] = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
     content = (folder / file.path).read_bytes()
     (folder / file.path).write_bytes(content + b"x")
-    with pytest.raises(CheckpointDamagedError, match=r"\.sst is damaged: it has \d+ bytes"):
+    with pytest.raises(CheckpointFormatError, match=r"\.sst cannot be read: it has \d+ bytes"):
         rows(folder)
     (folder / file.path).unlink()
     with pytest.raises(PurgedVersionError, match=r"\.sst is gone"):

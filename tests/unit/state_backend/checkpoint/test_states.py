@@ -17,3 +17,22 @@ from state_backend.checkpoint.states import infer_operator
 def test_a_limit_is_told_from_an_aggregation_by_its_key(key: pa.DataType, operator: str) -> None:
     schema = StoreSchema(None, pa.struct([("key", key)]), pa.struct([("value", pa.int64())]))
     assert infer_operator({"default": [schema]}) == (operator, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "aggregations_have_keys", "operator"),
+    [
+        (["id"], ["id", "name"], False, "dedupe"),
+        (["id"], ["name", "id"], False, "dedupe"),
+        (["id"], ["id", "count"], True, "stateStoreSave"),
+        (["id", "day"], ["id", "count"], False, "stateStoreSave"),
+        (["count"], ["count"], False, "stateStoreSave"),
+        ([], ["count"], False, "stateStoreSave"),
+    ],
+)
+def test_a_deduplication_of_spark_before_3_3_1_is_told_by_the_columns_of_its_key_in_the_value(
+    key: list[str], value: list[str], aggregations_have_keys: bool, operator: str
+) -> None:
+    columns = [pa.struct([(name, pa.int64()) for name in names]) for names in (key, value)]
+    found = infer_operator({"default": [StoreSchema(None, *columns)]}, aggregations_have_keys=aggregations_have_keys)
+    assert found == (operator, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from state_backend.codec.column_text import any_text
 from state_backend.codec.json_text import OF_KEYS, JsonForm, json_texts
 
 
@@ -22,6 +23,14 @@ def test_times_that_differ_in_microseconds_differ_in_the_text_of_a_key():
     assert json_texts(times).to_pylist() == [f'"1970-01-01T00:00:00.{each}Z"' for each in ("001", "001", "123")] + [
         None
     ]
+
+
+def test_bytes_that_are_not_utf8_are_replaced_in_values_and_stay_in_keys():
+    texts = any_text(pa.array([b"a", b'\xe9"\n', None], pa.binary()))
+    rows = pa.StructArray.from_arrays([texts], ["k"])
+    assert json_texts(rows).to_pylist() == ['{"k":"a"}', '{"k":"\ufffd\\"\\n"}', '{"k":null}']
+    of_keys = json_texts(rows, OF_KEYS).cast(pa.binary()).to_pylist()
+    assert of_keys == [b'{"k":"a"}', b'{"k":"\xe9\\"\\n"}', b"{}"]
 
 
 def test_lists_and_maps_may_be_empty_and_sliced():

@@ -128,9 +128,8 @@ def test_fields_elements_members_and_scores_are_rows(log: Path) -> None:
     assert [(row["member"], row["score"]) for row in rows(log, "top")] == [("bob", 1.5), ("ann", 2.0)]
 
 
-def test_a_value_that_is_not_text_is_refused_and_readable_as_bytes(log: Path) -> None:
-    with pytest.raises(LogError, match=r"column 'v'.* raw=True"):
-        read_table(log, "any")
+def test_a_text_that_is_not_utf8_is_replaced_and_readable_as_bytes(log: Path) -> None:
+    assert rows(log, "any") == [{"key": "x", "v": "\ufffd", "expire_at": None}]
     assert rows(log, "any", raw=True) == [{"key": b"x", "v": b"\xff", "expire_at": None}]
 
 
