@@ -84,13 +84,18 @@ class SinkChecks(_Writer):
         return self
 
     def trigger(self, **trigger: Any) -> DataStreamWriter:
-        """Set the trigger; refuse triggers without micro-batches."""
-        for kind in ("continuous", "realTime"):
-            if trigger.get(kind) is not None:
-                raise DescriptorError(
-                    f"trigger({kind}=...) has no micro-batches that end in a commit, and an epoch is one such "
-                    f"micro-batch; use processingTime= or availableNow=True"
-                )
+        """Set the trigger; refuse those with which Spark has no foreachBatch."""
+        if trigger.get("continuous") is not None:
+            raise DescriptorError(
+                "trigger(continuous=...) has no micro-batches that end in a commit, and an epoch is one such "
+                "micro-batch; use processingTime= or availableNow=True"
+            )
+        if trigger.get("realTime") is not None:
+            raise DescriptorError(
+                "trigger(realTime=...): Spark refuses foreachBatch with this trigger, and this sink is a foreachBatch "
+                "function. Start the query with a sink of Real-Time Mode (Kafka, console, foreach), and read its state "
+                "with sparkis.attach(query); or use processingTime= or availableNow=True here"
+            )
         return super().trigger(**trigger)
 
     def _check_start(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from compat.waiting import WAIT_S_MAX
-from tests.spark.attaching import SCHEMA, Attach, attached, shown
-from tests.spark.micro_batches import Batches, start
+from compat.waiting import WAIT_S_MAX, eventually
+from sparkis import AttachedState
+from tests.golden_checkpoints import NEWEST, unpack
+from tests.spark.attaching import SCHEMA, Attach, attached, rocksdb, shown
+from tests.spark.micro_batches import Batches, Settings, start
 
 __all__ = ["attached"]
 
 Make = Callable[[str], Batches]
+MIN_BATCH_DURATION = "spark.sql.streaming.realTimeMode.minBatchDuration"
+A, B = "real:aggregation:a", "real:aggregation:b"
 
 pytestmark = pytest.mark.usefixtures("endpoint")
 
@@ -67,6 +73,56 @@ def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_ow
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.hgetall("top/a") == {"2026-01-01T00:00:30Z": "2.5", "2026-01-01T00:01:30Z": "4"}
+
+
+@pytest.mark.slow
+def test_a_query_in_real_time_mode_is_read_at_the_end_of_its_batches(
+    spark: SparkSession, client: redis.Redis, settings: Settings, attached: Attach, tmp_path: Path
+):
+    # A task reads, another one aggregates: both run at the same time, on the session's two cores.
+    settings({**rocksdb("2"), "spark.sql.shuffle.partitions": "1", MIN_BATCH_DURATION: "1s"})
+    jvm: Any = spark._jvm
+    source = jvm.org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
+    stream = source.singlePartition(spark._jsparkSession, jvm.org.apache.spark.sql.Encoders.STRING())
+    texts = DataFrame(stream.toDF(), spark)
+    writer = aggregated(texts.select(F.from_json("value", SCHEMA).alias("row")).select("row.*")).writeStream
+    writer = writer.outputMode("update").format("console").queryName("real").option("numRows", "0")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+
+    def add(*rows: dict[str, Any]) -> None:
+        stream.addData(jvm.PythonUtils.toSeq([json.dumps(row) for row in rows]))
+
+    query = writer.trigger(realTime="2 seconds").start()
+    try:
+        add({"k": "a", "v": 1.5, "n": 3}, {"k": "b", "v": 2}, {"k": "a", "v": 2.5, "n": 2})
+        attachment = attached(query, timeout_s=WAIT_S_MAX)
+        a = {"n": "2", "mean": "2", "least": "2"}
+        eventually(lambda: shown(client, "real"), {A: a, B: {"n": "1", "mean": "2"}}.__eq__)
+        add({"k": "b", "v": 4})
+        eventually(lambda: shown(client, "real"), {A: a, B: {"n": "2", "mean": "3"}}.__eq__)
+    finally:
+        query.stop()
+    query = writer.trigger(processingTime="0 seconds").start()
+    add({"k": "b", "v": 6})
+    query.processAllAvailable()
+    eventually(lambda: shown(client, "real"), {A: a, B: {"n": "3", "mean": "4"}}.__eq__)
+    assert attachment.error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["aggregation", "window", "dedupe"])
+def test_both_readers_show_the_same_state_of_real_time_mode(
+    client: redis.Redis, attached: Attach, operation: str, tmp_path: Path
+):
+    checkpoint = unpack(NEWEST, f"real-time-{operation}", tmp_path)
+    name = "side" if operation == "window" else "word"
+    found = []
+    for reader in ("files", "spark"):
+        job = f"{operation}-{reader}"
+        state = AttachedState(columns={name: f"coalesce({name}, 'none')"})
+        assert attached(checkpoint=checkpoint, job=job, reader=reader, states=[state]).wait(timeout_s=WAIT_S_MAX)
+        found.append({key.removeprefix(job): value for key, value in shown(client, job).items()})
+    assert found[0] == found[1] and len(found[0]) > 3
 
 
 @pytest.mark.slow

@@ -70,6 +70,28 @@ def test_an_attachment_goes_on_across_an_upgrade(version: str, job: str, restart
     assert (epochs(log), generations(log)) == (growing.batches, 1)
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["runs", "restarts"])
+def test_an_attachment_goes_on_if_the_operator_gets_the_name_of_real_time_mode(restarts: bool, tmp_path: Path):
+    growing, log = GrowingCheckpoint(golden.NEWEST, "real-time-aggregation", tmp_path), tmp_path / "log"
+    metadata = growing.path / METADATA / "metadata"
+    of_real_time = metadata.read_text()
+    metadata.write_text(of_real_time.replace("StatefulStreamlineAggregate", "stateStoreSave"))
+    growing.commit(0)
+    states = coalesced(growing.path)
+    with ExitStack() as running:
+        attachment = running.enter_context(following(growing.path, log, states))
+        assert attachment.wait(0, WAIT_S)
+        if restarts:
+            attachment.stop()
+        metadata.write_text(of_real_time)
+        if restarts:
+            attachment = running.enter_context(following(growing.path, log, states))
+        growing.commit(1)
+        assert attachment.wait(1, WAIT_S)
+    assert without_json(shown(log), expected := in_spark(growing.path, 1)) == expected
+    assert (epochs(log), generations(log)) == ([0, 1], 1)
+
+
 def test_a_log_with_the_name_that_spark_gives_an_operator_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     growing, log = GrowingCheckpoint(golden.NEWEST, "hdfs-grouped", tmp_path), tmp_path / "log"
     growing.commit(0)
