@@ -271,7 +271,8 @@ class _Requests:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[dict[str, str] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(sys.stdin.fileno(),), daemon=True).start()
+        # The thread's own descriptor: it may read longer than `sys.stdin` is open, whose number another file gets then.
+        threading.Thread(target=self._read, args=(os.dup(sys.stdin.fileno()),), daemon=True).start()
 
     def next(self) -> dict[str, str] | None:
         """Return a store's folder and generation; None at the end of the input, or after IDLE_S_MAX."""
@@ -288,6 +289,7 @@ class _Requests:
                     log_lines.set_up_as(line[len(b"log ") :].decode())
                 else:
                     self._queue.put(json.loads(line))
+        os.close(input_file)
         self._queue.put(None)
 
 

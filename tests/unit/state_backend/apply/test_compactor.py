@@ -24,6 +24,7 @@ from state_backend.apply.compactor import (
     CHANGES_BYTES_MIN,
     EPOCHS_MAX,
     Compactor,
+    _Requests,
     compact,
     intervals_after,
     is_marked,
@@ -445,6 +446,22 @@ def test_a_process_waits_for_its_epoch_a_bounded_time(tmp_path: Path, monkeypatc
         monkeypatch.setattr(sys, "stdin", silent)
         assert main(["--log", str(tmp_path), "--job", "job"]) == 0
     os.close(writing)
+
+
+def test_requests_are_read_from_the_input_that_was_given_even_if_another_file_gets_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as given:
+        monkeypatch.setattr(sys, "stdin", given)
+        requests = _Requests()
+    with open(os.devnull) as other:
+        assert other.fileno() == reading
+        for number in range(3):
+            os.write(writing, b'{"store": "%d"}\n' % number)
+            assert requests.next() == {"store": str(number)}
+        os.close(writing)
+        assert requests.next() is None
 
 
 def test_a_store_of_another_generation_is_refused(
