@@ -1,4 +1,4 @@
-"""Where CI is set, a run that skipped something is a failed run."""
+"""Where CI is set, a run that skipped something is a failed run; the result of a run is its last line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ BY_A_MARK = "import pytest\n@pytest.mark.skip(reason='why not')\ndef test_one():
 BY_A_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
 BY_THE_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
 NOTHING = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
+
+
+WITH_A_BINDING = "import duckdb\ndef test_one(): assert duckdb\n"
 
 
 def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str]:
@@ -42,3 +45,9 @@ def test_a_skip_elsewhere_does_not(tmp_path: Path) -> None:
 
 def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     assert run(tmp_path, NOTHING, is_ci=True).returncode == 0
+
+
+def test_nothing_is_printed_after_the_result(tmp_path: Path) -> None:
+    done = run(tmp_path, WITH_A_BINDING, is_ci=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("1 passed")
