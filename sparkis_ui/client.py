@@ -130,7 +130,7 @@ class Endpoint:
         if not host or parts.scheme not in ("redis", "rediss"):
             raise ValueError(
                 f"{shown!r} is not a URL of the form redis://host[:port], or rediss://... for TLS; special characters "
-                "of a password are written as %XX"
+                "of a password are written as %XX, and an IPv6 address is in brackets"
             )
         if tls and parts.scheme == "redis":
             raise ValueError(f"{shown!r} is not a TLS URL: write rediss://, or give no TLS files")

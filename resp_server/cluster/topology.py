@@ -24,7 +24,7 @@ from functools import cached_property
 from ipaddress import ip_address
 from typing import Any
 
-from resp_server.net.addresses import PORT_MAX
+from resp_server.net.addresses import PORT_MAX, address_of
 from state_backend.model.errors import KeyGroupsError, SparkisError
 from state_backend.model.key_groups import NONE, KeyGroups
 
@@ -102,7 +102,7 @@ class Topology:
         if not 1 <= len(rows) <= NODES_MAX:
             raise TopologyError(f"the topology has {len(rows)} nodes; give 1 to {NODES_MAX}")
         nodes = [_node(number, row) for number, row in enumerate(rows, 1)]
-        ids = {node.address: node.id for node in nodes}
+        ids = {name: node.id for node in nodes for name in (node.address, address_of(node.host, node.port))}
         return cls(version, tuple(_with_master_id(node, ids) for node in nodes))
 
     def to_json(self) -> dict[str, Any]:
@@ -110,9 +110,9 @@ class Topology:
         return {"version": self.version, "nodes": [_row(node) for node in self.nodes]}
 
     def node(self, name: str) -> Node:
-        """Return the node with an id or an address, `host:port`; TopologyError if there is none."""
+        """Return the node with an id or an address, `host:port` or `[host]:port`; TopologyError if there is none."""
         for node in self.nodes:
-            if name in (node.id, node.address):
+            if name in (node.id, node.address, address_of(node.host, node.port)):
                 return node
         addresses = ", ".join(node.address for node in self.nodes[:5])
         raise TopologyError(

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import hiredis
 
+from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.tls import TlsFiles, context_for_url, reason_of
 from state_backend.model.errors import SparkisError
@@ -52,7 +53,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.address = f"{host}:{port}"
+        self.address = address_of(host, port)
         self._timeout_s = timeout_s
         self._has_received = False
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace", replyError=ClientError)
@@ -84,7 +85,7 @@ class Client:
         if not host or parts.scheme not in ("redis", "rediss"):
             raise ClientError(
                 f"{without_login(url)!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for "
-                "TLS; special characters of a password are written as %XX"
+                "TLS; special characters of a password are written as %XX, and an IPv6 address is in brackets"
             )
         if tls is not None and parts.scheme == "redis":
             raise ClientError(f"{without_login(url)!r} is not a TLS URL: write rediss://, or give no TLS files")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
-from resp_server.net.addresses import PORT_MAX
+from resp_server.net.addresses import PORT_MAX, host_and_port
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
@@ -124,10 +124,13 @@ tcp_port = whole_number(0, PORT_MAX, "a port")
 
 def http_address(text: str) -> Address:
     """Parse the value of --metrics."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or len(port) > len(str(PORT_MAX)) or int(port) > PORT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not [HOST:]PORT, such as 9379 or 10.0.0.1:9379")
-    return Address(host.strip("[]") or LOOPBACK, int(port))
+    port = text.removeprefix(":")
+    try:
+        return Address(*host_and_port(text if ":" in port else f"{LOOPBACK}:{port}", port_min=0))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not [HOST:]PORT, such as 9379, 10.0.0.1:9379 or [::1]:9379"
+        ) from None
 
 
 def seconds(text: str) -> float:

@@ -48,7 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_options_of_keys(parser: argparse.ArgumentParser, default: Load) -> None:
     """Add the options of the keys, their reads and their copies."""
-    parser.add_argument("--keys", type=_number({"": 1}), required=True, metavar="N", help="keys of all states (100M)")
+    parser.add_argument(
+        "--keys", type=_number({"": 1}), required=True, metavar="N", help="keys of all states: 100M, or 1e8"
+    )
     parser.add_argument(
         "--updates",
         type=_number(PERIODS_S),
@@ -248,15 +250,15 @@ def _bytes(number: float) -> str:
 
 
 def _number(periods_s: dict[str, int]) -> Callable[[str], float]:
-    """Return the parser of a number with a unit (10k, 71M) and, for a rate, a period."""
-    form = re.compile(rf"(\d+(?:\.\d+)?)([kMG]?)({'|'.join(map(re.escape, periods_s))})")
+    """Return the parser of a number (1e7), with a unit (10k, 71M) and, for a rate, a period."""
+    form = re.compile(rf"(\d+(?:\.\d+)?(?:[eE]\+?\d{{1,2}})?)([kMG]?)({'|'.join(map(re.escape, periods_s))})")
 
     def read(text: str) -> float:
         found = form.fullmatch(text)
         number = float(found[1]) * UNITS[found[2]] / periods_s[found[3]] if found else NUMBER_MAX + 1
         if number > NUMBER_MAX:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not a number such as 500, 10k, 71M{' or 71M/min' if len(periods_s) > 1 else ''}"
+                f"{text!r} is not a number such as 500, 10k, 71M, 1e7{' or 71M/min' if len(periods_s) > 1 else ''}"
             )
         return number
 

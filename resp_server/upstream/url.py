@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from resp_server.net.addresses import PORT_MAX
+from resp_server.net.addresses import PORT_MAX, address_of
 
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
@@ -32,7 +32,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class UpstreamUrl:
     def address(self) -> str:
         """The address for logs and INFO, without user and password."""
         name = f"{self.master} of " if self.master else ""
-        return name + ",".join(map(str, self.seeds)) if self.seeds else self.path or f"{self.host}:{self.port}"
+        return name + ",".join(map(str, self.seeds)) if self.seeds else self.path or address_of(self.host, self.port)
 
     def greeting(self, protocol: int) -> list[tuple[bytes, ...]]:
         """Return the first requests over a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
@@ -141,6 +141,8 @@ def _address(text: str, default_port: int) -> Address:
     """Parse `host[:port]`, with an IPv6 address in brackets; ValueError if it is invalid."""
     host, bracket, rest = text.partition("]")
     if not bracket:
+        if text.count(":") > 1:
+            raise ValueError("an IPv6 address in the upstream's URL is in brackets: redis://[::1]:6379")
         host, _, rest = text.partition(":")
         rest = ":" + rest if rest else ""
     port = rest.removeprefix(":") or str(default_port)

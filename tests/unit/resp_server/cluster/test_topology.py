@@ -37,6 +37,18 @@ def test_a_topology_reads_back_what_it_writes() -> None:
     assert topology.node(topology.node(B).id) is topology.node(B)
 
 
+def test_a_node_is_found_by_its_ipv6_address_with_brackets_or_without() -> None:
+    nodes = [
+        {"host": "2001:db8::12", "port": 7379, "slots": "0-16383"},
+        {"host": "2001:db8::13", "port": 7379, "replica_of": "[2001:db8::12]:7379"},
+        {"host": "2001:db8::14", "port": 7379, "replica_of": "2001:db8::12:7379"},
+    ]
+    topology = Topology.of_json({"version": 1, "nodes": nodes})
+    master = topology.node("[2001:db8::12]:7379")
+    assert master is topology.node("2001:db8::12:7379") is topology.nodes[0]
+    assert {node.replica_of for node in topology.nodes[1:]} == {master.id}
+
+
 def test_an_id_that_is_left_out_follows_from_the_address() -> None:
     ids = [node.id for node in made().nodes]
     assert ids == [node.id for node in made(version=9).nodes]

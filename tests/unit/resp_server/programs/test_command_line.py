@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.net.listeners import cannot_listen
+from resp_server.programs.command_line import http_address
 from spark_hooks.cli import CLOSED_PIPE, main
 from tests.golden_checkpoints import NEWEST, unpack
 
@@ -135,3 +137,22 @@ def test_a_reader_that_closes_its_pipe_ends_a_command_silently(tmp_path: Path, u
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9379", ("127.0.0.1", 9379)),
+        (":9379", ("127.0.0.1", 9379)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+        ("[::1]:9379", ("::1", 9379)),
+    ],
+)
+def test_an_address_of_metrics_has_a_host_or_not(text: str, address: tuple[str, int]) -> None:
+    assert http_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":", "::1", "::1:9379", "[::1]", "host:", "host:x", "99999", "http://host:1"])
+def test_an_address_of_metrics_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not \[HOST:\]PORT, such as 9379, .* or \[::1\]:9379"):
+        http_address(text)

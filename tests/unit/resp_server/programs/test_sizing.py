@@ -153,9 +153,9 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--keys", "many"], "'many' is not a number such as 500, 10k, 71M"),
-        (["--keys", "1/s"], "'1/s' is not a number such as 500, 10k, 71M"),
-        (["--updates", "5/day"], "'5/day' is not a number such as 500, 10k, 71M or 71M/min"),
+        (["--keys", "many"], "'many' is not a number such as 500, 10k, 71M, 1e7"),
+        (["--keys", "1/s"], "'1/s' is not a number such as 500, 10k, 71M, 1e7"),
+        (["--updates", "5/day"], "'5/day' is not a number such as 500, 10k, 71M, 1e7 or 71M/min"),
         (["--epoch", "0"], "'0' is not a number of seconds up to 86400"),
     ],
 )
@@ -165,3 +165,16 @@ def test_a_wrong_number_is_refused_with_an_example(
     with pytest.raises(SystemExit):
         main([*COMMAND, *words])
     assert capsys.readouterr().err.endswith(f"{said}; see sparkis size --help\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "as_digits"), [("1e7", "10M"), ("1E+7", "10000000"), ("2.5e3", "2.5k"), ("1e3k", "1M")]
+)
+def test_a_number_may_be_written_with_an_exponent(
+    text: str, as_digits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for each in (text, as_digits):
+        assert main([*COMMAND, "--keys", each, "--reads", f"{each}/min"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]

@@ -52,6 +52,8 @@ def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: Upstrea
         ("redis+sentinel://:secret@a,b", "has the name of their master"),
         ("redis+sentinel://:secret@a,b/m?password=x", "no options but db, sentinel_password, sentinel_user"),
         ("redis://:secret@", "has no host"),
+        ("redis://:secret@::1:8330", "an IPv6 address in the upstream's URL is in brackets"),
+        ("redis+cluster://a:1,::1:8330", "an IPv6 address in the upstream's URL is in brackets"),
         ("redis://:secret@h:99999", "no number from 1 to 65535"),
         ("redis://h/secret", "database of the upstream's URL is no number"),
         ("redis://:x/secret@h:1", "a password's / is written as %2F"),
@@ -78,3 +80,8 @@ def test_a_connection_begins_with_the_log_in_the_protocol_and_the_database() -> 
     greeting = UpstreamUrl.parse("redis://app:x@h/3").greeting(3)
     assert greeting == [(b"AUTH", b"app", b"x"), (b"HELLO", b"3"), (b"SELECT", b"3"), *last]
     assert UpstreamUrl.parse("redis://:x@h").greeting(2)[0] == (b"AUTH", b"x")
+
+
+def test_an_ipv6_address_is_shown_as_it_is_written() -> None:
+    assert UpstreamUrl.parse("redis://:x@[::1]:6380").address == "[::1]:6380"
+    assert UpstreamUrl.parse("redis+cluster://a,[::1]:2").address == "a:6379,[::1]:2"
