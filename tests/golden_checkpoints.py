@@ -71,6 +71,7 @@ def unpack_case(name: str, folder: Path) -> Path:
     """Write a checkpoint of a query that was no job of the script into a folder, and return the folder.
 
     dedupe-from-3.3: `dropDuplicates(["id"])` of the columns id, name, price; Spark 3.3.0 ran batch 0, 4.3.0 batch 1.
+    aggregation-of-3.0, join-of-3.0: a count by `word`, and a join by `number`; Spark 3.0.3 ran batches 0 to 2.
     """
     return _unpacked(_archived(CASES)[name], folder)
 

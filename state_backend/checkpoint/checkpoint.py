@@ -16,6 +16,7 @@ is read once for all of its states.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -42,6 +43,13 @@ DEFAULT_PROVIDER, DEFAULT_ENCODING = "HDFSBackedStateStoreProvider", "unsaferow"
 PROVIDERS_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 PARTITIONS = "spark.sql.shuffle.partitions"
 AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
+REMEDY = (
+    "sparkis reads checkpoints of Spark 3.1 and later. Once such a version, say 3.5, has continued the query on this "
+    "checkpoint for a micro-batch, sparkis reads it"
+)
+# A setting that Spark writes into a batch's plan since 3.1, the first version that writes schemas of state.
+CODEC = f"{PREFIX}compression.codec"
+STATE_FILE = re.compile(r"\d+\.(delta|snapshot|changelog|zip)")
 SCHEMA_FOLDER = "_stateSchema"
 # Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
 COMMITS_CACHED = 4
@@ -114,8 +122,24 @@ class Checkpoint:
         return self._files.numbers("commits")
 
     def newest_batch(self) -> int | None:
-        """Return the last committed batch; None if there is none."""
-        return max(self.batches(), default=None)
+        """Return the last committed batch; None if there is none.
+
+        UnsupportedStateError: Spark 2.1 wrote the checkpoint, without commits.
+        """
+        newest = max(self.batches(), default=None)
+        if newest is None and self._is_without_commits():
+            raise UnsupportedStateError(
+                f"{self.location} has offsets of several batches and no folder commits: Spark 2.1 wrote it, and a "
+                f"reader cannot tell which of its batches are complete. {REMEDY}"
+            )
+        return newest
+
+    def _is_without_commits(self) -> bool:
+        """Tell whether Spark 2.1 wrote the checkpoint. Later versions plan a batch after the commit of the last one."""
+        planned = self._files.numbers("offsets")
+        if len(planned) < 2 or "commits" in self._files.names(""):
+            return False
+        return CODEC not in self.offsets(planned[-1]).settings
 
     def is_committed(self, batch: int) -> bool:
         """Tell whether a batch is committed, and not removed. Checks one file."""
@@ -248,10 +272,14 @@ class Checkpoint:
         """Return an operator of Spark 3.5, inferred from the schemas of its stores, and the schemas."""
         folder = f"state/{number}/0"
         names = self._files.names(folder)
-        stores = [DEFAULT_STORE] if "_metadata" in names else sorted(name for name in names if name.count("-") == 1)
+        is_default = "_metadata" in names or any(map(STATE_FILE.fullmatch, names))
+        stores = [DEFAULT_STORE] if is_default else sorted(name for name in names if name.count("-") == 1)
         if not stores:
             raise PurgedVersionError(f"{self._files.name(folder)} has no schema: the query has not written its state")
         paths = {name: f"{store_folder(number, 0, name)}/_metadata/schema" for name in stores}
+        for path in paths.values():
+            if self._files.size(path) is None:
+                raise self._without_schema(path, settings)
         schemas = {name: self._schemas(path) for name, path in paths.items()}
         has_keys = settings.get(AGGREGATION_FORMAT, "1") == "1"
         operator, prefix_columns = infer_operator(schemas, aggregations_have_keys=has_keys)
@@ -259,6 +287,18 @@ class Checkpoint:
             schemas = {name: self._schemas(path, prefix_columns) for name, path in paths.items()}
         infos = tuple(StoreInfo(name, prefix_columns) for name in stores)
         return OperatorInfo(number, operator, infos), schemas
+
+    def _without_schema(self, path: str, settings: Mapping[str, str]) -> UnsupportedStateError:
+        """Return the error for state without a schema: Spark before 3.1 wrote it, or a copy lacks the schema."""
+        name = self._files.name(path)
+        if CODEC in settings:
+            return UnsupportedStateError(
+                f"{name} is missing, and the version of Spark that ran the query writes it: was the checkpoint copied "
+                f"without the folders whose names begin with `_`? Copy all of it"
+            )
+        return UnsupportedStateError(
+            f"{name} is missing: Spark 3.0 or older wrote this state, without a schema. {REMEDY}"
+        )
 
     def _schemas(self, path: str, prefix_columns: int = 0) -> list[StoreSchema]:
         return parse_store_schemas(self._required(path), self._files.name(path), prefix_columns)

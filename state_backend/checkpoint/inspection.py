@@ -5,7 +5,7 @@ Sizes are counted in whole states, so counting reads all of the state, one parti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import CODEC, Checkpoint, Layout
 from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_texts, served_key, served_type
 from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
@@ -82,7 +82,7 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
     return {
         "location": checkpoint.location,
         "query": checkpoint.query_id,
-        "spark": _spark_of(layout),
+        "spark": _spark_of(layout, offsets.settings),
         "batch": batch,
         "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
         "time": _time(offsets.timestamp_ms),
@@ -122,11 +122,13 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
     }
 
 
-def _spark_of(layout: Layout) -> str | None:
+def _spark_of(layout: Layout, settings: Mapping[str, str]) -> str | None:
     """Return the versions of Spark that write such a checkpoint; None without operators: only their files differ."""
     if not layout.operators:
         return None
-    return "4.0 or later" if layout.has_metadata else "3.5 or earlier"
+    if layout.has_metadata:
+        return "4.0 or later"
+    return "3.1 to 3.5" if CODEC in settings else "3.0 or earlier"
 
 
 def _names(layout: Layout) -> dict[State, str]:

@@ -19,6 +19,8 @@ from state_backend.checkpoint.frames import unreadable
 from state_backend.model.errors import UnsupportedStateError
 
 Parsed = TypeVar("Parsed")
+# Released versions write `stateSchemaFilePaths`.
+PREVIEW_FIELD = "stateSchemaFilePath"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ def parse_commit(content: bytes, name: str) -> BatchCommit:
 def parse_operator(content: bytes, name: str) -> OperatorInfo:
     """Return an operator's metadata, v1 or v2."""
     _, lines = _lines(content, name, ("v1", "v2"))
+    if f'"{PREVIEW_FIELD}"' in lines[0]:
+        raise UnsupportedStateError(
+            f"{name} has the field {PREVIEW_FIELD}, which only builds of Spark before the release of 4.0.0 wrote, such "
+            f"as its previews; sparkis reads checkpoints of released versions"
+        )
 
     def parse() -> OperatorInfo:
         given = json.loads(lines[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from state_backend.attach.start import attach_files, bind
 from state_backend.attach.states import AttachedState
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.model.errors import DescriptorError, UnsupportedStateError
-from tests.golden_checkpoints import NEWEST, unpack
+from tests.golden_checkpoints import NEWEST, unpack, unpack_case
 from tests.unit.state_backend.attach.following import JOB, WAIT_S, following, shown
 
 UNKNOWN = ("stateStoreSave", "quantumSave")
@@ -89,6 +91,63 @@ def test_a_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytes
     assert "the state is encoded as avro, which sparkis does not read" in refusal["reason"]
     with pytest.raises(UnsupportedStateError, match="encoded as avro"):
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
+
+
+@pytest.mark.parametrize("case", ["aggregation-of-3.0", "join-of-3.0"])
+def test_state_of_spark_3_0_is_named_as_what_it_is(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpack_case(case, tmp_path / "checkpoint")
+    found = facts(capsys, folder)
+    assert (found["spark"], found["batches"]) == ("3.0 or earlier", {"first": 0, "last": 2})
+    too_old = "Spark 3.0 or older wrote this state, without a schema. sparkis reads checkpoints of Spark 3.1 and later"
+    assert too_old in found["operators"][0]["unread"][0]["reason"]
+    for arguments in (["get", str(folder), "ant"], ["attach", "--list", "--checkpoint", str(folder)]):
+        assert main(arguments) == 1
+        assert too_old in capsys.readouterr().err
+    with pytest.raises(UnsupportedStateError, match="without a schema"):
+        attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
+
+
+def test_a_checkpoint_of_spark_2_1_is_named_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = unpack_case("aggregation-of-3.0", tmp_path / "checkpoint")
+    shutil.rmtree(folder / "commits")  # Spark 2.1 has none
+    for arguments in (["inspect"], ["get"], ["attach", "--list", "--checkpoint"]):
+        assert main([*arguments, str(folder), *(["ant"] if arguments == ["get"] else [])]) == 1
+        assert "no folder commits: Spark 2.1 wrote it" in capsys.readouterr().err
+    with pytest.raises(UnsupportedStateError, match=r"Spark 2\.1 wrote it"):
+        attach_files(str(folder), job=JOB, log=str(tmp_path / "log"), timeout_s=WAIT_S)
+
+
+def test_a_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2_1(tmp_path: Path) -> None:
+    folder = unpack(NEWEST, "hdfs-aggregation", tmp_path)
+    shutil.rmtree(folder / "commits")  # an object store has no empty folders
+    assert Checkpoint.at(str(folder)).newest_batch() is None
+    folder = unpack_case("aggregation-of-3.0", tmp_path / "old")
+    for path in (*folder.glob("commits/*"), *folder.glob("offsets/[12]")):
+        path.unlink()
+    assert Checkpoint.at(str(folder)).newest_batch() is None
+
+
+def test_a_copy_without_folders_of_spark_is_named_as_what_it_is(tmp_path: Path) -> None:
+    folder = unpack("3.5.9", "hdfs-aggregation", tmp_path)
+    assert Checkpoint.at(str(folder)).layout(4).states
+    shutil.rmtree(folder / "state/0/0/_metadata")
+    [unread] = Checkpoint.at(str(folder)).layout(4).unread
+    assert "copied without the folders whose names begin with `_`?" in unread.reason
+
+
+def test_a_checkpoint_of_a_preview_of_spark_4_0_is_named_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = unpack(NEWEST, "transform", tmp_path)
+    for path in (folder / "state/0/_metadata/v2").iterdir():
+        described = re.sub(r'"stateSchemaFilePaths":\[("[^"]*")\]', r'"stateSchemaFilePath":\1', path.read_text())
+        assert '"stateSchemaFilePath":"' in described
+        path.write_text(described)
+    [operator] = facts(capsys, folder)["operators"]
+    [refusal] = operator["unread"]
+    assert "stateSchemaFilePath, which only builds of Spark before the release of 4.0.0 wrote" in refusal["reason"]
 
 
 def test_a_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
