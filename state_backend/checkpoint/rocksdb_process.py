@@ -41,9 +41,24 @@ def main(folder: str, memory_bytes: int) -> None:
 
 
 def _items(database: rocksdict.Rdict) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all pairs; an exception if a block cannot be read, where rocksdict's own iteration just ends."""
+    last = None
     for key, value in database.items():
         assert isinstance(key, bytes) and isinstance(value, bytes), "the database is not open in raw mode"
+        last = key
         yield key, value
+    iterator = database.iter()
+    iterator.seek_to_last()
+    iterator.status()  # raises the error of a block
+    if last != (iterator.key() if iterator.valid() else None):
+        if last is None:
+            iterator.seek_to_first()
+        else:
+            iterator.seek(last)
+        while iterator.valid():
+            iterator.next()
+        iterator.status()
+        raise AssertionError("RocksDB has more pairs than it has shown")
 
 
 if __name__ == "__main__":

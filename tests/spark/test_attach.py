@@ -17,6 +17,8 @@ from sparkis import AttachedState
 from tests.golden_checkpoints import NEWEST, unpack
 from tests.spark.attaching import SCHEMA, Attach, attached, rocksdb, shown
 from tests.spark.micro_batches import Batches, Settings, start
+from tests.unit.state_backend.attach.following import JOB
+from tests.unit.state_backend.attach.following import shown as in_log
 
 __all__ = ["attached"]
 
@@ -123,6 +125,20 @@ def test_both_readers_show_the_same_state_of_real_time_mode(
         assert attached(checkpoint=checkpoint, job=job, reader=reader, states=[state]).wait(timeout_s=WAIT_S_MAX)
         found.append({key.removeprefix(job): value for key, value in shown(client, job).items()})
     assert found[0] == found[1] and len(found[0]) > 3
+
+
+@pytest.mark.slow
+def test_both_readers_keep_the_bytes_of_texts_that_are_not_utf8(attached: Attach, tmp_path: Path):
+    checkpoint = unpack(NEWEST, "hdfs-not-utf8", tmp_path / "checkpoint")
+    state = AttachedState(columns={"place": "concat('at-', text)"}, value=("max", "_1", "_3"))
+    found = []
+    for reader in ("files", "spark"):
+        log = tmp_path / reader
+        attachment = attached(checkpoint=checkpoint, job=JOB, log=log, reader=reader, states=[state])
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
+        found.append(in_log(log))
+    assert found[0] == found[1]
+    assert found[0][b"j:aggregation:\xe90:at-\xe90"][b"max"] == b"\xe90"
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.frames import LZ4_HEADER
 from state_backend.model.errors import (
+    CheckpointDamagedError,
     CheckpointError,
     CheckpointFormatError,
     PurgedVersionError,
@@ -137,8 +139,34 @@ def test_damaged_files_are_an_error_or_other_rows(job: str, times: int, tmp_path
             read_all(folder)
         except CheckpointError as error:
             assert str(folder) in str(error)
+            assert "checksum" in str(error) or "CRC" in str(error) or "new checkpoint" not in str(error)
         path.write_bytes(saved)
     assert read_all(folder) > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "kept", "is_damaged"),
+    [
+        ("state/0/1/5.delta", slice(None), True),
+        ("state/0/1/5.delta", slice(-1), False),
+        ("state/0/1/5.delta", slice(0), False),
+        ("state/0/0/_metadata/schema", slice(-1), False),
+        ("offsets/4", slice(-100), False),
+    ],
+    ids=["flipped", "shorter", "empty", "schema", "offsets"],
+)
+def test_only_a_checksum_that_does_not_match_advises_a_new_checkpoint(
+    folder: Path, file: str, kept: slice, is_damaged: bool
+) -> None:
+    content = bytearray((folder / file).read_bytes())
+    if is_damaged:
+        content[LZ4_HEADER.size + 3] ^= 1  # in the data of the first block
+    (folder / file).write_bytes(content[kept])
+    with pytest.raises(CheckpointFormatError) as raised:
+        read_all(folder)
+    assert isinstance(raised.value, CheckpointDamagedError) == is_damaged
+    assert ("start the query on a new checkpoint" in str(raised.value)) == is_damaged
+    assert ("If the query runs on with it, the file is whole" in str(raised.value)) != is_damaged
 
 
 def test_a_moved_checkpoint_is_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,13 @@ from state_backend.checkpoint import snapshots
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.snapshots import read_snapshot_zip
-from state_backend.model.errors import CheckpointError, CheckpointFormatError, PurgedVersionError
-from tests.golden_checkpoints import NEWEST, unpack
+from state_backend.model.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointFormatError,
+    PurgedVersionError,
+)
+from tests.golden_checkpoints import NEWEST, plain, unpack
 
 JOB = "rocksdb-no-changelog"
 ZIP = "state/0/1/5.zip"
@@ -31,6 +37,12 @@ def rows(folder: Path) -> int:
     checkpoint = Checkpoint.at(str(folder))
     [store] = checkpoint.layout(4).stores
     return sum(batch.num_rows for _, batch in store.whole([1], 4))
+
+
+def contents(folder: Path) -> list[list[Any]]:
+    checkpoint = Checkpoint.at(str(folder))
+    [store] = checkpoint.layout(4).stores
+    return [plain(batch.column(name)) for _, batch in store.whole([1], 4) for name in ("key", "value")]
 
 
 def changed(content: bytes, *, name: str = "", body: bytes = b"", described: object = None) -> bytes:
@@ -180,20 +192,31 @@ def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
         rows(folder)
 
 
-def test_flipped_bits_are_an_error_or_other_rows(folder: Path) -> None:
-    expected = rows(folder)
-    files = [folder / ZIP, *sorted((folder / "state/0/1/SSTs").iterdir())]
-    chance = random.Random(JOB)
-    for _ in range(12):
-        path = chance.choice(files)
+def test_checksums_of_a_zip_and_of_rocksdb_that_do_not_match_are_damage(folder: Path) -> None:
+    [file] = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
+    crc_at = (folder / ZIP).read_bytes().index(b"PK\x01\x02") + 16  # of the first member, in the list of members
+    for path, at, message in ((folder / ZIP, crc_at, "Bad CRC-32"), (folder / file.path, 3, "checksum mismatch")):
         content = path.read_bytes()
-        flipped = bytearray(content)
-        for _ in range(8):
-            flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
-        path.write_bytes(flipped)
-        try:
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CheckpointDamagedError, match=f"5.zip is damaged.*{message}.*on a new checkpoint"):
             rows(folder)
-        except CheckpointError as error:
-            assert str(folder) in str(error)
         path.write_bytes(content)
-    assert rows(folder) == expected
+
+
+def test_flipped_bits_are_an_error_or_the_same_rows(folder: Path) -> None:
+    """Also in a block that ends an iteration of RocksDB early."""
+    expected = contents(folder)
+    zip_file = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip")
+    chance = random.Random(JOB)
+    for path in (folder / ZIP, *(folder / each.path for each in zip_file.shared)):
+        content = path.read_bytes()
+        for at in range(0, len(content), 128):
+            flipped = bytearray(content)
+            flipped[min(at + chance.randrange(128), len(content) - 1)] ^= 1 << chance.randrange(8)
+            path.write_bytes(flipped)
+            try:
+                assert contents(folder) == expected, (path, at)
+            except CheckpointError as error:
+                assert str(folder) in str(error)
+        path.write_bytes(content)
+    assert contents(folder) == expected
