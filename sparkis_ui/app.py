@@ -49,7 +49,7 @@ class Pages:
             lstrip_blocks=True,
         )
         filters: list[Callable[..., Any]] = [text.shown, text.number, text.short, text.size]
-        filters += [text.duration, text.countdown, text.clock, text.reply]
+        filters += [text.duration, text.countdown, text.clock]
         self._environment.filters |= {each.__name__: each for each in filters}
         self._environment.globals |= {
             "link": text.link,

@@ -108,14 +108,6 @@ def numeric(data: bytes | str) -> float | None:
     return value if value - value == 0 else None
 
 
-def reply(text: str) -> str:
-    """Return the value of a shown reply of RESP: of a bulk string, or nil; any other reply unchanged."""
-    if text in (r"$-1\x0d\x0a", r"_\x0d\x0a"):
-        return shown(None)
-    found = re.fullmatch(r"\$\d+\\x0d\\x0a(.*?)(?:\\x0d\\x0a)?", text)
-    return found[1] if found else text
-
-
 def rounded(data: bytes) -> str:
     """Return a value as text; of a number with many digits only those that a reader takes in at a look."""
     value = numeric(data) if len(data) > DIGITS_READ else None

@@ -108,11 +108,11 @@ def _shadow(options: argparse.Namespace, reply: Any) -> str:
     for row in reply:
         before, after = ([str(row[name]) for name in names] for names in (COUNTS, MORE_COUNTS))
         rows.append((row["rule"], *before, *(_lags_text(row, side) for side in SIDES), *after))
-    samples = [("RULE", "OUTCOME", "KEY", "UPSTREAM", "STATE", "EPOCH", "AGE", "BEHIND")]
+    samples = [("RULE", "OUTCOME", "COMMAND", "UPSTREAM", "STATE", "EPOCH", "AGE", "BEHIND")]
     for row in reply:
         for each in row["samples"]:
             epoch = "-" if each["epoch"] is None else str(each["epoch"])
-            values = (each["outcome"].replace("_", " "), each["key"], repr(each["upstream"]), repr(each["state"]))
+            values = (each["outcome"].replace("_", " "), each["command"], each["upstream"], each["state"])
             samples.append((row["rule"], *values, epoch, _seconds(each["age_ms"]), _lag_text(each)))
     return table(rows) + (f"\n\n{table(samples)}" if len(samples) > 1 else "")
 

@@ -35,7 +35,7 @@ from resp_server.swap.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Shadowed
 from resp_server.upstream.rules import Owner, Rule, Rules
-from resp_server.upstream.shadow_compare import Outcome, outcome_of
+from resp_server.upstream.shadow_compare import Outcome, outcome_of, shown_replies, shown_request
 from resp_server.upstream.upstream import Upstream
 
 # Comparisons that run, or wait for a retry. Further reads are not compared (guess).
@@ -49,7 +49,6 @@ COUNTS_AFTER_S = 1.0
 # The last retry of a difference that counts (guess: a slow job's micro-batches), and how many are followed until then.
 LAST_RETRY_S = 64.0
 FOLLOWED_MAX = 64
-SAMPLE_BYTES_MAX = 256
 UPSTREAM, STATE = 0, 1
 # The error that depends on the value only, so it is compared like a value.
 WRONG_TYPE = b"-WRONGTYPE "
@@ -321,8 +320,10 @@ class Comparison(ReplySink):
             self._counts.outcomes[outcome] += 1
 
     def _difference(self, outcome: Outcome, now: _Replies) -> Difference:
-        upstream, state = (each[:SAMPLE_BYTES_MAX] for each in (now.upstream, now.state))
-        return Difference(outcome, self._shadowed.key, upstream, state, now.epoch, time.monotonic())
+        read = self._shadowed
+        upstream, state = shown_replies(read.name, now.upstream, now.state, read.rule.tolerance)
+        command = shown_request(read.upstream_request)
+        return Difference(outcome, read.key, command, upstream, state, now.epoch, time.monotonic())
 
     def _retry_later(self, first: _Replies) -> None:
         pause_s = first.at_s + self._next_s - time.monotonic()

@@ -24,15 +24,17 @@ class Lag(NamedTuple):
 
 @dataclass
 class Difference:
-    """A difference. epoch: that of the key's job in the state's reply; None: unknown. taken_s: monotonic.
+    """A difference. command: the read of the key. epoch: that of the key's job in the state's reply; None: unknown.
 
-    lag: how far the side was behind that caught up later; None: none has caught up yet.
+    upstream, state: the values, or what differs of them. taken_s: monotonic. lag: how far the side was behind that
+    caught up later; None: none has caught up yet.
     """
 
     outcome: Outcome
     key: bytes
-    upstream: bytes
-    state: bytes
+    command: str
+    upstream: str
+    state: str
     epoch: int | None
     taken_s: float
     lag: Lag | None = None
@@ -43,8 +45,9 @@ class Difference:
         return {
             b"outcome": self.outcome.value.encode(),
             b"key": self.key,
-            b"upstream": self.upstream,
-            b"state": self.state,
+            b"command": self.command.encode(),
+            b"upstream": self.upstream.encode(),
+            b"state": self.state.encode(),
             b"epoch": self.epoch,
             b"age_ms": int((now_s - self.taken_s) * 1000),
             b"behind": None if lag is None else lag.side.encode(),

@@ -1,7 +1,8 @@
-"""Compares the upstream's reply about a key with the state's. Pure."""
+"""Compares the upstream's reply about a key with the state's, and shows in what they differ. Pure."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -24,8 +25,11 @@ NEVER_COMPARED = frozenset(
 # In RESP2, fields and values alternate.
 PAIRS = frozenset(["hgetall"])
 UNORDERED = frozenset(["hkeys", "hvals", "smembers"])
+# A sample has so many characters of a request, and of each side's value.
+SHOWN_CHARS_MAX = 160
 # Python reads these in numbers, other programs do not.
 NOT_IN_NUMBERS = re.compile(rb"[_\s]")
+PLAIN_ARGUMENT = re.compile(rb"[!#-&(-\[\]-~]+")
 
 
 class Outcome(Enum):
@@ -66,6 +70,58 @@ def value_in(name: str, reply: bytes) -> Any:
     if name in PAIRS and is_flat and len(value) % 2 == 0:
         return dict(zip(value[::2], value[1::2], strict=True))
     return sorted(value, key=repr) if name in UNORDERED and isinstance(value, (list, set)) else value
+
+
+def shown_request(request: Sequence[bytes]) -> str:
+    """Return a request as a user types it: arguments with spaces, quotes or other bytes are quoted."""
+    words = (word.decode() if PLAIN_ARGUMENT.fullmatch(word) else _quoted(word) for word in request[:SHOWN_CHARS_MAX])
+    return _cut(" ".join(words))
+
+
+def shown_replies(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> tuple[str, str]:
+    """Return the values in two different replies as texts: what differs of two hashes, sets or lists."""
+    first, second = value_in(name, upstream), value_in(name, state)
+    prefix = ""
+    if isinstance(first, dict) and isinstance(second, dict):
+        equal = {each for each in first.keys() & second.keys() if _are_equal(first[each], second[each], tolerance)}
+        first, second = ({each: value[each] for each in value if each not in equal} for value in (first, second))
+    elif name in UNORDERED and _is_row(first) and _is_row(second):
+        first, second = [each for each in first if each not in second], [each for each in second if each not in first]
+    elif _is_row(first) and _is_row(second):
+        pairs = enumerate(zip(first, second, strict=False))
+        at = next((at for at, each in pairs if not _are_equal(*each, tolerance)), min(len(first), len(second)))
+        first, second = first[at:], second[at:]
+        prefix = f"from element {at} on: " if at else ""
+    return _cut(prefix + _shown(first)), _cut(prefix + _shown(second))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(nil)"
+    if isinstance(value, bytes):
+        return _quoted(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_shown(name)}: {_shown(each)}" for name, each in value.items()) + "}"
+    if _is_row(value) or isinstance(value, set):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return str(value)  # a number, or an error
+
+
+def _quoted(word: bytes) -> str:
+    """Return bytes in quotes: as text, or each other byte as \\xff if they are no printable text."""
+    try:
+        text = word.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text.isprintable() and (text or not word):
+        return json.dumps(text, ensure_ascii=False)
+    return (
+        '"' + "".join(chr(each) if 32 <= each < 127 and each not in b'"\\' else f"\\x{each:02x}" for each in word) + '"'
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 3] + "..."
 
 
 def _are_equal(first: Any, second: Any, tolerance: float | None) -> bool:

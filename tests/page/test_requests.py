@@ -326,7 +326,7 @@ def test_a_proxy_shows_its_servers_and_what_it_compares(tmp_path: Path) -> None:
         client = stack.enter_context(httpx.Client(base_url=url, timeout=WAIT_S_MAX))
         shadow = eventually(
             lambda: client.get("/shadow").text,
-            lambda found: ">an old copy<" in found and ">only there<" in found,
+            lambda found: "&#34;an old copy&#34;" in found and "&#34;only there&#34;" in found,
             "the differences",
         )
         assert "speeds" in shadow and "job:speed:3" in shadow

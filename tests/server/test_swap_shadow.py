@@ -70,11 +70,17 @@ def test_the_client_gets_the_upstreams_reply_and_differences_are_counted(
     samples = {each["key"]: each for each in found["samples"]}
     assert samples.keys() == {"job:speed:3", "job:speed:5", ABSENT.decode()}
     sample = samples["job:speed:3"]
-    assert OLD.decode() in sample["upstream"] and "30" in sample["state"] and sample["outcome"] == "different"
+    assert [sample[name] for name in ("command", "upstream", "state")] == [
+        "GET job:speed:3",
+        f'"{OLD.decode()}"',
+        '"30"',
+    ]
+    assert sample["outcome"] == "different" and samples["job:speed:5"]["upstream"] == "(nil)"
     assert sample["epoch"] == 0 and sample["age_ms"] >= 0
     assert [shadow(swap, "board")[name] for name in counts[:4]] == [1, 0, 0, 1]
     shown = sparkis(swap.proxy, "shadow").stdout
     assert "speeds  6         3      1" in shown and "missing in state" in shown
+    assert f'speeds  different            GET job:speed:3       "{OLD.decode()}"' in shown and "\\r\\n" not in shown
     assert "rule=speeds,compared=6,equal=3,different=1" in swap.info()["shadow0"]
     assert client.call("SET", "job:speed:1", "11").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"11"
 

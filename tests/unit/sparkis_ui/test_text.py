@@ -46,22 +46,6 @@ def test_numbers_have_separators_and_the_decimals_that_they_need(value: float | 
 
 
 @pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        (b"$11\r\nan old copy\r\n", "an old copy"),
-        (b"$6\r\na\r\nb\r\n\r\n", r"a\x0d\x0ab\x0d\x0a"),
-        (b"$0\r\n\r\n", ""),
-        (b"$500\r\n" + b"x" * 300, "x" * 194 + " …"),
-        (b"$-1\r\n", "(nil)"),
-        (b"_\r\n", "(nil)"),
-        (b"-WRONGTYPE no\r\n", r"-WRONGTYPE no\x0d\x0a"),
-    ],
-)
-def test_a_reply_of_the_protocol_is_shown_as_its_value(raw: bytes, shown: str) -> None:
-    assert text.reply(text.shown(raw, 200)) == shown
-
-
-@pytest.mark.parametrize(
     ("data", "shown"),
     [
         (b"1526720", "1526720"),

@@ -7,7 +7,14 @@ import pytest
 from resp_server.command_table.facts import Facts
 from resp_server.protocol.replies import Reply, encode
 from resp_server.upstream.rules import RulesError, parse_rules
-from resp_server.upstream.shadow_compare import Outcome, is_comparable, outcome_of
+from resp_server.upstream.shadow_compare import (
+    SHOWN_CHARS_MAX,
+    Outcome,
+    is_comparable,
+    outcome_of,
+    shown_replies,
+    shown_request,
+)
 
 EQUAL, DIFFERENT = Outcome.EQUAL, Outcome.DIFFERENT
 
@@ -59,3 +66,45 @@ def test_a_shadow_says_how_it_compares() -> None:
     for wrong in ("1", '"number"', '"number:-1"', '"number:1e999"', '"json"'):
         with pytest.raises(RulesError, match=r'compare is .*; it must be "exact", or such as "number:1e-9"'):
             parse_rules(row.format("shadow", wrong), "")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize(
+    ("name", "upstream", "state", "expected"),
+    [
+        ("get", b"an old copy", b"30", ('"an old copy"', '"30"')),
+        ("get", None, b"", ("(nil)", '""')),
+        ("get", 'gr\u00fc\u00df "x"'.encode(), b"\xff\n", ('"gr\u00fc\u00df \\"x\\""', r'"\xff\x0a"')),
+        ("get", b"\\xff", b"\xff", (r'"\\xff"', r'"\xff"')),
+        ("hlen", 3, 4, ("3", "4")),
+        ("hmget", [b"1", None], [b"1", b"2"], ("from element 1 on: [(nil)]", 'from element 1 on: ["2"]')),
+        ("lrange", [b"1"], [b"1", b"2"], ("from element 1 on: []", 'from element 1 on: ["2"]')),
+        ("smembers", [b"a", b"b"], [b"c", b"b"], ('["a"]', '["c"]')),
+    ],
+)
+def test_a_difference_is_shown_by_values(
+    protocol: int, name: str, upstream: Reply, state: Reply, expected: tuple[str, str]
+) -> None:
+    assert shown_replies(name, encode(upstream, protocol), encode(state, protocol)) == expected
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_only_the_fields_that_differ_are_shown_of_a_hash(protocol: int) -> None:
+    same = {b"f%d" % number: b"%d.0" % number for number in range(500)}
+    upstream: Reply = {**same, b"kmh": b"29", b"old": b"1"}
+    state: Reply = {**{name: value[:-2] for name, value in same.items()}, b"kmh": b"30", b"new": b"2"}
+    texts = shown_replies("hgetall", encode(upstream, protocol), encode(state, protocol), 1e-9)
+    assert texts == ('{"kmh": "29", "old": "1"}', '{"kmh": "30", "new": "2"}')
+
+
+def test_what_is_shown_is_short_and_an_error_is_its_text() -> None:
+    error = b"-WRONGTYPE Operation against a key\r\n"
+    long, shown = shown_replies("get", encode(b"x" * 10_000, 2), error)
+    assert len(long) == SHOWN_CHARS_MAX and long.startswith('"xxx') and long.endswith("...")
+    assert shown == "WRONGTYPE Operation against a key"
+
+
+def test_a_read_is_shown_as_it_is_typed() -> None:
+    assert shown_request([b"HGET", b"job:city:{7}", b"the name"]) == 'HGET job:city:{7} "the name"'
+    assert shown_request([b"GET", b"", b"\xff", b'a"b']) == r'GET "" "\xff" "a\"b"'
+    assert len(shown_request([b"MGET", *[b"key"] * 10_000])) == SHOWN_CHARS_MAX
