@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from state_backend.log.epochs import NEWEST_FORMAT, with_checksum
+from state_backend.log.checked_json import with_checksum
+from state_backend.log.epochs import NEWEST_FORMAT
 from tests.golden_checkpoints import GOLDEN
 
 RELEASES = sorted(path.name for path in GOLDEN.glob("sparkis-*.tar.xz"))

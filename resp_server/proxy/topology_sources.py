@@ -6,7 +6,6 @@ The proxy uses the newest topology, from a source or from a server. If a source 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,6 +19,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import reason_of
 from resp_server.proxy.state_cluster import StateCluster
+from state_backend.log.checked_json import checked_object
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError
 
@@ -113,7 +113,7 @@ class LogSource(ProxyTopologySource):
 
     def _take(self, stored: bytes) -> None:
         try:
-            record = json.loads(stored)
+            record = checked_object(stored)
             if record["topology"] is not None:  # None: no server has registered yet
                 self.cluster.apply_topology(Topology.of_json(record["topology"]), RECORD, int(record["term"]))
         except (ValueError, KeyError, TypeError, TopologyError) as error:

@@ -1,7 +1,7 @@
 """The record of a registry under the log's root: servers find the registry by it, and the next registry starts from it.
 
     registry.json   {"format": 1, "sparkis": "0.1.0", "term": 3, "address": "10.0.0.1:7377", "replicas": 1,
-                     "topology": {...} or null}
+                     "topology": {...} or null, "checksum": ...}
 
 Of two registries the one of the lower term ends when it reads the other's record. Two of the same term, which started
 together, differ in their addresses. Reading and writing may take long: never on the event loop's thread.
@@ -9,12 +9,11 @@ together, differ in their addresses. Reading and writing may take long: never on
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
+from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import LogCorruptError, NewerFormatError, SparkisError
 from state_backend.model.formats import WRITER, check_format
@@ -42,7 +41,7 @@ class Record:
     def parse(cls, stored: bytes, where: str) -> Record:
         """Read a record; LogCorruptError, NewerFormatError."""
         try:
-            fields: Any = json.loads(stored)
+            fields = checked_object(stored)
             check_format(fields, FORMAT, where)
             topology = None if fields["topology"] is None else Topology.of_json(fields["topology"])
             return cls(int(fields["term"]), str(fields["address"]), int(fields["replicas"]), topology)
@@ -55,7 +54,7 @@ class Record:
         """Return the JSON that `parse` reads."""
         topology = None if self.topology is None else self.topology.to_json()
         fields = {"term": self.term, "address": self.address, "replicas": self.replicas, "topology": topology}
-        return json.dumps({"format": FORMAT, **WRITER, **fields}, indent=1).encode() + b"\n"
+        return with_checksum({"format": FORMAT, **WRITER, **fields}, indent=1)
 
 
 def read_record(filesystem: Filesystem) -> Record | None:

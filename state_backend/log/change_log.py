@@ -136,7 +136,7 @@ class JobLog:
         stored = self.filesystem.read(path)
         if stored is None:
             return None
-        epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+        epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}", number)
         return epoch if self._is_in_chain(current, epoch, self.terms.newest()) else None
 
     def _is_in_chain(self, current: CurrentGeneration, epoch: Epoch, newest: Term | None) -> bool:
@@ -155,14 +155,15 @@ class JobLog:
 
         In an object store all are read at once; then their change files of some slots, for the next calls of `runs`.
         """
-        paths = [f"{self.job}/{current.generation}/epochs/{number + each}.json" for each in range(count)]
+        numbers = range(number, number + count)
+        paths = [f"{self.job}/{current.generation}/epochs/{each}.json" for each in numbers]
         found: list[Epoch] = []
         contents = self.filesystem.at_once([partial(self.filesystem.read, path) for path in paths])
-        for path, stored in zip(paths, contents, strict=True):
+        for each, path, stored in zip(numbers, paths, contents, strict=True):
             if stored is None:
                 break
             try:
-                found.append(Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}"))
+                found.append(Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}", each))
             except LogCorruptError:
                 if not found:
                     raise
@@ -240,7 +241,7 @@ class JobLog:
             stored = self.filesystem.read(path)
             if stored is not None and number not in self.damaged_snapshots:
                 try:
-                    manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+                    manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}", number)
                 except LogCorruptError as error:
                     self.damaged_snapshots.add(number)
                     logger.warning("job %s: %s; the snapshot before it is used", self.job, error)

@@ -17,7 +17,7 @@
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
     state_bytes         only in a snapshot: the bytes of each state (see `state_bytes`); older versions do not write it
-    checksum            CRC32 of the object without this field
+    checksum            see `checked_json`
 
 `runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range can skip
 the others. Changes are applied in this order: files, then inline. Two changes of one key are in different files or
@@ -26,13 +26,12 @@ streams only if their order does not matter (`duplicates="any"`).
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zlib import crc32
 
+from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.formats import WRITER, check_format
 from state_backend.model.key_groups import ALL, KeyGroups
@@ -164,16 +163,18 @@ class Epoch:
         return with_checksum(content)
 
     @classmethod
-    def from_bytes(cls, stored: bytes, path: str) -> Epoch:
-        """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError."""
+    def from_bytes(cls, stored: bytes, path: str, number: int | None = None) -> Epoch:
+        """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError.
+
+        number: the epoch in the file's path.
+        """
         try:
-            content = json.loads(stored)
-            checksum = content.pop("checksum")
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise LogCorruptError(f"{path} is not a complete epoch file; restore it from a copy of the log") from None
-        if checksum != crc32(_checked_text(content)):
-            raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
+            content = checked_object(stored, needs_checksum=True)
+        except ValueError as damage:
+            raise LogCorruptError(f"{path} {damage}; restore it from a copy of the log") from None
         check_format(content, NEWEST_FORMAT, path)
+        if number not in (None, content["epoch"]):
+            raise LogCorruptError(f"{path} is the file of epoch {content['epoch']}; restore it from a copy of the log")
         previous = content["previous"]
         return cls(
             epoch=content["epoch"],
@@ -193,17 +194,6 @@ class Epoch:
             slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
             state_bytes=content.get("state_bytes"),
         )
-
-
-def with_checksum(content: dict[str, Any]) -> bytes:
-    """Return the file of an object that has no checksum yet."""
-    text = _checked_text(content)
-    return b'%b, "checksum": %d}\n' % (text[:-1], crc32(text))
-
-
-def _checked_text(content: dict[str, Any]) -> bytes:
-    """Return the text that the checksum is of."""
-    return json.dumps(content, sort_keys=True).encode()
 
 
 def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:

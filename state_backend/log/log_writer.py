@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
@@ -20,6 +19,7 @@ from state_backend.codec import packed_sorted, selections
 from state_backend.codec.reductions import check_change, reduction_of
 from state_backend.log import branch, promotion
 from state_backend.log.change_log import ChangeLog, current_of
+from state_backend.log.checked_json import with_checksum
 from state_backend.log.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
 from state_backend.log.evolution import check_evolution
 from state_backend.log.filesystems import Filesystem
@@ -440,7 +440,7 @@ class LogWriter:
         }
         heartbeat |= {"is_final": True} if is_final else {}
         path = self.log.terms.heartbeat_path(self._claim.term)
-        self._filesystem.replace(path, json.dumps(heartbeat).encode(), is_durable=False)
+        self._filesystem.replace(path, with_checksum(heartbeat), is_durable=False)
         self._last_status, self._heartbeat_due_s = status, now_s + interval_s - 1.0
         return True
 

@@ -8,12 +8,12 @@ generation's writer creates the file, or a person does with `sparkis promote`. A
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
+from state_backend.log.checked_json import with_checksum
 from state_backend.log.epochs import FORMAT, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.clock import now_ms
@@ -52,7 +52,7 @@ def since_ms(log: JobLog, generation: str) -> int:
 def make_visible(log: JobLog, current: CurrentGeneration, reason: str) -> bool:
     """Make a generation visible to readers; False if it was visible before."""
     content = {"format": FORMAT, **WRITER, "reason": reason, "clock_ms": now_ms()}
-    return log.filesystem.create(log.promotion_path(current.generation), json.dumps(content).encode() + b"\n")
+    return log.filesystem.create(log.promotion_path(current.generation), with_checksum(content))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,18 +15,21 @@ This module reads; `takeover` claims, voids and begins.
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_ORDERS, FORMAT_WITH_SETS, NEWEST_FORMAT
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.formats import WRITER, check_format
 from state_backend.model.generations import first_term
+
+logger = logging.getLogger("sparkis.log")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Claim:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        return json.dumps({"format": FORMAT, **WRITER} | asdict(self)).encode() + b"\n"
+        return with_checksum({"format": FORMAT, **WRITER} | asdict(self))
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ class Term:
             content["is_held_back"] = True
         if self.renamed_to is not None:
             content["renamed_to"] = self.renamed_to
-        return json.dumps(content, indent=1).encode() + b"\n"
+        return with_checksum(content, indent=1)
 
 
 class Terms:
@@ -165,6 +168,7 @@ class Terms:
         self.filesystem = filesystem
         self.job = job
         self._cached: tuple[int, Term | None] = (0, None)  # the last term read, and the newest begun one
+        self._damaged_heartbeat = 0  # the term whose heartbeat was reported as damaged
 
     def claim_path(self, term: int) -> str:
         """Return the path of a claim, relative to the log's root."""
@@ -244,6 +248,7 @@ class Terms:
             return None
         check_format(stored, NEWEST_FORMAT, f"{self.filesystem.root}/{path}")
         with _damage_reported(self.filesystem, path):
+            _check_number(stored["term"], number)
             has_states = "generation" in stored
             return Term(
                 stored["term"],
@@ -264,6 +269,7 @@ class Terms:
         check_format(stored, NEWEST_FORMAT, f"{self.filesystem.root}/{path}")
         known = {field.name for field in fields(Claim)}
         with _damage_reported(self.filesystem, path):
+            _check_number(stored["term"], number)
             return Claim(**({name: value for name, value in stored.items() if name in known} | {"term": number}))
 
     def last_claim(self) -> Claim | None:
@@ -280,20 +286,32 @@ class Terms:
         return self.filesystem.size(self.swept_path(generation)) is not None
 
     def heartbeat(self, number: int) -> dict[str, Any]:
-        """Return the last heartbeat of a term's writer (see `LogWriter.send_heartbeat`); empty if there is none."""
+        """Return the last heartbeat of a term's writer (see `LogWriter.send_heartbeat`); empty if there is none.
+
+        A damaged one counts as none, so readers see the job as stale: a crash of the machine may truncate the file.
+        """
         try:
             return read_json(self.filesystem, self.heartbeat_path(number)) or {}
-        except LogCorruptError:  # not durable: a crash of the machine may truncate it
+        except LogCorruptError as damage:
+            if number != self._damaged_heartbeat:
+                logger.warning("job %s: %s; until the next heartbeat its writer counts as stopped", self.job, damage)
+            self._damaged_heartbeat = number
             return {}
 
 
 def read_json(filesystem: Filesystem, path: str) -> dict[str, Any] | None:
-    """Return a file's JSON object, or None if there is no such file."""
+    """Return a file's JSON object without its checksum, or None if there is no such file; LogCorruptError."""
     stored = filesystem.read(path)
     if stored is None:
         return None
     with _damage_reported(filesystem, path):
-        return dict(json.loads(stored))
+        return checked_object(stored)
+
+
+def _check_number(stored: int, number: int) -> None:
+    """Raise ValueError if the number in a file is not the one in its name."""
+    if stored != number:
+        raise ValueError(f"is the file of number {stored}")
 
 
 @contextmanager
@@ -301,7 +319,9 @@ def _damage_reported(filesystem: Filesystem, path: str) -> Iterator[None]:
     """Raise LogCorruptError, with the file's path, if the block fails because of damaged content."""
     try:
         yield
-    except (ValueError, KeyError, TypeError):
+    except ValueError as damage:
+        raise LogCorruptError(f"{filesystem.root}/{path} {damage}; restore it from a copy of the log") from None
+    except (KeyError, TypeError):
         raise LogCorruptError(
             f"{filesystem.root}/{path} is not what a writer wrote; restore it from a copy of the log"
         ) from None

@@ -33,7 +33,8 @@ from state_backend.apply.compactor import (
 from state_backend.apply.replay import read_snapshot
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import ChangeFile, Epoch, with_checksum
+from state_backend.log.checked_json import with_checksum
+from state_backend.log.epochs import ChangeFile, Epoch
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter

@@ -17,7 +17,8 @@ from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import Epoch, with_checksum
+from state_backend.log.checked_json import with_checksum
+from state_backend.log.epochs import Epoch
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from state_backend.log.checked_json import with_checksum
 from state_backend.log.epochs import (
     ChangeFile,
     Epoch,
@@ -14,7 +15,6 @@ from state_backend.log.epochs import (
     runs_in,
     slots_of_run,
     to_stream,
-    with_checksum,
 )
 from state_backend.model.errors import LogCorruptError, NewerFormatError
 from state_backend.model.key_groups import KeyGroups

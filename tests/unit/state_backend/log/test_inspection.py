@@ -150,7 +150,7 @@ def test_a_damaged_job_is_an_error_among_the_others(log: Path, capsys: pytest.Ca
     assert main(["inspect", str(log), "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["job"], first["epochs"], "error" in first) == ("a", {"first": 2, "last": 2, "count": 1}, False)
-    assert "2.json is not a complete epoch file" in second["error"]
+    assert "2.json is not a complete file of a log" in second["error"]
 
 
 def test_what_is_not_there_is_named(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -216,7 +217,9 @@ def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:
 def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:
     publish(tmp_path, range(2))
     (tmp_path / "job" / "q.2" / "epochs").mkdir(parents=True)
-    (tmp_path / "job" / "terms" / "2.claim").write_bytes((tmp_path / "job" / "terms" / "1.claim").read_bytes())
+    claimed = ChangeLog(tmp_path).job("job").terms.claim(1)
+    assert claimed is not None
+    (tmp_path / "job" / "terms" / "2.claim").write_bytes(replace(claimed, term=2).to_bytes())
     publish(tmp_path, range(2, 3))
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     assert not (tmp_path / "job" / "q.2").exists()
