@@ -38,7 +38,7 @@ from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, releas
 from resp_server.net.isolated import isolated
 from resp_server.net.unread import unread_bytes
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
-from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
+from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 
@@ -573,6 +573,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Answer requests for one turn, and send all its replies together."""
         self._next_turn = None
         server, session = self._server_context, self.session
+        session.is_paused = False  # first: where this turn ends the pause, each paused client gets another turn
         if self._transport.is_closing() or (server.paused_until_ms and self._wait_for_unpause()):
             return
         now_ns = perf_counter_ns()
@@ -606,16 +607,17 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
         has_more, ends_ns = True, self._turn_ends_ns
-        is_paused = self._server_context.paused_until_ms
+        is_paused = self._server_context.pauses_all
         while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_more = self._advance(out)
-            is_paused = self._server_context.paused_until_ms
+            is_paused = self._server_context.pauses_all
         return has_more
 
     def _wait_for_unpause(self) -> bool:
-        """Wait for the end of a CLIENT PAUSE, unless a reply is unfinished; return whether the client waits."""
+        """Wait while CLIENT PAUSE delays all requests, unless a reply is unfinished; return whether it waits."""
         left_ms = self._server_context.pause_remaining_ms()
-        self.session.is_paused = left_ms > 0 and self._stream is None and self._pending is None
+        is_between = self._stream is None and (self._pending is None or isinstance(self._pending, Retry))
+        self.session.is_paused = left_ms > 0 and self._server_context.pauses_all and is_between
         if self.session.is_paused:
             self.is_idle = False
             self._set_reading(False)
@@ -757,6 +759,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
         Reading continues meanwhile, up to one buffer: most clients send nothing, and pausing costs a system call.
         """
         self._pending = pending
+        self.session.is_paused = isinstance(pending, PausedWrite)
+        if self._next_turn is not None:
+            self._next_turn.cancel()  # a second turn would take the reply before it has come
         if pending.is_resolved:
             self._next_turn = self._loop.call_soon(self._turn)
         else:

@@ -264,16 +264,15 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
         raise PlainError("timeout is not an integer or out of range") from None
     if timeout_ms < 0:
         raise PlainError("timeout is negative")
-    if mode.upper() == b"WRITE":
-        return OK  # writes are refused whether they are paused or not
     until_ms = min(context.server.clock() + timeout_ms, INTEGER_MAX)
-    return context.server.gather(pause_clients, until_ms, lambda responses: OK)
+    pause = {"until_ms": until_ms, "is_for_writes": mode.upper() == b"WRITE"}
+    return context.server.gather(pause_clients, pause, lambda responses: OK)
 
 
 @peer_query("pause clients")
-def pause_clients(server: ServerContext, until_ms: int) -> None:
-    """Pause all clients of this process until a time."""
-    server.pause(until_ms)
+def pause_clients(server: ServerContext, pause: Mapping[str, Any]) -> None:
+    """Pause all clients of this process, or their writes only, until a time."""
+    server.pause(pause["until_ms"], is_for_writes=pause["is_for_writes"])
 
 
 @command("client|unpause")

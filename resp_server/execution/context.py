@@ -129,6 +129,7 @@ class ServerContext:
         self.slow_requests = SlowRequests(self)
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
+        self.pauses_writes_only = False
         self.loading_waits = LoadingWaits(self)
         self.histories = Histories()
         self.update_observation()
@@ -187,16 +188,22 @@ class ServerContext:
             if session.is_observed != is_observed:
                 session.set_observed(is_observed)
 
-    def pause(self, until_ms: int) -> None:
-        """Pause all clients until this time; an earlier, longer pause stays."""
+    def pause(self, until_ms: int, *, is_for_writes: bool = False) -> None:
+        """Pause all clients until this time, or their writes only. As in Redis, an earlier pause is never shortened."""
+        self.pauses_writes_only = is_for_writes and (self.pauses_writes_only or not self.pause_remaining_ms())
         self.paused_until_ms = max(self.paused_until_ms, until_ms)
         self.update_observation()
 
     def unpause(self) -> None:
         """End the pause."""
-        self.paused_until_ms = 0
+        self.paused_until_ms, self.pauses_writes_only = 0, False
         self.update_observation()
         self.clients.resume()
+
+    @property
+    def pauses_all(self) -> bool:
+        """Tell whether CLIENT PAUSE delays all requests, not only writes."""
+        return self.paused_until_ms > 0 and not self.pauses_writes_only
 
     def pause_remaining_ms(self) -> int:
         """Return how long the pause lasts; 0: there is none."""

@@ -49,7 +49,7 @@ from resp_server.protocol.errors import (
     cluster_is_static,
     reply_error_of,
 )
-from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, encode
+from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
@@ -79,6 +79,8 @@ HTTP_WORDS = (b"post", b"host:")
 # A reply that is not complete yet: it is encoded in steps, or pending.
 IncompleteReply = Sliced | Pending | ExecRunner
 
+# CLIENT PAUSE ... WRITE delays these with the writes. COMMAND does not show Redis' flag for them, CMD_MAY_REPLICATE.
+MAY_REPLICATE = frozenset(("eval", "evalsha", "fcall", "pfcount", "publish", "spublish"))
 # Flags of commands that a monitor may not send; to Redis it is a kind of replica.
 NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
 
@@ -295,6 +297,8 @@ class Dispatcher:
     ) -> tuple[IncompleteReply | None, bool]:
         """Answer one request on the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
+        if self._server.paused_until_ms and (delayed := self.delayed_by_pause(session, request)) is not None:
+            return delayed, True
         session.begin_command()
         is_alone = session.transaction is None
         reply = self.reply_to(context, request)
@@ -314,7 +318,30 @@ class Dispatcher:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
-        return None, session.is_closing or bool(self._server.paused_until_ms) or perf_counter_ns() >= ends_ns
+        return None, session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
+
+    def delayed_by_pause(self, session: Session, request: Request) -> PausedWrite | None:
+        """Return the wait of a request that CLIENT PAUSE ... WRITE delays; None: the request is answered now.
+
+        As in Redis, these are writes, PUBLISH and scripts, also those that are queued, and an EXEC of such commands.
+        """
+        remaining_ms = self._server.pause_remaining_ms()
+        if not remaining_ms or not session.is_authenticated:
+            return None
+        is_exec = session.transaction is not None and request[0].lower() == b"exec"
+        queued = session.transaction.requests if is_exec and session.transaction is not None else ()
+        if not any(map(self.may_replicate, (request, *queued))):
+            return None
+        return PausedWrite(remaining_ms / 1000)
+
+    def may_replicate(self, request: Request) -> bool:
+        """Tell whether a request is well-formed, and CLIENT PAUSE ... WRITE delays its command."""
+        try:
+            command = self._table.find(request)
+            command.check_arity(request)
+        except ReplyError:
+            return False
+        return command.facts.is_write or command.name in MAY_REPLICATE
 
     def _find_key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command about keys by its name as typed; None for other commands."""

@@ -186,6 +186,12 @@ class Retry(Pending):
         return self._wake is not None
 
 
+class PausedWrite(Retry):
+    """Stands for the reply to a write that CLIENT PAUSE delays. The end of the pause ends the wait, too."""
+
+    is_blocking = True  # the write of a client that leaves is not run
+
+
 def encode(reply: Reply, protocol: int) -> bytes:
     """Encode a reply; `protocol` is 2 or 3."""
     kind = type(reply)

@@ -169,7 +169,7 @@ class ProxyDispatcher(Dispatcher):
         session, applications, routes = context.session, self._applications, self._routes
         first = applications.each[0]
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply, self.batch_bytes_max)
-        answered, later, protocol = 0, None, session.protocol
+        answered, later, delayed, protocol = 0, None, None, session.protocol
         for request in requests[:requests_max]:
             answered += 1
             index, must_wait = len(batch), False
@@ -189,6 +189,10 @@ class ProxyDispatcher(Dispatcher):
                     if perf_counter_ns() >= ends_ns:
                         break
                     continue
+                delayed = self.delayed_by_pause(session, request) if self._server.paused_until_ms else None
+                if delayed is not None:
+                    answered -= 1
+                    break
                 mode = session.reply_mode
                 session.begin_command()
                 taken = self.take(context, request, batch) if self.has_upstream else Taken.NO
@@ -207,11 +211,13 @@ class ProxyDispatcher(Dispatcher):
                 later = None
                 self._reply_error(session, request, batch, index, error)
             end_caching(session, request)
-            if later is not None or must_wait or session.is_closing or perf_counter_ns() >= ends_ns:
+            is_over = must_wait or session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
+            if later is not None or is_over:
                 break
         session.calls += answered
         del requests[:answered]
-        return self._finish(batch, later, session.protocol, out)
+        incomplete = self._finish(batch, later, session.protocol, out)
+        return delayed if incomplete is None else incomplete
 
     @staticmethod
     def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from resp_server.command_table.facts import Facts
 from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import QUEUED, keys_read
+from resp_server.execution.dispatcher import MAY_REPLICATE, QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
@@ -565,6 +565,14 @@ class SwapDispatcher(SideSender):
         if command is not None and command.name == "exec":
             self._pinned.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
         return super()._rejected(context, command, request, error)
+
+    def may_replicate(self, request: Request) -> bool:
+        routed = self.router.commands.of(request)
+        if routed is None:
+            return False
+        arity = routed.facts.arity
+        is_well_formed = len(request) == arity if arity > 0 else len(request) >= -arity
+        return is_well_formed and (routed.facts.is_write or routed.name in MAY_REPLICATE)
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         if command.name == "hello":
