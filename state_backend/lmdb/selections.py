@@ -58,8 +58,14 @@ class Selections:
                 orders[change.field] = None if has_expired else order
         return kept
 
-    def write_orders(self, key: bytes) -> None:
-        """Write the orders of the changes that were selected last, those of a key."""
+    def write_orders(self, key: bytes, *, has_value: bool) -> None:
+        """Write the orders of the changes that were selected last, those of a key.
+
+        has_value: the key exists now. A map without fields does not, nor does a value that has expired. Another state
+        may have the key next, and its value would have the order.
+        """
+        if not has_value:
+            self._unwritten.clear()
         for field, order in self._unwritten.items():
             self._orders.put(key, field, order)
         self._unwritten.clear()

@@ -184,7 +184,7 @@ class LmdbTransaction:
                 rows = self._folds.as_puts(record if keeps_old else None, list(rows), state)
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
             if state.selection is not None:
-                self._selections.write_orders(key)
+                self._selections.write_orders(key, has_value=find(get, place_of(key), key)[1] is not None)
             if events is not None:
                 after = find(get, place_of(key), key)
                 key_events = events_between(before, after[1], self._keys.fields.get)

@@ -162,3 +162,18 @@ def test_a_snapshot_has_the_orders_of_all_keys_of_a_position_whatever_is_stored_
             found = {change.key: change.op for change in snapshot.changes()}
         assert found == {later: Op.FOLD} | {key: Op.PUT if state == "plain" else Op.FOLD for state, key in keys.items()}
     store.close()
+
+
+@pytest.mark.parametrize("expire_at_ms", [None, 1])
+def test_a_value_that_is_not_stored_leaves_no_order_for_the_next_state_of_its_key(
+    tmp_path: Path, expire_at_ms: int | None
+) -> None:
+    """A map without fields is no value, nor is one that has expired when it comes."""
+    store = LmdbStore(tmp_path / "first", "g")
+    empty = row("pair", 500, packed_map.pack([] if expire_at_ms is None else [(b"a", b"v")]))
+    apply(store, 0, [empty._replace(key=b"k", expire_at_ms=expire_at_ms)])
+    plain = Change("plain", Op.PUT, b"k", None, packed_map.pack([(b"f", b"v")]))
+    apply(store, 1, [plain])
+    with store.snapshot(2_000) as snapshot:
+        assert list(snapshot.changes()) == [plain]
+    store.close()
