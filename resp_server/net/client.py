@@ -138,3 +138,17 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_loaded(client: Client) -> None:
+    """Raise the server's ErrorReplyError if it does not answer commands about keys yet, or does not answer PING.
+
+    A proxy with an upstream answers PING before it knows whose keys are, and then replies LOADING to `STATE OWNER`.
+    Other servers, and users without this command, get another error, which says nothing about keys.
+    """
+    client.call("PING")
+    try:
+        client.call("STATE", "OWNER", "sparkis")
+    except ErrorReplyError as error:
+        if ": LOADING " in str(error):
+            raise

@@ -9,7 +9,7 @@ import sys
 
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE
-from resp_server.net.client import Client, ErrorReplyError
+from resp_server.net.client import Client, ErrorReplyError, check_loaded
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import http_address, seconds
 from state_backend.model.errors import SparkisError
@@ -37,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--url",
         default=DEFAULT_URL,
-        help="ask by PING: redis[s]://[[user]:password@]host[:port] (default %(default)s); the password may be in "
-        f"{PASSWORD_VARIABLE}",
+        help="ask by PING, and a proxy with an upstream whether it knows the owners of keys: "
+        f"redis[s]://[[user]:password@]host[:port] (default %(default)s); the password may be in {PASSWORD_VARIABLE}",
     )
     server.add_argument(
         "--metrics", type=http_address, metavar="[HOST:]PORT", help="ask /readyz of a server's --metrics instead"
@@ -95,7 +95,7 @@ def _reason_by_redis(options: argparse.Namespace) -> str:
     password = os.environ.get(PASSWORD_VARIABLE)
     with Client.from_url(options.url, options.answer_timeout, files_of(options), password) as client:
         try:
-            client.call("PING")
+            check_loaded(client)
         except ErrorReplyError:
             if options.live:
                 return ""  # an error, such as LOADING, is an answer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resp_server.net.children import PASSWORD_VARIABLE
-from resp_server.net.client import Client
+from resp_server.net.client import Client, ErrorReplyError, check_loaded
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import whole_number
 from resp_server.programs.stop import running_server
@@ -82,7 +82,7 @@ def _print_once(options: argparse.Namespace) -> int:
     try:
         password = os.environ.get(PASSWORD_VARIABLE)
         with Client.from_url(options.url, tls=files_of(options), other_password=password) as client:
-            jobs, version = read(client), version_of(client)
+            loading, jobs, version = _loading_text(client), read(client), version_of(client)
     except SparkisError as error:
         hint = (
             " (--url names another address, --log the log of a job on this machine)"
@@ -95,13 +95,15 @@ def _print_once(options: argparse.Namespace) -> int:
         print(end=CLEAR_SCREEN)
     if options.json:
         print(json.dumps(jobs, indent=1), flush=True)
+    elif not jobs and loading:
+        print(f"no jobs at {options.url} yet: {loading}", file=sys.stderr)
     elif not jobs:
         print(f"no jobs at {options.url}: nothing has been published to its logs yet", file=sys.stderr)
     else:
         tables = [table([JOB_COLUMNS, *map(_job_row, jobs)])]
         if options.verbose:
             tables.append(table([STATE_COLUMNS, *(row for job in jobs for row in _state_rows(job))]))
-        print("\n\n".join([*tables, *([version] if version else [])]), flush=True)
+        print("\n\n".join([*tables, *filter(None, (loading, version))]), flush=True)
     return 0
 
 
@@ -114,6 +116,16 @@ def read(client: Client) -> list[dict[str, Any]]:
         job | lags.get(job["name"], {}) | {"states": client.call("STATE", "LIST", job["name"])}
         for job in sorted(jobs, key=lambda job: str(job["name"]))
     ]
+
+
+def _loading_text(client: Client) -> str:
+    """Return a line if the server replies LOADING to commands about keys; empty if it does not."""
+    try:
+        check_loaded(client)
+    except ErrorReplyError as error:
+        if ": LOADING " in str(error):
+            return f"loading: commands about keys fail until all jobs are readable ({error})"
+    return ""
 
 
 def version_of(client: Client) -> str:

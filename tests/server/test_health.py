@@ -58,6 +58,11 @@ def test_a_server_that_loads_its_jobs_is_alive_and_not_ready(
     code, said = health("--url", url_of(served.server.port))
     assert code == 1 and "LOADING" in said
     assert health("--url", url_of(served.server.port), "--live") == (0, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkis", "status", "--url", url_of(served.server.port)], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("JOB ")
+    assert "loading: commands about keys fail until all jobs are readable" in done.stdout
     served.call(lambda: served.server.set_loading(False))
     assert health("--url", url_of(served.server.port)) == (0, "")
 

@@ -21,6 +21,7 @@ from compat.waiting import eventually
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
 from tests.server.test_swap_check import PROGRAM, check
+from tests.server.test_swap_rules import sparkis
 
 OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
 COPIES = [*VALUES, ABSENT]
@@ -200,7 +201,9 @@ def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(
     given = ("--upstream", f"redis://127.0.0.1:{swap.upstream_port}", "--ownership", str(tmp_path / "owners.json"))
     with sparkis_proxy(topology, *given) as proxy, proxy.connect() as client:
         assert client.call("STATE", "OWNER", "session:1").plain.startswith(b"LOADING the key formats")
+        asked = sparkis(proxy, "health")
         done = delete(swap, "--yes", proxies=(proxy,))
+    assert asked.returncode == 1 and "LOADING the key formats of the states are not known yet" in asked.stderr
     assert done.returncode == 1 and "LOADING the key formats of the states are not known yet" in done.stderr
     assert upstream.call("DBSIZE").plain == before
 
