@@ -28,7 +28,7 @@ from resp_server.proxy.dispatcher import HISTORY, HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import StartableExec
-from resp_server.session.session import Session
+from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
 from resp_server.swap.cached_reads import CachedReads
@@ -333,6 +333,8 @@ class SwapDispatcher(SideSender):
             for pool in upstream.masters:
                 pool.pinned.pin(session.id, session.protocol)
         if route.destination is Destination.SELECT and len(request) == 2:
+            if session.subscriptions is not None and session.protocol == RESP2:
+                return Taken.NO  # the general path refuses it
             return self._select(request[1], session, batch)
         session.last_command = routed.name
         self._stats.command_stats(routed.name).calls += 1

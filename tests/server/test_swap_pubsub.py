@@ -52,6 +52,7 @@ def test_messages_and_confirmations_are_those_of_the_upstream(swap: Swap, direct
 
 def test_while_subscribed_in_resp2_only_some_commands_are_allowed(swap: Swap, direct: Connection) -> None:
     lines = ["GET a", "SET a 1", "PING", "PING x", "BLPOP a 0", "MULTI", "EVAL x 0", "WATCH a", "CLIENT ID", "MONITOR"]
+    lines += ["SELECT 0", "SELECT 1", "SELECT x", "SELECT"]
     found = []
     for port in (swap.upstream.port, swap.proxy.port):
         with Connection(port) as client:
