@@ -67,6 +67,8 @@ class SwapSubscriptions:
         self._is_dropped = is_dropped
         # By client the request that the upstream has answered, and whether it confirmed it.
         self._answered: dict[int, tuple[Request, bool]] = {}
+        # By client what it gets after the confirmation, which the general path sends in the client's next batch.
+        self._held: dict[int, list[bytes]] = {}
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
@@ -93,6 +95,8 @@ class SwapSubscriptions:
     def was_confirmed(self, request: Request, session: Session) -> bool | None:
         """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
         answered, is_confirmed = self._answered.pop(session.id, (None, False))
+        if session.id in self._held:
+            self._clients.defer(partial(self._release, session.id))
         return is_confirmed if answered is request else None
 
     def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
@@ -105,8 +109,10 @@ class SwapSubscriptions:
         parts, upstream = self._parts(name, request, session), self._upstream_of(session)
         pinned = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
+        if len(parts) > 1 and name in SUBSCRIBE:
+            self._hold(session.id)  # a node may send messages before another one has confirmed
         sink = _PartsSink(
-            _ConfirmationSink(self._answered, session.id, request, batch),
+            _ConfirmationSink(self._answered, session.id, request, batch, lambda _: self._hold(session.id)),
             batch.expect(session.is_silent),
             len(parts),
             upstream.checked,
@@ -192,6 +198,16 @@ class SwapSubscriptions:
     def leave(self, session: Session) -> None:
         """Forget a client that has left, or sent RESET."""
         self._answered.pop(session.id, None)
+        self._held.pop(session.id, None)
+
+    def _hold(self, client: int) -> None:
+        """Hold a client's messages back until its confirmation is sent."""
+        if client in self._sessions:
+            self._held.setdefault(client, [])
+
+    def _release(self, client: int) -> None:
+        for text in self._held.pop(client, ()):
+            self._clients.push(client, text)
 
     def _push(self, client: int, frame: RawReply) -> None:
         session = self._sessions.get(client)
@@ -208,7 +224,11 @@ class SwapSubscriptions:
         if notified is not None and self._is_dropped(*notified):
             return
         first, *others = [frame] if isinstance(frame, bytes) else frame.texts
-        for text in (in_protocol(first, session.protocol), *others):
+        texts = in_protocol(first, session.protocol), *others
+        if client in self._held:
+            self._held[client] += texts
+            return
+        for text in texts:
             self._clients.push(client, text)
 
 

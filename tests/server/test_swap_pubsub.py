@@ -244,3 +244,19 @@ def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connectio
             reply = monitor.read()
         eventually(lambda: b"cmd=monitor" not in direct.call("CLIENT", "LIST").plain)
         assert monitor.call("GET", "from").plain == b"elsewhere"
+
+
+@pytest.mark.parametrize("line", ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"])
+def test_a_message_never_comes_before_the_confirmation_of_its_subscription(
+    swap: Swap, direct: Connection, line: str
+) -> None:
+    publish = request("SPUBLISH" if line.startswith("SS") else "PUBLISH", "a", "x")
+    for _ in range(20):
+        with swap.proxy.connect() as client:
+            client.send(request(*line.split(" ")))
+            for _ in range(20):
+                direct.send(publish * 20)
+                replies = [direct.read().plain for _ in range(20)]
+                if replies[-1]:
+                    break
+            assert client.read().plain[0] == line.split(" ")[0].lower().encode()
