@@ -216,7 +216,9 @@ class Attachment:
         self._announce()
         self._thread = threading.Thread(target=self._run, name=f"sparkis-attach-{job}", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._send_heartbeats, name=f"sparkis-attach-heartbeat-{job}", daemon=True).start()
+        name = f"sparkis-attach-heartbeat-{job}"
+        self._heartbeat_thread = threading.Thread(target=self._send_heartbeats, name=name, daemon=True)
+        self._heartbeat_thread.start()
 
     def __repr__(self) -> str:
         return f"Attachment(job={self.job!r}, checkpoint={self._checkpoint.location!r}, batch={self.batch})"
@@ -271,6 +273,7 @@ class Attachment:
         self._reader.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
+            self._heartbeat_thread.join(STOP_TIMEOUT_S)  # it writes nothing into the log after this
 
     # -- the log -------------------------------------------------------------------------------------------------------
 
