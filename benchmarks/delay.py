@@ -51,7 +51,7 @@ class Recorder(endpoints.Endpoint):
 
     at_ms: dict[int, float] = field(default_factory=dict)
 
-    def announce(self, job: str, epoch: int) -> None:
+    def announce(self, job: str, epoch: int, term: int) -> None:
         """Record the time of the first announcement."""
         self.at_ms.setdefault(epoch, time.time_ns() / 1e6)
 

@@ -203,6 +203,13 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the change log's root (default: ~/.local/state/sparkis/log)",
     )
+    parser.add_argument(
+        "--announce",
+        default="",
+        metavar="HOST:PORT,...",
+        help="servers on other machines (`sparkis serve --announcements`) to which epochs are announced, with the "
+        "secret in SPARKIS_CONTROL_TOKEN",
+    )
     parser.add_argument("--serve", action="store_true", help="also serve the log")
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
     _add_state_options(parser)

@@ -12,6 +12,7 @@ from sparkis.packages import check_packages
 check_packages()
 
 if TYPE_CHECKING:
+    from resp_server.registry.announcer import Announcer
     from spark_hooks.attach.processor import QueryableProcessor, queryable_processor
     from spark_hooks.attach.start import attach
     from spark_hooks.publish.failures import QueryFailedError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __version__: str = import_module("state_backend").VERSION
 __all__ = [
+    "Announcer",
     "AttachedState",
     "Attachment",
     "By",
@@ -76,6 +78,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "resp_server.registry.announcer": ("Announcer",),
     "state_backend.attach.attachment": ("Attachment",),
     "state_backend.attach.states": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),

@@ -26,10 +26,11 @@ from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.config import ServerConfig
 from resp_server.exporter.sources import ServerSource, WorkersSource
 from resp_server.net import event_loop
+from resp_server.net.addresses import address_of
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
-from resp_server.programs.command_line import Mistakes, Program, tcp_port, whole_number
+from resp_server.programs.command_line import Mistakes, Program, http_address, tcp_port, whole_number
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
@@ -45,6 +46,7 @@ from resp_server.programs.listening import (
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.programs.upstream_options import add_upstream_options, swap_of
+from resp_server.serving.announcement_port import AnnouncementListener
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
 from resp_server.serving.driver_leases import UNUSED_CODE, DriverLeases
@@ -110,6 +112,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cluster-node",
         metavar="HOST:PORT",
         help="with --cluster: this server's node in the topology, by address or id",
+    )
+    parser.add_argument(
+        "--announcements",
+        type=http_address,
+        metavar="[HOST:]PORT",
+        help="where writers on other machines announce their epochs (`spark.sparkis.announce`), with the secret in "
+        f"{TOKEN_VARIABLE}; for logs that this machine cannot watch",
     )
     _add_log_options(parser)
     add_upstream_options(parser)
@@ -206,12 +215,17 @@ def _mistakes(options: argparse.Namespace) -> Mistakes:
             "--upstream cannot be combined with --cluster; start the nodes without it, and `sparkis proxy --upstream` "
             "in front of them"
         )
+    if options.announcements is not None and not os.environ.get(TOKEN_VARIABLE):
+        mistakes.add(
+            f"--announcements needs a token: set {TOKEN_VARIABLE} to the same secret here and where the writers run"
+        )
     if options.upstream and options.role != "master":
         mistakes.add(f"--role {options.role} has no effect with --upstream, which has a role itself; leave it out")
     if options.as_of is not None:
         for option, is_given, reason in (
             ("--upstream", options.upstream, "an upstream has no past"),
             ("--cluster", options.cluster is not None, "a node of a cluster follows the log"),
+            ("--announcements", options.announcements is not None, "a server of a past moment follows no log"),
             ("--compact yes", options.compact == "yes", "a server of a past moment writes nothing"),
         ):
             if is_given:
@@ -366,6 +380,9 @@ async def _serve_until(
     control = None
     if token:
         control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), driver_leases)
+    announcements = None
+    if token and options.announcements is not None:
+        announcements = AnnouncementListener(appliers, token, certificates_of(config.tls))
     loading: asyncio.Task[None] | None = None
     topology_task: asyncio.Task[None] | None = None
     server.set_loading(True)
@@ -378,6 +395,9 @@ async def _serve_until(
                 file.read()
                 topology_task = asyncio.create_task(file.follow())
             await appliers.start()
+            if announcements is not None:
+                port = announcements.start(*options.announcements)
+                logger.info("announcements @ %s", address_of(options.announcements.host, port))
             loading = asyncio.create_task(appliers.catch_up())
             # A process that shares its port takes over at once, so it must be able to answer.
             await _wait_for_jobs(server, loading, None if config.shares_port else LOADING_GRACE_S)
@@ -408,6 +428,8 @@ async def _serve_until(
                 task.cancel()
         if control:
             await control.stop()
+        if announcements is not None:
+            announcements.stop()
         await server.stop()
         await appliers.stop()
         remove_store(options.record)

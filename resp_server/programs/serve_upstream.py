@@ -27,6 +27,7 @@ from typing import Any, Self
 
 from resp_server.config import ServerConfig
 from resp_server.net import children
+from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
 from resp_server.net.client import Client
 from resp_server.programs.proxy import answer_clients
@@ -241,4 +242,6 @@ def _command(options: argparse.Namespace) -> list[str]:
     command += ["--log-format", options.log_format]
     command += ["--retention", str(options.retention), *([f"--compact={options.compact}"] if options.compact else [])]
     command += [] if options.linger is None else ["--linger", str(options.linger)]
+    if options.announcements is not None:
+        command += ["--announcements", address_of(*options.announcements)]
     return command if options.store is None else [*command, "--store", options.store]

@@ -3,7 +3,7 @@
     AUTH token                   +OK; anything else first ends the connection (see `token_port`)
     REPORT json                  +OK; a state server's report (see `report`); from now on the connection is the server's
     WATCH                        +OK; the topology is pushed now and after each change
-    NOTICE job epoch             +OK; every server is notified to check the job's log
+    NOTICE job epoch [term]      +OK; every server is notified to check the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots serves that epoch or a later one, :0 after the timeout
     MEMBERS                      a map for each server
     END driver                   +OK; the servers started for this driver hand their slots over, for at most four
@@ -11,7 +11,7 @@
 
     > assignment term json       to a server: {"topology": ..., "desired_slots": "0-8191"}: what to serve and to load
     > topology term json         to watchers
-    > notice job epoch           to a server
+    > notice job epoch [term]    to a server
     > end                        to a server, see END
 
 Everything is RESP3. Runs on one event loop; only the record is read and written in a thread.
@@ -372,6 +372,9 @@ class Registry:
                 case [b"NOTICE", str(job), str(epoch)]:
                     self._notice(job, int(epoch))
                     return OK
+                case [b"NOTICE", str(job), str(epoch), str(term)]:
+                    self._notice(job, int(epoch), int(term))
+                    return OK
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
                 case [b"MEMBERS"]:
@@ -384,7 +387,7 @@ class Registry:
             return PlainError(str(error))
         except ValueError as error:
             return PlainError(f"a number is needed: {error}")
-        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END driver"
+        verbs = "REPORT json, WATCH, NOTICE job epoch [term], WAIT job epoch timeout_ms, MEMBERS, END driver"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _accept_report(self, peer: RegistryConnection, report: Report) -> Reply:
@@ -418,8 +421,8 @@ class Registry:
                 reached.set_result(None)
         return OK
 
-    def _notice(self, job: str, epoch: int) -> None:
-        _send(self._members.values(), Push((b"notice", job.encode(), epoch)))
+    def _notice(self, job: str, epoch: int, *term: int) -> None:
+        _send(self._members.values(), Push((b"notice", job.encode(), epoch, *term)))
 
     async def _end_servers(self, ending: Collection[MemberState]) -> None:
         """Request servers to end. If others stay, these take over first, for `DRAIN_S_MAX` at most."""

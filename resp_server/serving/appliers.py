@@ -35,6 +35,8 @@ logger = logging.getLogger("sparkis.server")
 
 # The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
 LISTING_S = 1.0
+# The pause between two listings because of notices about unknown jobs.
+NOTICED_LISTING_S = 0.1
 STOP_TIMEOUT_S = 5.0
 # The applier of a job without a new epoch for this long ends until there is one (guess). Its process takes about 100 MB
 # of memory, and half a second to start.
@@ -123,6 +125,10 @@ class ApplierProcess:
     def notice(self) -> None:
         """Have the applier check the log at once."""
         self._send(b"\n")
+
+    def announce(self, term: int, epoch: int) -> None:
+        """Have the applier look for an announced epoch; term 0: an older driver does not know it."""
+        self._send(b"epoch %d %d\n" % (max(0, term), epoch))
 
     @property
     def is_resting(self) -> bool:
@@ -439,6 +445,8 @@ class Appliers:
         self._schedules = {root: _ListingSchedule() for root in logs}
         self._task: asyncio.Task[None] | None = None
         self._log_watch: LogWatch | None = None
+        self._listing: asyncio.Task[None] | None = None  # because of notices
+        self._listing_due_s = 0.0
 
     @property
     def owned_slots(self) -> KeyGroups:
@@ -522,14 +530,28 @@ class Appliers:
                 await self._task
         await asyncio.gather(*(applier.stop() for applier in self._appliers.values()))
         self._appliers.clear()
+        if self._listing is not None:
+            self._listing.cancel()
         if self._log_watch is not None:
             await self._log_watch.stop()
 
-    async def notice(self, job: str) -> None:
-        """Have a job's log checked at once; it may be a new job."""
+    async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
+        """Have a job's log checked for an announced epoch at once; it may be a new job."""
         if job not in self._appliers:
-            await self._list_jobs()
-        self._notice(job)
+            await self._list_jobs_for_notices()
+        if job in self._appliers:
+            self._appliers[job].announce(term, epoch)
+
+    async def _list_jobs_for_notices(self) -> None:
+        """List the logs, once for all notices of unknown jobs that come meanwhile, and with a pause between two."""
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.create_task(self._list_jobs_after_pause())
+        await asyncio.shield(self._listing)
+
+    async def _list_jobs_after_pause(self) -> None:
+        await asyncio.sleep(max(0.0, self._listing_due_s - asyncio.get_running_loop().time()))
+        self._listing_due_s = asyncio.get_running_loop().time() + NOTICED_LISTING_S
+        await self._list_jobs()
 
     def _notice(self, job: str) -> None:
         if job in self._appliers:

@@ -1,7 +1,7 @@
 """The control port of a server: RESP for the project's own processes, apart from the clients' port.
 
     AUTH token                     +OK; any other first request ends the connection (see `token_port`)
-    NOTICE job epoch               +OK; the job's applier checks the log at once
+    NOTICE job epoch [term]        +OK; the job's applier checks the log at once
     WAIT job epoch timeout_ms      :1 once the epoch is readable, :0 after the timeout
     TOPOLOGY node json             +OK; the server is now this node (an id or host:port) of this topology. An error has
                                    the reason, and then nothing changes
@@ -21,7 +21,7 @@ import socket
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.net.tls import Certificates
-from resp_server.protocol.errors import PlainError, ReplyError
+from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
@@ -89,8 +89,11 @@ class _Caller:
     async def _answer(self, request: Request) -> Reply:
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
-                case [b"NOTICE", str(job), str(_)]:
-                    await self._appliers.notice(job)
+                case [b"NOTICE", str(job), str(epoch)]:
+                    await self._appliers.notice(job, int(epoch))
+                    return OK
+                case [b"NOTICE", str(job), str(epoch), str(term)]:
+                    await self._appliers.notice(job, int(epoch), int(term))
                     return OK
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     timeout_s = min(int(timeout_ms), WAIT_MS_MAX) / 1000
@@ -109,4 +112,4 @@ class _Caller:
             return PlainError(str(error))
         except ValueError:
             pass
-        return ReplyError("not a request of the control port")
+        return PlainError("not a request of the control port")

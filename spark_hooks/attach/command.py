@@ -9,7 +9,7 @@ import argparse
 import sys
 from functools import partial
 
-from spark_hooks.attach.options import described, follow, job_of, log_of, states_of
+from spark_hooks.attach.options import announce_to, described, follow, job_of, log_of, states_of
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.serving import endpoints
 from state_backend import log_lines
@@ -63,6 +63,7 @@ def _list(options: argparse.Namespace) -> None:
 def _attach(options: argparse.Namespace, ended: EndSignal) -> Attachment:
     retain_free_memory()
     root = log_of(options)
+    announce_to(root, options.announce)
     hooks = QueryHooks(announce=partial(endpoints.announce, root), wait=partial(endpoints.wait, root))
     return attach_files(
         options.checkpoint,

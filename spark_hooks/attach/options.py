@@ -11,6 +11,7 @@ from typing import Any
 from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.end_signal import EndSignal
+from spark_hooks.serving import endpoints
 from spark_hooks.serving.driver_endpoint import DriverEndpoint
 from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
@@ -53,6 +54,14 @@ def log_of(options: argparse.Namespace) -> str:
     if options.log is not None:
         return open_filesystem(options.log).root
     return str(state_folder() / "log")
+
+
+def announce_to(log: str, addresses: str) -> None:
+    """Announce the epochs of a log to its registry and to the addresses on the command line; DescriptorError."""
+    try:
+        endpoints.announce_to(log, addresses)
+    except ValueError as error:
+        raise DescriptorError(f"--announce: {error}") from None
 
 
 def states_of(options: argparse.Namespace) -> list[AttachedState]:

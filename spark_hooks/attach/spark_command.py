@@ -14,6 +14,7 @@ from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.own_spark import start_spark
+from spark_hooks.serving.endpoints import ANNOUNCE_SETTING
 from state_backend.attach.attachment import Attachment
 from state_backend.model.errors import CheckpointError
 
@@ -22,7 +23,8 @@ MASTER = "local[2]"
 
 def run_with_spark(options: argparse.Namespace, ended: EndSignal) -> None:
     """List the states of a checkpoint, or follow it until a signal."""
-    with _session(pairs("--conf", options.conf), options.master or MASTER) as spark:
+    settings = pairs("--conf", options.conf) | ({ANNOUNCE_SETTING: options.announce} if options.announce else {})
+    with _session(settings, options.master or MASTER) as spark:
         ended.install()  # Spark has handled SIGINT
         if options.list:
             _list(spark, options)

@@ -194,7 +194,7 @@ class Publisher:
                 )
                 heartbeat.start()
                 # The servers open the job while Spark prepares the first batch.
-                endpoints.announce(self._options.log, job, -1)
+                endpoints.announce(self._options.log, job, -1, writer.current.term)
                 self._writer, self._run = writer, run
             return self._writer
 
@@ -281,7 +281,8 @@ class Publisher:
         The first epoch of a run is always awaited, because servers may still be opening the job.
         """
         log = self._options.log
-        endpoints.announce(log, job, epoch)
+        assert self._writer is not None
+        endpoints.announce(log, job, epoch, self._writer.current.term)
         if self._catch_up is not None and not self._catch_up.is_done:
             return
         has_servers = bool(endpoints.of_log(log))

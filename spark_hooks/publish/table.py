@@ -106,8 +106,8 @@ def publish_table(
     root = log_of(df.sparkSession, log)
     clock_ms = now_ms()
     runs, digest = _encoded(df, state, job, clock_ms)
-    epoch = _commit(root, job, state, runs, digest, clock_ms)
-    endpoints.announce(root, job, epoch)
+    epoch, term = _commit(root, job, state, runs, digest, clock_ms)
+    endpoints.announce(root, job, epoch, term)
     if not endpoints.wait(root, job, epoch, VISIBILITY_TIMEOUT_S):
         logger.warning("job %s: epoch %d was not readable after %s s", job, epoch, VISIBILITY_TIMEOUT_S)
     return epoch
@@ -134,8 +134,10 @@ def _encoded(df: DataFrame, state: StateDescriptor, job: str, clock_ms: int) -> 
     return runs, digest[0] & DIGEST_MASK
 
 
-def _commit(root: str, job: str, state: StateDescriptor, runs: list[pa.RecordBatch], digest: int, clock_ms: int) -> int:
-    """Commit runs as the next epoch of a job, in place of a table's former rows; return the epoch's number."""
+def _commit(
+    root: str, job: str, state: StateDescriptor, runs: list[pa.RecordBatch], digest: int, clock_ms: int
+) -> tuple[int, int]:
+    """Commit runs as the next epoch of a job, in place of a table's former rows; return the epoch's number and term."""
     with _writing:
         writer = _writer_of(root, job, state)
         epoch = writer.last.epoch + 1 if writer.last else 0
@@ -151,7 +153,7 @@ def _commit(root: str, job: str, state: StateDescriptor, runs: list[pa.RecordBat
         except FencedWriterError:
             raise _fenced(state.name, job) from None
         writer.mark_final()
-    return epoch
+    return epoch, writer.current.term
 
 
 def _batches_of(rows: DataFrame) -> list[pa.RecordBatch]:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles, client_context
+from resp_server.registry.announcer import Announcer
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("sparkis.serve")
 
 LOG_SETTING = "spark.sparkis.log"
 ADDRESS_SETTING = "spark.sparkis.server"
+ANNOUNCE_SETTING = "spark.sparkis.announce"
 CONTROL_TIMEOUT_S = 5.0
 WAIT_RETRY_S = 0.1
 
@@ -36,8 +38,11 @@ class Endpoint(ABC):
     """A server, or a set of servers, as a sink sees it."""
 
     @abstractmethod
-    def announce(self, job: str, epoch: int) -> None:
-        """Announce a committed epoch to the servers. Never raises an error: the servers also poll the log."""
+    def announce(self, job: str, epoch: int, term: int) -> None:
+        """Announce a committed epoch to the servers. Never raises an error: the servers also poll the log.
+
+        epoch: -1 if a writer begins. term: that of the epoch's writer.
+        """
 
     @abstractmethod
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
@@ -78,9 +83,9 @@ class ControlledEndpoint(Endpoint):
     def _address(self) -> ControlAddress:
         """Return the current address of the control listener; a restart may have changed it."""
 
-    def announce(self, job: str, epoch: int) -> None:
+    def announce(self, job: str, epoch: int, term: int) -> None:
         """Announce a committed epoch to the server. Never raises an error: the server also polls the log."""
-        words = ("NOTICE", job, str(epoch))
+        words = ("NOTICE", job, str(epoch), str(term))
         with self._lock:
             for _ in range(2):  # the second attempt has a new connection
                 try:
@@ -175,6 +180,8 @@ class AddressFileEndpoint(ControlledEndpoint):
 
 
 _endpoints: dict[str, list[Endpoint]] = {}
+_announcers: dict[str, Announcer] = {}
+_announced_to: dict[str, tuple[tuple[str, ...], TlsFiles | None]] = {}
 
 
 def _root(log: str) -> str:
@@ -198,10 +205,29 @@ def of_log(log: str) -> list[Endpoint]:
     return list(_endpoints.get(_root(log), ()))
 
 
-def announce(log: str, job: str, epoch: int) -> None:
-    """Announce a committed epoch to all endpoints of a log."""
+def announce(log: str, job: str, epoch: int, term: int) -> None:
+    """Announce a committed epoch to all endpoints of a log, and to the servers of other machines."""
     for endpoint in of_log(log):
-        endpoint.announce(job, epoch)
+        endpoint.announce(job, epoch, term)
+    if (announcer := _announcers.get(_root(log))) is not None:
+        announcer.announce(job, term, epoch)
+
+
+def announce_to(log: str, addresses: str, tls: TlsFiles | None = None) -> None:
+    """Announce the epochs of a log to its registry and to addresses from now on; ValueError.
+
+    addresses: the setting `ANNOUNCE_SETTING`, `HOST:PORT` with spaces or commas between them. A log in a local folder
+    needs a registry or an address only if its servers run on other machines.
+    """
+    root, wanted = _root(log), tuple(addresses.replace(",", " ").split())
+    if _announced_to.get(root) == (wanted, tls):
+        return
+    has_registry = any(isinstance(each, ServedEndpoint) and each.registry for each in of_log(root))
+    announcer = Announcer(root, wanted, tls=tls, to_registry=not has_registry)
+    before = _announcers.pop(root, None)
+    _announcers[root], _announced_to[root] = announcer, (wanted, tls)
+    if before is not None:
+        before.close()
 
 
 def wait(log: str, job: str, epoch: int, timeout_s: float) -> bool:

@@ -114,7 +114,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         reached_at = _local_address(options.bind)
         self._own_registry = endpoints.ControlAddress(self._registry_process.port, self._token, reached_at, options.tls)
         self._leader = self._own_registry
-        self._pending_epochs: dict[str, int] = {}  # job: its newest epoch
+        self._pending_epochs: dict[str, tuple[int, int]] = {}  # job: its newest epoch and its term
         self._has_pending = threading.Event()
         try:
             self._proxy_process = SupervisedProcess(
@@ -161,9 +161,9 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         with self._connect() as client:
             return _connected_members(client)
 
-    def announce(self, job: str, epoch: int) -> None:
+    def announce(self, job: str, epoch: int, term: int) -> None:
         """Queue the announcement of a committed epoch. Returns at once: a batch must not wait for a remote registry."""
-        self._pending_epochs[job] = epoch
+        self._pending_epochs[job] = epoch, term
         self._has_pending.set()
 
     def stop(self) -> None:
@@ -206,7 +206,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             self._has_pending.wait()
             self._has_pending.clear()
             for job in list(self._pending_epochs):
-                super().announce(job, self._pending_epochs.pop(job))
+                super().announce(job, *self._pending_epochs.pop(job))
         self._disconnect()
 
     def _run_placement(self) -> None:

@@ -153,7 +153,7 @@ class QueryHooks:
     progress        returns a text that changes after each batch, cheaper than a look at the checkpoint
     extra_states    states that the attachment publishes with those of the checkpoint
     extra_changes   returns their changes, inline
-    announce        tells servers that an epoch of a job is committed
+    announce        tells servers that an epoch of a job is committed, by the writer of a term
     wait            waits until an epoch of a job can be read at these servers; False after a timeout
     """
 
@@ -163,7 +163,7 @@ class QueryHooks:
     progress: Callable[[], str] | None = None
     extra_states: tuple[StateDescriptor, ...] = ()
     extra_changes: Callable[[], bytes | None] | None = None
-    announce: Callable[[str, int], None] = lambda job, epoch: None
+    announce: Callable[[str, int, int], None] = lambda job, epoch, term: None
     wait: Callable[[str, int, float], bool] = lambda job, epoch, timeout_s: True
 
 
@@ -344,7 +344,7 @@ class Attachment:
         return (term.description.states, _with_stable_names(term.description.source)) == (current, self._source)
 
     def _announce(self) -> None:
-        self._hooks.announce(self.job, self.batch)
+        self._hooks.announce(self.job, self.batch, self._writer.current.term)
 
     def _send_heartbeats(self) -> None:
         """Write a heartbeat once a second; it says "not running" while reads fail or the query does not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -127,6 +127,8 @@ class LogWriter:
         sends_heartbeats: The caller calls `send_heartbeat` once a second. Other writers wait for missed heartbeats
             before they take the job over.
         takeover: Take the job over from a live writer of another query.
+        announce: Called with (job, term, epoch) after each commit, with epoch -1 when the writer begins. It must return
+            at once, as `announce` of `sparkis.Announcer` does.
         holds_back: If readers see another query's state, they continue to see it until `promote` is called.
 
     Raises:
@@ -159,6 +161,7 @@ class LogWriter:
         sends_heartbeats: bool = False,
         takeover: bool = False,
         holds_back: bool = False,
+        announce: Callable[[str, int, int], object] | None = None,
     ) -> None:
         check_name("job", job)
         check_states(job, states)
@@ -185,6 +188,9 @@ class LogWriter:
         self._begin(seal(self.log.terms, self._claim), starts_empty=starts_empty)
         if self.last is not None and self.last.origin > 0:
             self._warn_of_missing_keys(self.last.origin)
+        self._announce = announce
+        if announce is not None:
+            announce(job, self.current.term, -1)
 
     def _query_in_charge(self) -> str | None:
         current = self.log.current()
@@ -415,6 +421,8 @@ class LogWriter:
         if self.last is None and epoch.origin > 0:
             self._warn_of_missing_keys(epoch.origin)
         self.last = replace(epoch, inline=())
+        if self._announce is not None:
+            self._announce(self.job, epoch.term, epoch.epoch)
         return True
 
     def send_heartbeat(self, *, is_running: bool = True, is_final: bool = False) -> bool:

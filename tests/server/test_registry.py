@@ -189,6 +189,9 @@ def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
     assert Talk(port).call("NOTICE", "job", "7") == b"OK"
     for server in servers:
         assert server.next_push(b"notice") == [b"notice", b"job", 7]
+    assert Talk(port).call("NOTICE", "job", "8", "2") == b"OK"
+    for server in servers:
+        assert server.next_push(b"notice") == [b"notice", b"job", 8, 2]
 
 
 def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Callable[..., int]) -> None:

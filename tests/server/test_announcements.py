@@ -1,0 +1,219 @@
+"""A writer announces its epochs to servers that only poll; announcements are hints that cost a commit nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from compat.waiting import WAIT_S_MAX, eventually, eventually_async
+from resp_server.net.children import TOKEN_VARIABLE
+from resp_server.net.client import Client, ClientError
+from resp_server.registry import announcer as announcer_module
+from resp_server.registry.announcer import Announcer
+from resp_server.serving import log_watch
+from resp_server.serving.announcement_port import AnnouncementListener
+from resp_server.serving.appliers import Appliers
+from resp_server.serving.job_catalog import LocalJobCatalog
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from state_backend.store.keyspace import Keyspace
+from tests.server.test_signals import Start
+from tests.server.test_signals import start as start
+
+TOKEN = "a secret"
+HOUR_S = 3600.0
+STATE = StateDescriptor("s", key="k", value="v")
+CHANGE = Change("s", Op.PUT, b"job:s:a", None, b"1")
+
+
+class Receiver:
+    """The appliers of a server, as a listener of announcements sees them."""
+
+    def __init__(self) -> None:
+        self.noticed: list[tuple[str, int, int]] = []
+
+    async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
+        self.noticed.append((job, term, epoch))
+
+
+@contextmanager
+def listening(port: int = 0, receiver: Receiver | None = None) -> Iterator[tuple[int, Receiver]]:
+    """Run a listener of announcements in a thread; yield its port and what it received."""
+    receiver = receiver or Receiver()
+    loop = asyncio.new_event_loop()
+    listener = AnnouncementListener(receiver, TOKEN)  # type: ignore[arg-type]
+
+    async def begin() -> int:
+        return listener.start("127.0.0.1", port)
+
+    async def end() -> None:
+        listener.stop()
+        await asyncio.sleep(0)
+        loop.stop()
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(begin(), loop).result(), receiver
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcer_module, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(announcer_module, "RECORD_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def announcing(tmp_path: Path) -> Iterator[Callable[..., Announcer]]:
+    made: list[Announcer] = []
+
+    def make(*addresses: str) -> Announcer:
+        made.append(Announcer(str(tmp_path), addresses, token=TOKEN))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_an_epoch_is_announced_with_its_job_and_term(announcing: Callable[..., Announcer]) -> None:
+    with listening() as (port, receiver), listening() as (other_port, other):
+        announcer = announcing(f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
+        announcer.announce("job", 3, 7)
+        eventually(lambda: receiver.noticed == other.noticed == [("job", 3, 7)], awaited="the announcement")
+
+
+def test_the_newest_epoch_is_announced_once_the_receiver_is_back(announcing: Callable[..., Announcer]) -> None:
+    with listening() as (port, receiver):
+        announcer = announcing(f"127.0.0.1:{port}")
+        announcer.announce("job", 1, 0)
+        eventually(lambda: receiver.noticed)
+    for epoch in range(1, 5):
+        announcer.announce("job", 1, epoch)
+    with listening(port) as (_, receiver):
+        eventually(lambda: ("job", 1, 4) in receiver.noticed, awaited="the newest epoch")
+
+
+def test_a_receiver_that_does_not_reply_delays_neither_a_commit_nor_another_receiver(
+    announcing: Callable[..., Announcer],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, listening() as (port, receiver):
+        announcer = announcing(f"127.0.0.1:{silent.getsockname()[1]}", f"127.0.0.1:{port}")
+        for epoch in range(100):
+            announcer.announce("job", 1, epoch)
+        eventually(lambda: receiver.noticed and receiver.noticed[-1] == ("job", 1, 99), awaited="the last epoch")
+
+
+def test_the_registry_is_found_by_its_record_also_when_it_moves(
+    announcing: Callable[..., Announcer], tmp_path: Path
+) -> None:
+    def record(port: int, term: int) -> None:
+        text = '{"format": 1, "term": %d, "address": "127.0.0.1:%d", "replicas": 0, "topology": null}'
+        (tmp_path / "registry.json").write_text(text % (term, port))
+
+    announcer = announcing()
+    announcer.announce("job", 1, 0)  # there is no registry yet
+    with listening() as (port, receiver):
+        record(port, 1)
+
+        def is_announced() -> bool:
+            announcer.announce("job", 1, 1)
+            return bool(receiver.noticed)
+
+        eventually(is_announced)
+    with listening() as (port, receiver):
+        announcer.announce("job", 1, 2)  # to the one that has ended
+        record(port, 2)
+        eventually(lambda: ("job", 1, 2) in receiver.noticed, awaited="the registry of the next term")
+
+
+def test_without_a_token_there_are_no_announcements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    Announcer(str(tmp_path)).announce("job", 1, 1)
+    with pytest.raises(ValueError, match=f"set {TOKEN_VARIABLE} to the same secret"):
+        Announcer(str(tmp_path), ["127.0.0.1:1"])
+    with pytest.raises(ValueError, match="'here' is not HOST:PORT"):
+        Announcer(str(tmp_path), ["here"], token=TOKEN)
+
+
+def test_the_port_takes_announcements_with_the_token_and_nothing_else() -> None:
+    with listening() as (port, receiver):
+        with Client("127.0.0.1", port, password=TOKEN) as client:
+            assert client.call("NOTICE", "job", "1") == "OK"
+            for words in (("NOTICE", "job"), ("NOTICE", "job", "x"), ("STOP", "0"), ("WAIT", "job", "1", "1")):
+                with pytest.raises(ClientError, match="not a request of the announcements port"):
+                    client.call(*words)
+        with pytest.raises(ClientError, match="AUTH with the server's token must be the first request"):
+            Client("127.0.0.1", port, password="wrong")
+        assert receiver.noticed == [("job", 0, 1)]
+
+
+def test_a_writer_without_spark_announces_its_epochs(tmp_path: Path, announcing: Callable[..., Announcer]) -> None:
+    with listening() as (port, receiver):
+        announcer = announcing(f"127.0.0.1:{port}")
+        with LogWriter(tmp_path, "job", [STATE], announce=announcer.announce) as writer:
+            eventually(lambda: receiver.noticed == [("job", 1, -1)], awaited="the writer's begin")
+            writer.publish([CHANGE])
+            eventually(lambda: receiver.noticed[-1] == ("job", 1, 0), awaited="the epoch")
+
+
+def test_an_announced_epoch_is_applied_without_a_poll_or_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_watch.LogWatch, "watch", lambda *_: None)  # as for a log on another machine
+
+    async def follow() -> None:
+        keyspace = Keyspace()
+        writer = LogWriter(tmp_path / "log", "job", [STATE])
+        writer.publish([CHANGE])
+        appliers = Appliers(LocalJobCatalog(keyspace), [str(tmp_path / "log")], tmp_path, probe_interval_s=HOUR_S)
+        await appliers.start()
+        await appliers.catch_up()
+        listener = AnnouncementListener(appliers, TOKEN)
+        announcer = Announcer(tmp_path, [f"127.0.0.1:{listener.start('127.0.0.1', 0)}"], token=TOKEN)
+        try:
+            for _ in range(3):
+                epoch = writer.publish([CHANGE])
+                announcer.announce("job", 1, epoch)
+                await eventually_async(lambda: appliers.visible["job"].epoch, lambda seen, epoch=epoch: seen == epoch)
+            late = LogWriter(tmp_path / "log", "late", [STATE.for_job("late")])
+            late.publish([Change("s", Op.PUT, b"late:s:a", None, b"1")])
+            announcer.announce("late", 1, 0)
+            await eventually_async(lambda: "late" in appliers.visible)
+        finally:
+            await asyncio.to_thread(announcer.close)
+            listener.stop()
+            await appliers.stop()
+
+    asyncio.run(follow())
+
+
+def test_serve_listens_for_announcements(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    server = start("serve", "--log", tmp_path / "log", "--store", tmp_path / "store", "--port", 0, "--announcements", 0)
+    port = int(server.wait_for(r"announcements @ 127\.0\.0\.1:(\d+)")[1])
+    with Client("127.0.0.1", port, password="of-the-test") as client:
+        assert client.call("NOTICE", "job", "1", "1") == "OK"
+
+
+def test_serve_refuses_announcements_without_a_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparkis", "serve", "--log", str(tmp_path), "--announcements", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert ended.returncode != 0
+    assert f"--announcements needs a token: set {TOKEN_VARIABLE}" in ended.stderr
+    assert "Traceback" not in ended.stderr
