@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -149,7 +150,8 @@ class _Client:
     """A client of a server that has the first epoch."""
 
     def __init__(self, port: int) -> None:
-        self._replies = hiredis.Reader(protocolError=BenchmarkError, replyError=BenchmarkError)
+        self._replies = hiredis.Reader()
+        self._pushes: deque[object] = deque()
 
         def has_epoch() -> bool:
             try:
@@ -162,14 +164,17 @@ class _Client:
         eventually(has_epoch, awaited="the first epoch", timeout_s=TIMEOUT_S, interval_s=0.1, error=BenchmarkError)
 
     def call(self, *words: str | bytes) -> object:
-        """Send a request; return the reply, without pushes."""
+        """Send a request; return the reply. Pushes before it are kept for `next`."""
         self._socket.sendall(pack_request(*words))
-        while isinstance(reply := self.next(), hiredis.PushNotification):
-            pass
+        while isinstance(reply := self._received(), hiredis.PushNotification):
+            self._pushes.append(reply)
         return reply
 
     def next(self) -> object:
-        """Return the next reply or push."""
+        """Return the next message or push."""
+        return self._pushes.popleft() if self._pushes else self._received()
+
+    def _received(self) -> object:
         while (reply := self._replies.gets()) is False:
             received = self._socket.recv(1 << 16)
             if not received:
@@ -213,6 +218,7 @@ def _caching(port: int) -> Wait:
     client.call("GET", KEY)
 
     def wait(number: int) -> None:
+        client.next()
         while client.call("GET", KEY) != b"%d" % number:  # servers that join a cluster invalidate keys, too
             client.next()
 

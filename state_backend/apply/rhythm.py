@@ -6,8 +6,10 @@ Without news the pause doubles up to a limit. Around the time at which the next 
     found      found            earliest       latest             twice the latest
     --|----------|------- pause ----|--short--short--short--short---|---- pause ----
 
-The latest is the longest of the last gaps between two epochs; the earliest is the shortest one less MARGIN of their
-difference. Where epochs are announced, the only look of that time is at its end, for an announcement that was lost.
+The latest is the longest that the last gaps between two epochs may have been; the earliest is the shortest one less
+MARGIN of their difference. An epoch was committed between the look that found it and the look before. So a gap is known
+more exactly as looks become more frequent, and a job whose gaps equal the pause is not always found equally late.
+Where epochs are announced, the only look of that time is at its end, for an announcement that was lost.
 """
 
 from __future__ import annotations
@@ -37,16 +39,18 @@ class Rhythm:
         self._shortest_s = self._pause_s = shortest_s
         self._longest_s = max(shortest_s, longest_s)
         self._finest_s = finest_s
-        self._gaps: deque[float] = deque(maxlen=GAPS)
-        self._found_s = math.nan
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=GAPS)  # the shortest and the longest that each may be
+        self._looked_s = self._before_s = self._found_s = math.nan  # the last look; the last find, and the look before
         self._is_announced = False
 
     def looked(self, now_s: float, *, has_news: bool, epochs: int, was_announced: bool) -> None:
         """Note a look that has ended now. epochs: those that it found; was_announced: a hint was its reason."""
         if epochs:
-            if not math.isnan(self._found_s):
-                self._gaps.append((now_s - self._found_s) / epochs)
-            self._found_s, self._is_announced = now_s, was_announced
+            before_s = now_s if was_announced else self._looked_s
+            if not math.isnan(self._before_s):
+                self._gaps.append(((before_s - self._found_s) / epochs, (now_s - self._before_s) / epochs))
+            self._before_s, self._found_s, self._is_announced = before_s, now_s, was_announced
+        self._looked_s = now_s
         if has_news and not was_announced:
             self._pause_s = self._shortest_s
 
@@ -61,7 +65,8 @@ class Rhythm:
     def _until_expected_s(self, now_s: float) -> float:
         if len(self._gaps) < GAPS_MIN:
             return math.inf
-        since_s, shortest_s, latest_s = now_s - self._found_s, min(self._gaps), max(self._gaps)
+        since_s = now_s - self._found_s
+        shortest_s, latest_s = min(each for each, _ in self._gaps), max(each for _, each in self._gaps)
         difference_s = latest_s - shortest_s
         earliest_s = shortest_s - MARGIN * difference_s
         if since_s >= 2 * latest_s:

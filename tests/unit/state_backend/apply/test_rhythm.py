@@ -52,6 +52,14 @@ def test_an_epoch_is_found_soon_once_its_rhythm_is_known(shortest_s: float, long
     assert late[int(len(late) * 0.9)] < 3 * late_s_max
 
 
+def test_a_job_with_the_pause_of_the_looks_is_not_found_equally_late_for_ever() -> None:
+    job = Job(lambda: 1.0)
+    job._commit_s = 0.3
+    job.follow(40)
+    late, _ = job.follow(20)
+    assert max(late) < 3 * FINEST_S
+
+
 def test_a_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
     chance = random.Random(1)
     job = Job(lambda: chance.uniform(9.9, 10.1))
