@@ -122,6 +122,9 @@ class ClusterEvents(ClusterFacts, Protocol):
     def cut_silent_server(self, address: str) -> None:
         """Handle a server that does not reply."""
 
+    def reason_to_give_up(self, connection: ServerConnection) -> str | None:
+        """Return the reason why the server of a connection takes no requests for now; None: it may take some."""
+
     def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
         """Take over a socket whose next reply is long."""
 
@@ -180,8 +183,8 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
             request.sends += 1
             self.send(request.packed, request)
-        elif self._is_given_up():
-            request.refuse(PlainError(self.reason))
+        elif (reason := self._cluster.reason_to_give_up(self)) is not None:
+            request.refuse(PlainError(reason))
         else:
             if request.queued_until_s is None:
                 request.queued_until_s = min(request.deadline_s, self._cluster.clock() + self._cluster.timeout_s)
@@ -203,6 +206,26 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Remove and return the queued requests."""
         requests, self._queue, self._queued_bytes = self._queue, [], 0
         return requests
+
+    def take_sent(self) -> list[ServerRequest]:
+        """Return the requests in flight that another server of the shard can answer; discard this server's replies.
+
+        Requests to this very server stay.
+        """
+        if self._link is None:
+            return []
+        self._flush()
+        sent, kept = list(self._in_flight), self._in_flight
+        kept.clear()
+        taken: list[ServerRequest] = []
+        for each in sent:
+            if isinstance(each, ServerRequest) and each.address is not None:
+                kept.append(each)
+                continue
+            discarded = ServerRequest(PING, 0, 2, each.deadline_s, DiscardSink(), 0, self.key.address)
+            kept.extend([discarded] * each.remaining)
+            taken += [each.next_request() for _ in range(each.remaining)]
+        return taken
 
     def connect(self) -> None:
         """Open the connection, unless it is open or is being opened."""
@@ -246,6 +269,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Close the connection, if it is open; requests in flight are sent again."""
         if self._link is not None:
             self._link.cut(reason)
+
+    def cut_silent(self) -> None:
+        """Close the connection to a server that does not reply. It counts as unreachable since its last reply."""
+        if self._link is not None:
+            self._down_since_s = self._last_received_s
+            self._link.cut(f"{self.key.address} did not reply in time")
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -354,15 +383,15 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def _output_bytes(self) -> int:
         return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
 
-    def _is_given_up(self) -> bool:
-        """Tell whether to refuse requests at once.
+    @property
+    def is_given_up(self) -> bool:
+        """Tell whether to refuse requests at once: the server is unreachable for longer than a request may wait.
 
-        The server was unreachable for longer than a request may wait, and the next attempt to connect is later.
+        Attempts to connect go on meanwhile. A host that drops packets delays each of them by the whole timeout.
         """
         return (
             self._down_since_s is not None
-            and self._link is None
-            and self._cluster.clock() < self._not_before_s
+            and self._connecting is not None
             and self._cluster.clock() - self._down_since_s > self._cluster.timeout_s
         )
 
@@ -388,7 +417,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             text = reason_of(error) or "it does not reply"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
-            if self._is_given_up():
+            if self.is_given_up:
                 for request in self.take_queued():
                     request.refuse(PlainError(self.reason))
         else:

@@ -369,7 +369,15 @@ class StateCluster:
         """Close all connections to a server that does not reply."""
         for connection in list(self.connections.values()):
             if connection.key.address == address:
-                connection.cut(f"{address} did not reply in time")
+                connection.cut_silent()
+
+    def reason_to_give_up(self, connection: ServerConnection) -> str | None:
+        """Return the reason why the server of a connection takes no requests for now; None: it may take some.
+
+        The connection for look-ups decides for all: it is the one that is opened again and again.
+        """
+        main = self.connections.get(ConnectionKey(connection.key.address, 2, False), connection)
+        return main.reason if main.is_given_up and not connection.is_connected else None
 
     def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
         """Follow a MOVED, send a request again after one of `RETRY_ERRORS`, and pass any other error to the sink."""
@@ -467,6 +475,17 @@ class StateCluster:
             elif not connection.is_usable or key.address in replaced:
                 for request in connection.take_queued():
                     self.send(request)
+            if key.address in replaced and not key.is_long:
+                self._send_elsewhere(connection.take_sent(), key.address)
+
+    def _send_elsewhere(self, requests: Sequence[ServerRequest], before: str) -> None:
+        """Send requests in flight to the servers that are active now. The server before may never reply to them."""
+        for request in requests:
+            if request.address is None:
+                request.sends -= 1  # no connection was lost
+                self.send(request)
+            else:  # it stands for a part of a request, which is sent again as a whole
+                request.refuse(PlainError(f"{before} was replaced before it replied"))
 
     def _choose(self) -> dict[str, str]:
         """Choose each shard's active server; return the former one, by master, of each shard where it changed."""

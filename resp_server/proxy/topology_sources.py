@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 import hiredis
@@ -32,6 +33,10 @@ READ_BYTES_MAX = 64 << 10
 # A topology of a thousand nodes takes some 200 KB.
 REPLY_BYTES_MAX = 4 << 20
 REACH_S_MAX = 5.0
+# A registry replies to each WATCH. It gets one after a second of silence, and is lost after some seconds. The wait has
+# parts, so that a pause of this process costs one part, not the connection.
+SILENT_S = 1.0
+SILENT_CHECKS_MAX = 4
 
 
 class ProxyTopologySource(ABC):
@@ -120,8 +125,21 @@ class LogSource(ProxyTopologySource):
             raise TopologyError(f"{self._filesystem.root}/{RECORD} is not a registry's record: {error}") from None
 
 
+WATCH = pack((b"WATCH",))
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Return the next bytes of a registry; TimeoutError if it replies to no WATCH."""
+    for _ in range(SILENT_CHECKS_MAX):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_S):
+                return await reader.read(READ_BYTES_MAX)
+        writer.write(WATCH)
+    raise TimeoutError
+
+
 class RegistrySource(ProxyTopologySource):
-    """A registry, which sends each new topology."""
+    """A registry, which sends each new topology. A connection over which nothing comes is replaced."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
         self.name = f"the registry {address_of(host, port)}"
@@ -147,10 +165,10 @@ class RegistrySource(ProxyTopologySource):
             context = None if certificates is None else certificates.for_server()
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
         try:
-            writer.write(pack((b"AUTH", self._token.encode())) + pack((b"WATCH",)))
+            writer.write(pack((b"AUTH", self._token.encode())) + WATCH)
             replies = hiredis.Reader(encoding="utf-8")
             unread = 0
-            while data := await reader.read(READ_BYTES_MAX):
+            while data := await _read(reader, writer):
                 replies.feed(data)
                 unread += len(data)
                 while (reply := replies.gets()) is not False:

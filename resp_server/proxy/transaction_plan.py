@@ -19,7 +19,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
 from resp_server.proxy.requests import PING, SENDS_MAX, ServerRequest
-from resp_server.proxy.server_connection import ConnectionKey
+from resp_server.proxy.server_connection import ConnectionKey, ServerConnection
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.session import Session
@@ -86,7 +86,7 @@ class TransactionBlock(ReplySink):
     def send(self, epochs: dict[str, JobEpoch], clock_ms: int, protocol: int) -> bool:
         """Send the block; return False if no connection to the server is ready yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
-        connection = self.cluster.connection(ConnectionKey(self.address, protocol, is_long))
+        connection = self._connection(protocol)
         if len(self.packed) > COMMANDS_MAX:
             raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
@@ -100,6 +100,14 @@ class TransactionBlock(ReplySink):
         self.deadline_s, self.protocol = self.cluster.deadline_s(is_long), protocol
         connection.send(b"".join(words), self)
         return True
+
+    def _connection(self, protocol: int) -> ServerConnection:
+        is_long = len(self.packed) > SHORT_COMMANDS_MAX
+        return self.cluster.connection(ConnectionKey(self.address, protocol, is_long))
+
+    def is_given_up(self, protocol: int) -> bool:
+        """Tell whether the server takes no requests for now."""
+        return self.cluster.reason_to_give_up(self._connection(protocol)) is not None
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
         """Add the next replies."""

@@ -151,9 +151,13 @@ class ProxyExec(ReplyStage):
         self._incomplete_blocks -= 1
         if not is_sent:
             names = ", ".join(address for _, address in self._plan.blocks)
-            self._retry(f"not all of {names} can be reached", self._send_again)
+            self._retry(f"not all of {names} can be reached", self._send_again, is_last=self._lacks_a_server())
         elif not self._incomplete_blocks:
             self._finish()
+
+    def _lacks_a_server(self) -> bool:
+        """Tell whether a server of the plan takes no requests for longer than this transaction may wait."""
+        return any(block.is_given_up(self._protocol) for block in self._plan.blocks.values())
 
     def _send_again(self) -> None:
         if self._incomplete_blocks:  # replies to the earlier blocks are still missing
@@ -221,9 +225,10 @@ class ProxyExec(ReplyStage):
             elif epochs[job] not in reached:
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
 
-    def _retry(self, reason: str, then: Callable[[], None]) -> None:
+    def _retry(self, reason: str, then: Callable[[], None], *, is_last: bool = False) -> None:
+        """Call back after a pause; finish with an error if the deadline would be over then, or nothing can change."""
         now_s = self._applications.each[0].now_s
-        if now_s + self._pause_s > self._deadline_s:
+        if is_last or now_s + self._pause_s > self._deadline_s:
             self.finish(b"-%b\r\n" % TryAgainError(reason).line)
             return
         asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)

@@ -1,0 +1,120 @@
+"""Peers whose packets are dropped: nothing is closed, and nothing arrives. What answers, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import Running, sparkis_proxy, wait_for_keys
+from compat.conformance.wire import requests
+from compat.waiting import eventually
+from tests.server.nodes import HALVES, PATIENT
+from tests.server.relay import Relay
+from tests.server.test_proxy_replica_choice import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, _started, wait_for
+
+TIMEOUT_MS = 1_000
+
+
+def proxy_through(stack: ExitStack, cluster: Cluster, relays: dict[int, Relay], *options: str) -> Running:
+    """Start a proxy that reaches some of the servers, by their numbers, through relays."""
+    nodes = json.loads(cluster.topology.read_text())["nodes"]
+    for node in nodes:
+        if "replica_of" in node:
+            node["replica_of"] = f"127.0.0.1:{relays[0].port if 0 in relays else cluster.ports[0]}"
+    for at, relay in relays.items():
+        nodes[at]["port"] = relay.port
+    topology = cluster.topology.with_name("relayed.json")
+    topology.write_text(json.dumps({"version": cluster.version, "nodes": nodes}))
+    proxy = stack.enter_context(sparkis_proxy(topology, *options))
+    wait_for_keys(proxy, KEYS)
+    return proxy
+
+
+def relay_to(stack: ExitStack, port: int) -> Relay:
+    relay = Relay(port)
+    stack.callback(relay.stop)
+    return relay
+
+
+@pytest.mark.parametrize("protocol", ["2", "3"])
+def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_takes_over(
+    tmp_path: Path, protocol: str
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        relay = relay_to(stack, cluster.ports[0])
+        # Nobody waits for the master's own time-out: it is longer than the test.
+        proxy = proxy_through(stack, cluster, {0: relay}, *PATIENT)
+        one, two = cluster.job.keys[:2]
+        reads = {
+            "a short read": [(b"GET", one)],
+            "MGET": [(b"MGET", one, two)],
+            "a pipeline": [(b"GET", one), (b"GET", two), (b"STRLEN", one), (b"MGET", two, one)],
+            "a transaction": [(b"MULTI",), (b"GET", one), (b"GET", two), (b"EXEC",)],
+        }
+        with ExitStack() as clients:
+            open_connections = {name: clients.enter_context(proxy.connect()) for name in reads}
+            for connection in open_connections.values():
+                connection.call("HELLO", protocol)
+                assert connection.call("GET", one).plain == b"0"
+            relay.drop()
+            for name, connection in open_connections.items():
+                connection.send(requests(reads[name]))
+            cluster.publish(0, 1)
+            for name, connection in open_connections.items():
+                last = [connection.read().plain for _ in reads[name]][-1]
+                assert last == (b"1" if name == "a short read" else [b"1", b"1"]), name
+
+
+def test_a_host_that_drops_packets_costs_no_request_a_timeout_while_it_is_tried_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *HALVES)
+        relay = relay_to(stack, cluster.ports[1])
+        proxy = proxy_through(stack, cluster, {1: relay}, "--server-timeout", str(TIMEOUT_MS))
+        here, away = cluster.key_of(0), cluster.key_of(1)
+        asked = [
+            [(b"GET", away)],
+            [(b"GET", away), (b"GET", here)],
+            [(b"MGET", here, away)],
+            [(b"DBSIZE",)],
+            [(b"MULTI",), (b"GET", here), (b"GET", away), (b"EXEC",)],
+        ]
+        with proxy.connect() as connection, proxy.connect() as other:
+            assert connection.call("GET", away).plain == b"0"
+            other.call("HELLO", "3")
+            relay.drop()
+            eventually(lambda: connection.call("GET", away).is_error and relay.accepted > 1, awaited="it is given up")
+            attempts, answered = relay.accepted, 0
+            while relay.accepted < attempts + 3:
+                for client in (connection, other):
+                    for pipeline in asked:
+                        client.send(requests(pipeline))
+                        errors = [client.read().is_error for _ in pipeline]
+                        assert any(errors)
+                        assert not (len(pipeline) == 2 and errors[1]), "the other host's key"
+                        answered += 1
+            # With a wait for each attempt, a request would be answered between two of them.
+            assert answered > 40
+            relay.restore()
+            for client in (connection, other):
+                eventually(lambda c=client: c.call("GET", away).plain == b"0", awaited="it is back")
+
+
+def test_a_proxy_of_a_registry_that_fell_silent_finds_the_servers_that_came_since(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = tmp_path / "log"
+        log.mkdir()
+        Job(log, "j")
+        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
+        relay = relay_to(stack, registry.port)
+        proxy = _started(stack, *PROXY, "--registry", f"127.0.0.1:{relay.port}")
+        eventually(lambda: relay.accepted == 1, awaited="the proxy watches the registry")
+        relay.drop()
+        options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
+        _started(stack, "resp_server.programs.state_server", *options)
+        eventually(lambda: relay.accepted > 1, awaited="the proxy leaves the silent connection")
+        relay.restore()
+        wait_for(proxy, KEYS)
