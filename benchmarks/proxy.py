@@ -144,7 +144,6 @@ class SparkisProxied(Proxied):
     def put(self, numbers: KeyNumbers, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._registry.call("NOTICE", JOB, str(epoch))
-        self.writer.send_heartbeat()
 
     def settle(self) -> None:
         last = self.writer.last

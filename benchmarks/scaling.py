@@ -97,7 +97,6 @@ def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
                     options.report(f"scaling: applying {changes:,} changes, round {number + 1} of {options.rounds}")
                     numbers = random.permutation(max(keys, changes))[:changes]
                     epoch = publish(writer, runs_of_values(numbers, turn * options.rounds + number + 1))
-                    writer.send_heartbeat()
                     started_s = time.perf_counter()
                     applier.step()
                     if status.get("applied") != epoch or status["error"]:

@@ -358,7 +358,6 @@ class Sparkis(ServerUnderTest):
     def put(self, numbers: KeyNumbers, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._control.call("NOTICE", JOB, str(epoch))  # as the sink does
-        self.writer.send_heartbeat()
 
     def settle(self) -> None:
         eventually(self._is_loaded, awaited="applying the last epoch", timeout_s=SETTLE_TIMEOUT_S, error=BenchmarkError)

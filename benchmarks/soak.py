@@ -276,8 +276,6 @@ class Soak:
             while not self._ends.is_set():
                 self._publish()
                 self._control.call("NOTICE", JOB, str(self._epoch))
-                if self._epoch % 10 == 0:
-                    self._writer.send_heartbeat()
                 due_ms = self._plan.clock_ms(self._epoch + 1) - now_ms()
                 self._ends.wait(max(0, due_ms) / 1000)
         except (SparkisError, OSError) as error:

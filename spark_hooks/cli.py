@@ -194,7 +194,11 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.programs.listening import DEFAULT_PORT
 
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
-    parser.add_argument("--list", action="store_true", help="list the states in the checkpoint, and end")
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the states of the checkpoint as the other options would attach them, and end",
+    )
     parser.add_argument(
         "--job", help="the job's name, with which keys begin (default: that of the checkpoint's folder)"
     )
@@ -212,6 +216,13 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--serve", action="store_true", help="also serve the log")
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
+    parser.add_argument(
+        "--on-bad-key",
+        choices=("skip", "fail"),
+        default="skip",
+        help="a row that cannot be written, such as one with a null in its key: skip counts and logs it, fail ends the "
+        "attachment (default %(default)s)",
+    )
     _add_state_options(parser)
     parser.add_argument(
         "--on-mismatch",
@@ -231,6 +242,7 @@ def _add_state_options(parser: argparse.ArgumentParser) -> None:
     )
     state.add_argument("--key", nargs="+", metavar="COLUMN", help="the columns that make the key")
     state.add_argument("--key-format", metavar="TEXT", help="instead of --key: a text with <column> placeholders")
+    state.add_argument("--separator", metavar="TEXT", help="the text between the columns of --key (default `:`)")
     state.add_argument("--field", metavar="COLUMN", help="the part of the key that becomes the field of a hash")
     state.add_argument("--value", nargs="+", metavar="COLUMN", help="the columns of the value")
     state.add_argument(

@@ -71,10 +71,7 @@ class Writer:
         with LogWriter(root, "odd", ODD) as odd:
             odd.publish(odd_changes(odd.clock_ms()))
         opened = {"flights": FLIGHTS, "weather": WEATHER, "game": GAME}
-        self._logs = {
-            name: self._stack.enter_context(LogWriter(root, name, states, sends_heartbeats=True))
-            for name, states in opened.items()
-        }
+        self._logs = {name: self._stack.enter_context(LogWriter(root, name, states)) for name, states in opened.items()}
 
     def step(self) -> None:
         """Commit one epoch of each running job."""
@@ -82,8 +79,6 @@ class Writer:
         self._logs["flights"].publish(self._flight_changes())
         self._logs["weather"].publish(self._weather_changes(self._logs["weather"].clock_ms()))
         self._logs["game"].publish(self._game_changes())
-        for log in self._logs.values():
-            log.send_heartbeat()
 
     def _flight_changes(self) -> Iterator[Change]:
         chance, is_first = self._random, self._step == 1

@@ -43,6 +43,7 @@ def _facts(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
         "age_ms": age_ms(applied, now_ms),
         "stale": job.is_stale,
         "incomplete": job.is_incomplete,
+        "skipped_rows": job.skipped_rows,
         "held_back": job.held_back_epoch is not None,
         "failing": bool(job.error),
         "epochs_per_minute": epochs_per_minute,

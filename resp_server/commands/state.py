@@ -98,6 +98,7 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"changes_per_minute": changes_per_minute,
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
+        b"skipped_rows": job.skipped_rows,
         b"held_back_epoch": job.held_back_epoch,
         b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
         b"as_of": None if job.as_of_ms is None else iso_text(job.as_of_ms).encode(),

@@ -153,6 +153,12 @@ JOBS = (
         "job_name",
         merge=Merge.LARGEST,
     ),
+    _gauge(
+        "job_skipped_rows",
+        "Rows that were left out since the query's first epoch, because they cannot be written",
+        "job_name",
+        merge=Merge.LARGEST,
+    ),
     _gauge("job_held_back", "1 if state of a new checkpoint is held back", "job_name", merge=Merge.LARGEST),
     _gauge("job_failing", "1 if epochs cannot be applied; the log says why", "job_name", merge=Merge.LARGEST),
     _gauge(

@@ -33,6 +33,7 @@ JOB_NUMBERS = {
     "changes_per_minute": "job_changes_per_minute",
     "stale": "job_stale",
     "incomplete": "job_incomplete",
+    "skipped_rows": "job_skipped_rows",
     "store_bytes": "job_store_bytes",
 }
 # The same of INFO's section about an upstream.

@@ -157,6 +157,7 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         "stale" if job["stale"] else "live",
         "incomplete" if job["incomplete"] else "",
         "" if job["held_back_epoch"] is None else f"epoch {job['held_back_epoch']} of a new generation is held back",
+        f"{job['skipped_rows']:,} rows skipped" if job.get("skipped_rows") else "",
         job["error"],
     ]
     return (

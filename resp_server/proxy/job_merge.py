@@ -136,7 +136,7 @@ def _progress(rows: Sequence[Row]) -> Row:
     }
     oldest = min(rows, key=lambda row: row["committed_at"] or "")  # None if a server has no visible epoch yet
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
-    largest = ("stale", "incomplete", "epochs_per_minute", "changes_per_minute")
+    largest = ("stale", "incomplete", "skipped_rows", "epochs_per_minute", "changes_per_minute")
     flags = {name: max(row.get(name, 0) for row in rows) for name in largest}
     held_back = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
     age |= {"held_back_epoch": held_back["held_back_epoch"], "held_back_since": held_back["held_back_since"]}

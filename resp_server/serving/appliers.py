@@ -298,6 +298,7 @@ class ApplierProcess:
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
                 "recent_epochs": self._recent_epochs_with(event),
                 "is_incomplete": event["is_incomplete"],
+                "skipped_rows": event.get("skipped_rows", 0),
                 "held_back_epoch": event["held_back_epoch"],
                 "held_back_since_ms": event["held_back_since_ms"],
                 "is_stale": event["is_stale"],

@@ -138,6 +138,7 @@ class LocalJobCatalog(JobCatalog):
             states,
             store,
             is_incomplete=event["is_incomplete"],
+            skipped_rows=event.get("skipped_rows", 0),
             renamed_from=event["renamed_from"],
             as_of_ms=event.get("as_of_ms"),
             log=event.get("log", ""),

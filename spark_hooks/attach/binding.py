@@ -10,7 +10,7 @@ from spark_hooks.attach.operators import OperatorState, operator_states
 from spark_hooks.attach.state_query import StateQuery, buffers_of
 from spark_hooks.checkpoint import SparkCheckpoint
 from state_backend.attach.aggregates import PlannedFunction, planned_of
-from state_backend.attach.states import AttachedState, index_of
+from state_backend.attach.states import AttachedState, for_each, index_of
 from state_backend.model.descriptor import check_states
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -41,8 +41,8 @@ def bind(
     planned = planned_of({each.operator_id: buffers for each in found if (buffers := buffers_of(each))}, functions)
     chosen = (
         [(_requested(found, each), each) for each in requested]
-        if requested
-        else [(source, AttachedState()) for source in found]
+        if (of_each := for_each(requested)) is None
+        else [(source, of_each) for source in found]
     )
     bound = [
         StateQuery.of(source, each, job, session, checkpoint, batch, planned.get(source.operator_id))

@@ -54,7 +54,7 @@ def _list(options: argparse.Namespace) -> None:
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id}, batch {batch}")
     job = options.job or "JOB"
-    for state in bind(checkpoint, job, []):
+    for state in bind(checkpoint, job, states_of(options)):
         names = state.columns.names
         for line in described(names.source, names.all, state.descriptor, job, state.hint):
             print(line)

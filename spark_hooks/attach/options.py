@@ -65,14 +65,17 @@ def announce_to(log: str, addresses: str) -> None:
 
 
 def states_of(options: argparse.Namespace) -> list[AttachedState]:
-    """Return the single state on the command line, if there is one."""
+    """Return the state on the command line: a single one, or what is to be done with each state."""
     given: dict[str, Any] = {}
-    for name in ("operator", "variable", "key", "key_format", "field", "value", "kind", "encoding", "length_max"):
+    for name in (
+        *("operator", "variable", "key", "key_format", "separator", "field"),
+        *("value", "kind", "encoding", "length_max"),
+    ):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.column:
         given["columns"] = pairs("--column", options.column)
-    return [AttachedState(options.state, **given)] if given or options.state else []
+    return [AttachedState(options.state, **given, on_bad_key=options.on_bad_key)]
 
 
 def described(

@@ -64,6 +64,6 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
     job = options.job or "JOB"
-    for state in bind(session, checkpoint, batch, job, []):
+    for state in bind(session, checkpoint, batch, job, states_of(options)):
         for line in described(str(state.source), state.names, state.descriptor, job, state.hint):
             print(line)

@@ -36,6 +36,7 @@ from state_backend.attach.aggregates import (
     default_columns,
     hint_of,
     match_buffers,
+    of_buffers,
     parse_aggregate,
     results_of,
 )
@@ -54,6 +55,7 @@ from state_backend.attach.states import (
     descriptor_of,
     distinct_names,
     key_columns_of,
+    named_value_of,
     single_window,
     without_window_ends,
 )
@@ -275,7 +277,9 @@ class StateQuery:
         expressions = dict(requested.columns or {})
         calls = {name: call for name, text in expressions.items() if (call := parse_aggregate(text)) is not None}
         declared = match_buffers({expressions[name]: call for name, call in calls.items()}, roles.buffers, str(source))
-        descriptor = descriptor_of(roles.names(source), requested)
+        names, calls_of = roles.names(source), {name: declared[expressions[name]] for name in calls}
+        named = named_value_of(list(expressions), *of_buffers(calls_of, roles.results, roles.buffers), names)
+        descriptor = descriptor_of(replace(names, named_value=named), requested)
         _check_key_expressions(source, roles, descriptor, expressions)
         results = {name: each for name, each in roles.results.items() if name not in calls}
         results |= {name: declared[expressions[name]] for name in calls}
@@ -283,7 +287,10 @@ class StateQuery:
         rows = result._named_rows(source.snapshot(spark, checkpoint, batch), batch)
         descriptor = check_columns(rows, descriptor, job)
         check_layout(rows, [descriptor], job)
-        return replace(result, descriptor=descriptor, layout=Layout.of(rows, [descriptor], job))
+        layout = Layout.of(rows, [descriptor], job)
+        skips = requested.on_bad_key == "skip"
+        layout = replace(layout, row_plans=tuple(replace(each, skips_bad_rows=skips) for each in layout.row_plans))
+        return replace(result, descriptor=descriptor, layout=layout)
 
     @property
     def names(self) -> tuple[str, ...]:

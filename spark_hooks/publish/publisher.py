@@ -133,6 +133,7 @@ class SinkOptions:
     has_progress: bool = False
     catch_up_timeout_s: float | None = CATCH_UP_TIMEOUT_S
     takeover: bool = False
+    skips_bad_rows: bool = False
 
 
 class Publisher:
@@ -180,7 +181,7 @@ class Publisher:
                     siblings=siblings,
                     rewrites_states=self._options.mode == "complete",
                     checkpoint=run.checkpoint,
-                    sends_heartbeats=True,
+                    sends_heartbeats=False,
                     takeover=self._options.takeover,
                     holds_back=self._options.catch_up_timeout_s != 0,
                 )
@@ -243,7 +244,8 @@ class Publisher:
         """
         layout = self._layout_of(batch)
         plan = placement.plan_of(self._options.log)
-        write_task = task.Task(self._options.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
+        plans = tuple(replace(each, skips_bad_rows=self._options.skips_bad_rows) for each in layout.plans(clock_ms))
+        write_task = task.Task(self._options.log, writer.folder, batch_id, plans, plan)
         partitions = partitions_of(batch.sparkSession)
         has_hashes = layout.has_unique_keys
         can_skip = bool(layout.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)

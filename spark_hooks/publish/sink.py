@@ -30,6 +30,7 @@ from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import ANNOUNCE_SETTING, LOG_SETTING
 from spark_hooks.sessions import analyzed_plan, check_connect, is_connect
+from state_backend.codec.row_encoding import OnBadKey
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
@@ -135,6 +136,7 @@ def _sink_options_of(
     progress: bool | None,
     takeover: bool,
     catch_up_timeout: float | None,
+    on_bad_key: OnBadKey,
     query: StreamingQuery | None = None,
 ) -> SinkOptions:
     """Validate the arguments of a call. query: the running query, if `df` is one of its micro-batches."""
@@ -143,6 +145,7 @@ def _sink_options_of(
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
+    _check_choice("on_bad_key", on_bad_key, get_args(OnBadKey))
     check_timeout(catch_up_timeout)
     described = _checked_states(df, states, job, arguments)
     _check_folded(described, mode, df, query)
@@ -157,7 +160,16 @@ def _sink_options_of(
             "progress=True: under Spark Connect the sink's process has no access to the query's progress; leave it out"
         )
     return SinkOptions(
-        tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress, catch_up_timeout, takeover
+        tuple(described),
+        mode,
+        job,
+        root,
+        float(timeout_s),
+        on_rewind,
+        has_progress,
+        catch_up_timeout,
+        takeover,
+        skips_bad_rows=on_bad_key == "skip",
     )
 
 
@@ -237,6 +249,7 @@ def queryable(
     progress: bool | None = None,
     takeover: bool = False,
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
+    on_bad_key: OnBadKey = "fail",
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
     """Return a writer whose query publishes the rows of a streaming DataFrame as state for Redis clients.
@@ -260,6 +273,8 @@ def queryable(
         takeover: True: take the job over from another running query, which then fails.
         catch_up_timeout: The seconds for which readers keep the old state at most while a query with a new checkpoint
             catches up. 0: readers see the new state at once. None: no limit.
+        on_bad_key: For a row that cannot be written, such as one with a null in its key: `fail` fails the micro-batch,
+            `skip` leaves the row out, counts it, and logs one example of each micro-batch.
         **columns: For a single state: the arguments of `StateDescriptor`, such as `key=` and `value=`.
 
     Returns:
@@ -303,6 +318,7 @@ def queryable(
         progress=progress,
         takeover=takeover,
         catch_up_timeout=catch_up_timeout,
+        on_bad_key=on_bad_key,
     )
     if is_connect(df):
         # Imported here: it needs packages that only clients of Spark Connect have.
@@ -346,6 +362,7 @@ def publish(
     progress: bool | None = None,
     takeover: bool = False,
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
+    on_bad_key: OnBadKey = "fail",
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
@@ -366,6 +383,7 @@ def publish(
         progress: As for `queryable`.
         takeover: As for `queryable`.
         catch_up_timeout: As for `queryable`.
+        on_bad_key: As for `queryable`.
         checkpoint: The query's checkpoint. Spark Connect needs it, and `job` as well; classic Spark ignores it.
         **columns: For a single state: the arguments of `StateDescriptor`.
 
@@ -401,7 +419,17 @@ def publish(
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
         key = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        arguments = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover, catch_up_timeout)
+        arguments = (
+            states,
+            columns,
+            mode,
+            wait_for_visibility,
+            on_rewind,
+            progress,
+            takeover,
+            catch_up_timeout,
+            on_bad_key,
+        )
         active = _published.get(key)
         if active is not None and active.run == run:
             active.publisher.check_not_committed(name, batch_id)
@@ -417,6 +445,7 @@ def publish(
                 on_rewind=on_rewind,
                 progress=progress,
                 catch_up_timeout=catch_up_timeout,
+                on_bad_key=on_bad_key,
                 query=run.query,
                 takeover=takeover,
             )

@@ -176,7 +176,14 @@ def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:
         except FencedWriterError:
             raise _fenced(state.name, job) from None
     others = [each for each in _tables_of(root, job) if each.name != state.name]
-    writer = _writers[root, job] = LogWriter(root, job, [*others, table], source=SOURCE, rewrites_states=True)
+    writer = _writers[root, job] = LogWriter(
+        root,
+        job,
+        [*others, table],
+        source=SOURCE,
+        rewrites_states=True,
+        sends_heartbeats=False,  # each epoch of a table is final
+    )
     return writer
 
 

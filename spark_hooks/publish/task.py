@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,14 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
-from state_backend.codec.row_encoding import RowError, RowPlan, encode
+from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, encode
 from state_backend.log.epochs import ChangeFile, EpochContent, to_stream
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
+logger = logging.getLogger("sparkis.sink")
+
 # The schema of the one row that a task returns, as Spark's DDL.
-RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary"
+RESULT = (
+    "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary, "
+    "skipped long, example string"
+)
 # The schema of `as_streams`.
 STREAMS = "stream binary"
 NO_SPARKIS = "No module named 'spark_hooks'"
@@ -59,7 +65,7 @@ class Task:
         tracebacks.
         """
         ensure_state_server(self.placement)
-        digest = [0]
+        digest, skipped = [0], SkippedRows()
         rows = 0
         hashes: list[npt.NDArray[np.int64]] | None = None if self.hashes_max is None else []
 
@@ -82,7 +88,7 @@ class Task:
         file, inline, error, is_log_error = None, None, None, False
         try:
             writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
-            file, inline = writer.write(counted(encode(self.plans, with_hashes(batches), digest)))
+            file, inline = writer.write(counted(encode(self.plans, with_hashes(batches), digest, skipped)))
         except (RowError, LogError) as failed:
             error, is_log_error = str(failed), isinstance(failed, LogError)
         except TooManyRowsError:
@@ -100,6 +106,8 @@ class Task:
                 "error": pa.array([error], pa.string()),
                 "is_log_error": pa.array([is_log_error], pa.bool_()),
                 "hashes": pa.array([None if hashes is None else b"".join(map(bytes, hashes))], pa.binary()),
+                "skipped": pa.array([skipped.count], pa.int64()),
+                "example": pa.array([skipped.example or None], pa.string()),
             }
         )
 
@@ -116,6 +124,9 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
             raise kind(f"job {job!r}, batch {each.batch if batch is None else batch}: {each.error}")
+    if count := sum(each.skipped for each in results):
+        example = next(each.example for each in results if each.example is not None)
+        logger.warning("job %s: %d row(s) are left out; STATE JOBS counts them. For example: %s", job, count, example)
 
 
 def has_unique_keys(results: Sequence[Any]) -> bool:
@@ -163,6 +174,7 @@ def commit(
         digest=changes.digest,
         replaces=replaces,
         offsets=offsets,
+        skipped_rows=changes.skipped_rows,
     )
 
 
@@ -174,4 +186,5 @@ def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochC
         rows=sum(each.rows for each in results),
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,
+        skipped_rows=sum(each.skipped for each in results),
     )

@@ -169,6 +169,7 @@ class Applier:
         self._readers_version = 0  # of the description that readers know
         self._visible = AppliedEpoch("")
         self._origin = 0  # the origin of the store's epochs (see `epochs`)
+        self._skipped_rows = self._visible_skipped_rows = 0  # up to the last epoch, and to the visible one
         self._is_incomplete = False  # whether the visible state is incomplete
         self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
         self._folders: list[str] = []
@@ -559,7 +560,7 @@ class Applier:
         assert self._store is not None
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
-        self._origin = epoch.origin
+        self._origin, self._skipped_rows = epoch.origin, epoch.skipped_rows
         self._epoch_changes = epoch.rows
         changes = EpochChanges(
             epoch.epoch,
@@ -600,6 +601,10 @@ class Applier:
         self._ahead.clear()
         first = self._log.first(current)
         self._origin = first.origin if first is not None else 0
+        self._skipped_rows = 0
+        with suppress(SparkisError):  # the next step meets the same error
+            end = self._log.end(current) if self._store.applied.epoch >= 0 else None
+            self._skipped_rows = end.skipped_rows if end is not None else 0
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
         if is_only and self._store.applied.epoch >= 0:
             self._open_to_readers(current)
@@ -727,6 +732,7 @@ class Applier:
         self._visible, self._visible_changes = self._store.applied, self._epoch_changes
         self._visible_applied = (self._applied_epochs, self._apply_ns)
         self._visible_slots = self._store.slot_ownership.owned
+        self._visible_skipped_rows = self._skipped_rows
         if self._description is not None:
             # The description is None at first: readers may get a store before the log has an epoch.
             self._is_incomplete = bool(self._description.incomplete) or self._origin > 0
@@ -743,6 +749,7 @@ class Applier:
             "applied": self._visible.epoch,
             **self._held_back,
             "is_incomplete": self._is_incomplete,
+            "skipped_rows": self._visible_skipped_rows,
             "folders": self._folders,
             "slots": str(slots),
             "loading": str(self._desired - slots),

@@ -158,6 +158,7 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
         clock_ms=last.clock_ms,
         rows=last.rows,
         digest=last.digest,
+        skipped_rows=last.skipped_rows,
         replaces=names,
         files=written,
         format=new_description.format,

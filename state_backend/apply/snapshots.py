@@ -87,6 +87,7 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
         origin=epoch.origin,
         files=files,
         log_bytes=epoch.log_bytes,
+        skipped_rows=epoch.skipped_rows,
         slots=slots,
         state_bytes=state_bytes.counts,
     )

@@ -229,6 +229,17 @@ def results_of(
     return found
 
 
+def of_buffers(
+    named: Mapping[str, Aggregate], others: Mapping[str, Aggregate], buffers: Sequence[pa.Field]
+) -> tuple[dict[str, range], dict[str, range]]:
+    """Return the buffers of each function that `columns` names, and of all other columns that are made of buffers."""
+    by_name = {name: range(index, index + 1) for index, each in enumerate(buffers) for name in (each.name, f"_{index}")}
+    return (
+        {name: range(each.first, each.end) for name, each in named.items()},
+        by_name | {name: range(each.first, each.end) for name, each in others.items()},
+    )
+
+
 def default_columns(
     raw: Sequence[Sequence[str]], results: Mapping[str, Aggregate], is_buffer: Sequence[bool], *, is_planned: bool
 ) -> tuple[str, ...]:

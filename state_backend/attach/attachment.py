@@ -329,7 +329,7 @@ class Attachment:
             source=self._source,
             starts_empty=starts_empty or not self._is_same_source(query_id),
             checkpoint=self._checkpoint.location,
-            sends_heartbeats=True,
+            sends_heartbeats=False,
             takeover=self._takeover or starts_empty,  # with `starts_empty` it replaces this attachment's own writer
             holds_back=is_other_query and self._catch_up_timeout_s != 0,
         )
@@ -515,6 +515,7 @@ class Attachment:
             digest=changes.digest,
             replaces=changes.replaces,
             offsets=offsets,
+            skipped_rows=changes.skipped_rows,
         )
         self._catch_up.on_commit(offsets)
         with self._batch_committed:

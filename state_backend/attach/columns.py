@@ -23,6 +23,7 @@ from state_backend.attach.aggregates import (
     default_columns,
     hint_of,
     match_buffers,
+    of_buffers,
     parse_aggregate,
     results_of,
 )
@@ -34,6 +35,7 @@ from state_backend.attach.states import (
     ValueField,
     default_value_columns,
     distinct_names,
+    named_value_of,
     single_window,
     without_window_ends,
 )
@@ -152,7 +154,7 @@ class Columns:
     @property
     def names(self) -> ColumnNames:
         """The names of the columns, for `states.descriptor_of`."""
-        return ColumnNames(
+        names = ColumnNames(
             source_of(self.state),
             self.name,
             kind_of(self.state),
@@ -164,6 +166,10 @@ class Columns:
             self.expire_at is not None,
             self.window,
         )
+        calls = {each.name: each.aggregate for each in self.computed if isinstance(each, ResultColumn)}
+        found = {each.name: each.aggregate for each in self.results}
+        named = named_value_of([each.name for each in self.computed], *of_buffers(calls, found, self.buffers), names)
+        return replace(names, named_value=named)
 
     @property
     def all(self) -> tuple[AnyColumn, ...]:

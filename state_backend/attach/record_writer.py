@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -9,10 +10,12 @@ import pyarrow as pa
 
 from state_backend.attach.state_encoder import StateEncoder, newest_of_each
 from state_backend.checkpoint.stores import Decoded
-from state_backend.codec.row_encoding import in_runs, names_of, sorted_by_position
+from state_backend.codec.row_encoding import SkippedRows, in_runs, names_of, sorted_by_position
 from state_backend.log.epochs import ChangeFile, EpochContent
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.records import positions_in
+
+logger = logging.getLogger("sparkis.attach")
 
 # A whole state is written in files of about this size (guess).
 FILE_BYTES_MAX = 256 << 20
@@ -25,11 +28,13 @@ class RecordWriter:
         self._states = tuple(states)
         self.sources = frozenset((each.state.operator, each.state.name) for each in states)
         self._names = names_of([state.plan for state in states])
+        self._has_reported = False  # one example of a skipped row is logged
         self._is_list = [state.state.is_list for state in states]
 
     def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_whole: bool) -> EpochContent:
         """Write rows. is_whole: each key occurs once, so nothing is merged; otherwise the last row of a key counts."""
-        runs = self.runs(decoded, is_whole=is_whole)
+        skipped = SkippedRows()
+        runs = self.runs(decoded, skipped, is_whole=is_whole)
         files: list[ChangeFile] = []
         inline: list[bytes] = []
         rows = 0
@@ -39,23 +44,26 @@ class RecordWriter:
             files += [file] if file is not None else []
             inline += [stream] if stream is not None else []
             rows += part.rows
-        return EpochContent(files, inline, rows)
+        if skipped.count and not self._has_reported:
+            self._has_reported = True
+            logger.warning("a row is left out, and others like it will be; STATE JOBS counts them: %s", skipped.example)
+        return EpochContent(files, inline, rows, skipped_rows=skipped.count)
 
-    def runs(self, decoded: Decoded, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
+    def runs(self, decoded: Decoded, skipped: SkippedRows, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
         """Yield rows as sorted runs of change records. is_whole: as in `write`."""
-        for run in in_runs(self._encoded(decoded)):
+        for run in in_runs(self._encoded(decoded, skipped)):
             ordered = sorted_by_position(run)
             positions = positions_in(ordered)
             may_repeat_keys = not is_whole and bool((positions[1:] == positions[:-1]).any())
             yield newest_of_each(ordered, self._is_list) if may_repeat_keys else ordered
 
-    def _encoded(self, decoded: Decoded) -> Iterator[pa.RecordBatch]:
+    def _encoded(self, decoded: Decoded, skipped: SkippedRows) -> Iterator[pa.RecordBatch]:
         numbers: dict[tuple[int, str], list[int]] = {}
         for number, bound in enumerate(self._states):
             numbers.setdefault((bound.state.operator, bound.state.name), []).append(number)
         for state, rows in decoded:
             for number in numbers.get((state.operator, state.name), ()):
-                yield self._states[number].encoded(rows, number, self._names)
+                yield self._states[number].encoded(rows, number, self._names, skipped)
 
 
 class _FileRuns:

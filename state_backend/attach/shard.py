@@ -143,6 +143,7 @@ def joined(written: Sequence[EpochContent]) -> EpochContent:
         [file for each in written for file in each.files],
         [stream for each in written for stream in each.inline],
         sum(each.rows for each in written),
+        skipped_rows=sum(each.skipped_rows for each in written),
     )
 
 

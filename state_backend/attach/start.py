@@ -18,7 +18,7 @@ from state_backend.attach.attachment import (
 from state_backend.attach.columns import buffers_of, columns_of, is_aggregation, source_of, variable_of
 from state_backend.attach.files_reader import FilesReader, FollowedFiles
 from state_backend.attach.state_encoder import StateEncoder
-from state_backend.attach.states import AttachedState, index_of
+from state_backend.attach.states import AttachedState, for_each, index_of
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.states import state_names
 from state_backend.folder_watch import PAUSE_S
@@ -118,7 +118,10 @@ def bind(
     layout.check()
     found = layout.states
     for unread in layout.unread:
-        if any(each.operator == unread.operator and each.variable in (None, unread.variable) for each in requested):
+        if any(
+            not each.is_for_all and each.operator == unread.operator and each.variable in (None, unread.variable)
+            for each in requested
+        ):
             raise UnsupportedStateError(str(unread))
         logger.warning("job %s: a state is left out, because sparkis does not read it: %s", job, unread)
     if not found:
@@ -126,16 +129,22 @@ def bind(
             f"the query of {checkpoint.location} has no state that can be read, so there is nothing to attach to"
         )
     planned = planned_of({state.operator: buffers_of(state) for state in found if is_aggregation(state)}, functions)
-    columns = [
-        columns_of(state, name, planned.get(state.operator))
-        for state, name in zip(found, state_names(found), strict=True)
-    ]
-    origins = [(state.operator, variable_of(state)) for state in found]
-    sources = [source_of(state) for state in found]
+    columns = []
+    for state, name in zip(found, state_names(found), strict=True):
+        try:
+            columns.append(columns_of(state, name, planned.get(state.operator)))
+        except UnsupportedStateError as error:  # a part of its key has no text
+            if len(found) == 1 or any(
+                not each.is_for_all and each.matches(state.operator, variable_of(state)) for each in requested
+            ):
+                raise
+            logger.warning("job %s: a state is left out: %s", job, error)
+    origins = [(each.state.operator, variable_of(each.state)) for each in columns]
+    sources = [f"{source_of(each.state)}, named {each.name!r}" for each in columns]
     chosen = (
         [(columns[index_of(sources, origins, each)], each) for each in requested]
-        if requested
-        else [(each, AttachedState()) for each in columns]
+        if (of_each := for_each(requested)) is None
+        else [(each, of_each) for each in columns]
     )
     bound = [StateEncoder.of(each, request, job) for each, request in chosen]
     check_states(job, [state.descriptor for state in bound])

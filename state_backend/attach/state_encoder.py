@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +19,7 @@ from state_backend.checkpoint.spark_types import VARIANT, type_name
 from state_backend.checkpoint.states import State, StateForm, stable_name
 from state_backend.codec.column_text import date_text
 from state_backend.codec.json_text import has_json, json_objects, json_texts
-from state_backend.codec.row_encoding import RowError, RowPlan, changes_of
+from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, changes_of
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -49,7 +50,7 @@ class StateEncoder:
         for name in descriptor.value:
             _check_value(columns.column(name), descriptor, subject)
         typed = replace(descriptor, columns=_types(columns, descriptor, job))
-        return cls(columns, typed, _plan(columns, typed, job))
+        return cls(columns, typed, replace(_plan(columns, typed, job), skips_bad_rows=requested.on_bad_key == "skip"))
 
     @property
     def state(self) -> State:
@@ -74,27 +75,28 @@ class StateEncoder:
         is_default = self.descriptor.value == self.columns.default_value
         return self.columns.hint if is_default else None
 
-    def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array) -> pa.RecordBatch:
-        """Return decoded rows as changes of the state `names[number]`, in their order."""
+    def encoded(self, rows: pa.RecordBatch, number: int, names: pa.Array, skipped: SkippedRows) -> pa.RecordBatch:
+        """Return decoded rows as changes of the state `names[number]`, in order. RowError, or rows are skipped."""
         ops, key, value = rows.column("op"), rows.column("key"), rows.column("value")
         is_deleted = pc.equal(ops, int(RecordType.DELETE))
-        resets: pa.Array | None = None
+        owner: npt.NDArray[np.int64] | None = None
         if self.state.is_list:
-            key, value, is_deleted, resets = _elements(ops.to_numpy(), key, value)
+            key, value, is_deleted, resets, owner = _elements(ops.to_numpy(), key, value)
         read = {
-            f"k{index}": self._part(name, self._text(self.columns.column(name), key, value))
+            f"k{index}": self._text(self.columns.column(name), key, value)
             for index, name in enumerate(self.plan.key_names)
         }
         if self.plan.field_name is not None:
             read["f"] = self._text(self.columns.column(self.plan.field_name), key, value)
         for index, column in enumerate(self._values(key, value)):
             read[f"v{index}"] = column
-        if resets is not None:
-            self._check_elements(read["v0"], is_deleted)
-            read["r"] = resets
         if self.columns.expire_at is not None:
             read["e"] = self.columns.expire_at.read(key, value)
-        return changes_of(self.plan, number, names, pa.RecordBatch.from_pydict({**read, "d": is_deleted}))
+        read["d"] = is_deleted
+        if owner is not None:
+            read["r"] = resets
+            read = self._without_null_elements(read, owner, skipped)
+        return changes_of(self.plan, number, names, pa.RecordBatch.from_pydict(read), skipped)
 
     def _values(self, key: pa.StructArray, value: pa.StructArray) -> list[pa.Array]:
         descriptor = self.descriptor
@@ -120,23 +122,35 @@ class StateEncoder:
             return date_text(read)
         return read.cast(pa.string()) if pa.types.is_boolean(read.type) else read
 
-    def _part(self, name: str, part: pa.Array) -> pa.Array:
-        """Return a part of the key; RowError for a null, which has no text."""
-        if part.null_count:
-            raise RowError(
-                f"state {self.descriptor.name!r}: the key column {name!r} is null in {part.null_count} row(s) of a "
-                f"batch, and keys of Redis have no nulls; give them a value that no other row has: "
-                f'columns={{{name!r}: "coalesce({name}, ...)"}} (--column {name}="coalesce({name}, ...)")'
-            )
-        return part
+    def _without_null_elements(
+        self, read: dict[str, pa.Array], owner: npt.NDArray[np.int64], skipped: SkippedRows
+    ) -> dict[str, pa.Array]:
+        """Return rows without null elements of lists, because null means "no list"; RowError if they are not skipped.
 
-    def _check_elements(self, elements: pa.Array, is_deleted: pa.Array) -> None:
-        """Raise RowError for a null element: null means "no list"."""
-        if pc.any(pc.and_(elements.is_null(), pc.invert(is_deleted))).as_py():
-            raise RowError(
-                f"state {self.descriptor.name!r}: an element of the list is null, and lists of Redis have no nulls; "
-                f"replace it: columns={{'element': \"coalesce({self.descriptor.value[0]}, ...)\"}}"
-            )
+        owner: the list of each row. The next element of the list empties it, if a skipped element would have done so.
+        """
+        is_deleted = read["d"].to_numpy(zero_copy_only=False).copy()
+        is_null = read["v0"].is_null().to_numpy(zero_copy_only=False) & ~is_deleted
+        if not is_null.any():
+            return read
+        message = (
+            f"state {self.descriptor.name!r}: an element of the list is null, and lists of Redis have no nulls; "
+            f"replace it: columns={{'element': \"coalesce({self.descriptor.value[0]}, ...)\"}} "
+            f"(sparkis attach: --column 'element=coalesce({self.descriptor.value[0]}, ...)')"
+        )
+        if not self.plan.skips_bad_rows:
+            raise RowError(message)
+        skipped.add(int(is_null.sum()), message)
+        is_reset = read["r"].to_numpy(zero_copy_only=False).copy()
+        for row in np.flatnonzero(is_null & is_reset):
+            first = row
+            while is_null[row] and row + 1 < len(owner) and owner[row + 1] == owner[first]:
+                row += 1
+            is_reset[first], is_reset[row] = False, not is_null[row]
+            is_deleted[row] |= is_null[row]  # all elements are null: there is no list
+        kept = pa.array(~is_null | is_deleted)
+        changed = {**read, "d": pa.array(is_deleted), "r": pa.array(is_reset)}
+        return {name: column.filter(kept) for name, column in changed.items()}
 
 
 def schema_text(state: State) -> str:
@@ -151,10 +165,11 @@ def schema_text(state: State) -> str:
 
 def _elements(
     ops: Any, keys: pa.StructArray, values: pa.ListArray
-) -> tuple[pa.StructArray, pa.StructArray, pa.Array, pa.Array]:
+) -> tuple[pa.StructArray, pa.StructArray, pa.Array, pa.Array, npt.NDArray[np.int64]]:
     """Return a row for each element of the lists, and one for each deleted list.
 
-    The columns are the keys, the elements, whether a row deletes, and whether it is the first element of a new list.
+    The columns are the keys, the elements, whether a row deletes, whether it is the first element of a new list, and
+    the number of its list.
     """
     is_deleted = ops == RecordType.DELETE
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)
@@ -166,7 +181,7 @@ def _elements(
     elements = values.flatten().take(pa.array(indices, pa.int64(), mask=row_is_deleted))
     is_first = np.zeros(len(owner), bool)
     is_first[starts[(ops == RecordType.PUT) & (lengths > 0)]] = True
-    return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first)
+    return keys.take(pa.array(owner)), elements, pa.array(row_is_deleted), pa.array(is_first), owner
 
 
 def _check_value(column: AnyColumn, descriptor: StateDescriptor, subject: str) -> None:

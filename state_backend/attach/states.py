@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, get_args
 
+from state_backend.codec.row_encoding import OnBadKey
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -36,6 +37,7 @@ class AttachedArguments(TypedDict, total=False):
     columns: Mapping[str, str] | None
     encoding: Encoding | str | None
     length_max: int | None
+    on_bad_key: OnBadKey
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class AttachedState:
             is given. A column with the name of a part of the key replaces that part.
         encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
         length_max: For a list: the number of last elements to keep.
+        on_bad_key: `skip` leaves out, counts and logs a row that cannot be written, such as one with a null in its key;
+            `fail` ends the attachment.
 
     Examples:
         >>> sparkis.AttachedState("count", operator=0, key_format="words/<word>").name
@@ -77,6 +81,12 @@ class AttachedState:
     columns: Mapping[str, str] | None = None
     encoding: Encoding | str | None = None
     length_max: int | None = None
+    on_bad_key: OnBadKey = "skip"
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether this chooses no state and no columns: it then describes each state of the query."""
+        return self == AttachedState(on_bad_key=self.on_bad_key)
 
     def matches(self, operator: int, variable: str | None) -> bool:
         """Tell whether `operator` and `variable` match a state of an operator."""
@@ -90,7 +100,8 @@ class ColumnNames:
     source: the state, for errors. kind: LIST, MAP for a map with its own key, else VALUE. key, field: the parts of the
     key, and of a map's own key. value: all fields of the value. distinct: the columns that `key` or `field` of a state
     must have, because keys may differ in one of them alone.
-    default_value: the fields of the value that can be written. window: the column that PARTS_OF_WINDOW may replace.
+    default_value: the fields of the value that can be written. named_value: instead of it, where `columns` only names
+    functions: these and the functions without a name. window: the column that PARTS_OF_WINDOW may replace.
     """
 
     source: str
@@ -103,6 +114,7 @@ class ColumnNames:
     default_value: tuple[str, ...]
     has_expiry: bool
     window: str | None = None
+    named_value: tuple[str, ...] = ()
 
     def distinguishes(self, name: str | None, other: str) -> bool:
         """Tell whether keys that differ in the column `other` also differ in the column `name`."""
@@ -168,6 +180,8 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescriptor:
     """Return the descriptor of a requested state; DescriptorError for columns that it cannot use."""
+    if requested.on_bad_key not in get_args(OnBadKey):
+        raise DescriptorError(f"{names.source}: on_bad_key= is 'skip' or 'fail', not {requested.on_bad_key!r}")
     expressions = list(requested.columns or {})
     field_name = requested.field
     if field_name is None and names.field:
@@ -188,6 +202,7 @@ def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescript
     value = (requested.value,) if isinstance(requested.value, str) else tuple(requested.value)
     value = (
         value
+        or names.named_value
         or tuple(name for name in expressions if name not in {*key, field_name, *names.of_key})
         or names.default_value
     )
@@ -270,4 +285,32 @@ def index_of(found: Sequence[str], origins: Sequence[tuple[int, str | None]], re
             f"the query has no state with operator={requested.operator}, variable={requested.variable!r}; it has "
             f"{available}"
         )
-    raise DescriptorError(f"the query has several states; choose one with operator= or variable=: {available}")
+    raise DescriptorError(
+        f"the query has several states; choose one with operator= or variable= (sparkis attach: --operator, "
+        f"--variable): {available}"
+    )
+
+
+def for_each(requested: Sequence[AttachedState]) -> AttachedState | None:
+    """Return the description of each of the query's states, if no single state is requested."""
+    if not requested:
+        return AttachedState()
+    return requested[0] if len(requested) == 1 and requested[0].is_for_all else None
+
+
+def named_value_of(
+    expressions: Collection[str],
+    named: Mapping[str, Collection[int]],
+    others: Mapping[str, Collection[int]],
+    names: ColumnNames,
+) -> tuple[str, ...]:
+    """Return the value where `columns` only names aggregate functions: the named ones, and those without a name.
+
+    expressions: the names of the columns. named, others: the buffers of each function with a name in `columns`, and of
+    the other default columns of the value. Empty if another expression makes a part of the value.
+    """
+    own = [name for name in expressions if name not in names.of_key]
+    if not own or set(own) - named.keys():
+        return ()
+    used = {buffer for each in named.values() for buffer in each}
+    return (*own, *(name for name in names.default_value if name not in own and not used & {*others.get(name, ())}))

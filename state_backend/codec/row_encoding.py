@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ from state_backend.model.records import (
 from state_backend.model.slots import HASH_BITS, position_of
 from state_backend.native import change_records
 
+OnBadKey = Literal["skip", "fail"]
+
 # The upper bits of the column g: the state's number. The sign bit stays 0, so there are up to 32,768 states.
 STATE_BITS = 16
 # A run has at most 2^16 rows, and a position 46 bits: both fit into a word.
@@ -53,7 +55,18 @@ COLUMN_HASH_BYTES_MAX = 256
 
 
 class RowError(SparkisError):
-    """A row cannot be written; the message names the state and the column."""
+    """A row cannot be written; the message names the state and the column.
+
+    is_bad: for each row of the batch, whether it is such a row; None if it is no single row's fault.
+    """
+
+    def __init__(self, message: str, is_bad: npt.NDArray[np.bool_] | None = None) -> None:
+        super().__init__(message)
+        self.is_bad = is_bad
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the rows out where the error goes to another process."""
+        return type(self), (str(self),)
 
 
 class DuplicateRowsError(RowError):
@@ -62,6 +75,23 @@ class DuplicateRowsError(RowError):
     def __init__(self, message: str, field: bytes | None) -> None:
         super().__init__(message)
         self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the arguments of this error."""
+        return type(self), (str(self), self.field)
+
+
+@dataclass
+class SkippedRows:
+    """The rows that were left out because they cannot be written: their number, and the error of the first one."""
+
+    count: int = 0
+    example: str = ""
+
+    def add(self, count: int, error: str) -> None:
+        """Count some rows."""
+        self.count += count
+        self.example = self.example or error
 
 
 @dataclass(frozen=True)
@@ -79,6 +109,7 @@ class RowPlan:
     reduce         the rows of a key are reduced, by `add` for sums; is_folded: Spark has done so
     by_names       the columns of the order by which the state selects rows; keeps_first: the least row wins
     columns        (name, name in the batch) of each column, where they differ
+    skips_bad_rows a row that cannot be written is left out and counted; otherwise it is an error
     """
 
     state: str
@@ -102,17 +133,20 @@ class RowPlan:
     by_names: tuple[str, ...] = ()
     keeps_first: bool = False
     columns: tuple[tuple[str, str], ...] = ()
+    skips_bad_rows: bool = False
 
 
-def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
+def encode(
+    plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: list[int], skipped: SkippedRows | None = None
+) -> Iterator[pa.RecordBatch]:
     """Encode sorted rows as sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
     The rows of a state are adjacent (with several states, the upper bits of the column g are the state's number), and
     so are the rows of a key. The last row of a key wins; all rows of a list count. Rows that were not shuffled may have
-    any order; then the last row of a key in each run wins. Raises RowError.
+    any order; then the last row of a key in each run wins. Raises RowError. skipped: counts the rows that are left out.
     """
     names = names_of(plans)
-    for run in in_runs(_all_changes(plans, names, batches, digest)):
+    for run in in_runs(_all_changes(plans, names, batches, digest, skipped or SkippedRows())):
         yield _sorted_run(plans, run)
 
 
@@ -137,13 +171,18 @@ def in_runs(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _all_changes(
-    plans: Sequence[RowPlan], names: pa.Array, batches: Iterable[pa.RecordBatch], digest: list[int]
+    plans: Sequence[RowPlan],
+    names: pa.Array,
+    batches: Iterable[pa.RecordBatch],
+    digest: list[int],
+    skipped: SkippedRows,
 ) -> Iterator[pa.RecordBatch]:
     """Encode the rows of all states, one state after another."""
     for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
         plan = plans[number]
         rows = _rows(plan, (part for _, part in parts), digest)
-        yield from _deduplicated(plan, (changes_of(plan, number, names, batch) for batch in rows))
+        changes = (changes_of(plan, number, names, batch, skipped) for batch in rows)
+        yield from _deduplicated(plan, (each for each in changes if each.num_rows))
 
 
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
@@ -249,8 +288,23 @@ def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
     return run.filter(pa.array(np.append(~is_same[1:], True)))
 
 
-def changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Encode one batch of the state `names[number]`; rows keep their order."""
+def changes_of(
+    plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch, skipped: SkippedRows
+) -> pa.RecordBatch:
+    """Encode one batch of the state `names[number]`; rows keep their order. RowError, or rows are left out."""
+    while True:
+        try:
+            return _changes_of(plan, number, names, batch)
+        except RowError as error:
+            if not plan.skips_bad_rows or error.is_bad is None:
+                raise
+            skipped.add(int(error.is_bad.sum()), str(error))
+            batch = batch.filter(pa.array(~error.is_bad))
+            if not batch.num_rows:
+                return pa.RecordBatch.from_pylist([], schema=schema())
+
+
+def _changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
     n = batch.num_rows
     keys = _keys(plan, batch)
     field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
@@ -273,7 +327,7 @@ def changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatc
     present = batch.schema.names
     if "d" in present:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
-    _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
+    _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX, is_by_row=plan.add is None)
     if plan.by_names:
         value = with_orders(_orders(plan, keys, batch), value)
     is_folded = plan.reduce not in (None, Reduce.LAST) or bool(plan.by_names)
@@ -306,7 +360,9 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
         if column.null_count:
             raise RowError(
                 f"state {plan.state!r}: the key column {name!r} is null in {column.null_count} row(s) of a batch; "
-                f"filter them out, or give them a value with coalesce()"
+                f"filter them out, or give them a value that no other row has with coalesce() (sparkis attach: "
+                f'--column {name}="coalesce({name}, ...)")',
+                _mask(column.is_null()),
             )
         part = _without_negative_zero(as_bytes(column, form), form)
         literal = plan.literals[i + 1].encode()
@@ -341,7 +397,14 @@ def _check_separable(plan: RowPlan, name: str, part: pa.Array, literal: bytes) -
         raise RowError(
             f"state {plan.state!r}: the key column {name!r} has the value {bad[:100]!r}, which contains the separator "
             f"{literal!r}, so that two rows could make the same key; choose another separator= or key_format="
+            f" (sparkis attach: --separator or --key-format)",
+            ~_mask(is_clear),
         )
+
+
+def _mask(is_bad: pa.Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = is_bad.to_numpy(zero_copy_only=False).astype(bool)
+    return found
 
 
 def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
@@ -350,7 +413,8 @@ def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
     if column.null_count:
         raise RowError(
             f"state {plan.state!r}: the {role} column {plan.field_name!r} is null in {column.null_count} row(s) of a "
-            f"batch; filter them out, or give them a value with coalesce()"
+            f"batch; filter them out, or give them a value with coalesce()",
+            _mask(column.is_null()),
         )
     field = _without_negative_zero(as_bytes(column, plan.field_form), plan.field_form)
     _check_size(plan, role, (plan.field_name or "",), field, KEY_BYTES_MAX)
@@ -366,7 +430,8 @@ def _orders(plan: RowPlan, keys: pa.Array, batch: pa.RecordBatch) -> pa.Array:
             raise RowError(
                 f"state {plan.state!r}: the column {name!r}, which orders the rows, is null in {column.null_count} "
                 f"row(s) of a batch, such as one of the key {key[:100]!r}; filter them out, or give them a value with "
-                f"coalesce()"
+                f"coalesce()",
+                _mask(column.is_null()),
             )
     orders = orders_of(columns)
     _check_size(plan, "row's order", plan.by_names, orders, ORDER_BYTES_MAX)
@@ -380,7 +445,8 @@ def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
         key = keys.filter(is_nan)[0].as_py()
         raise RowError(
             f"state {plan.state!r}: the score column {plan.value_names[0]!r} is NaN in a row of the key {key[:100]!r}; "
-            f"filter such rows out, or make it null with nanvl(), which removes the member"
+            f"filter such rows out, or make it null with nanvl(), which removes the member",
+            _mask(is_nan),
         )
 
 
@@ -389,13 +455,17 @@ def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:
     return pc.if_else(pc.equal(part, b"-0"), b"0", part) if form == "float" else part
 
 
-def _check_size(plan: RowPlan, role: str, columns: Sequence[str], texts: pa.Array, bytes_max: int) -> None:
+def _check_size(
+    plan: RowPlan, role: str, columns: Sequence[str], texts: pa.Array, bytes_max: int, *, is_by_row: bool = True
+) -> None:
+    """Raise RowError for a text that is too long. is_by_row: each row of the batch has one text."""
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > bytes_max:
         named = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}"
         raise RowError(
             f"state {plan.state!r}: a {role} made of the {named} has {longest} bytes; the limit is {bytes_max}; "
-            f"shorten it, or leave such rows out"
+            f"shorten it, or leave such rows out",
+            _mask(pc.fill_null(pc.greater(pc.binary_length(texts), bytes_max), False)) if is_by_row else None,
         )
 
 
@@ -526,12 +596,24 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
     if elements.null_count:
         raise RowError(
             f"state {plan.state!r}: {elements.null_count} element(s) of an array are null, and a list has no null; "
-            f"remove them with array_compact()"
+            f"remove them with array_compact()",
+            _rows_with(column, elements.is_null()),
         )
     text = as_bytes(elements, plan.value_forms[0])
-    _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
+    try:
+        _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
+    except RowError as error:
+        raise RowError(str(error), _rows_with(column, pa.array(error.is_bad))) from None
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     return _pack_lists(text, counts), pa.array(counts == 0)
+
+
+def _rows_with(column: pa.Array, is_bad: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return for each array of a column whether one of its elements is bad."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    found = np.zeros(len(counts), bool)
+    found[np.repeat(np.arange(len(counts)), counts)[_mask(is_bad)]] = True
+    return found
 
 
 def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:

@@ -13,6 +13,7 @@
     origin              number of the generation's first epoch; above 0 if the log began later than the query
     offsets             end offsets of the query's sources, as in its checkpoint; [] if unknown
     log_bytes           bytes of changes of all epochs up to this one; older versions do not write it
+    skipped_rows        rows of all epochs up to this one that were left out, because they cannot be written; missing: 0
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
@@ -97,13 +98,17 @@ def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class EpochContent:
-    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content this is."""
+    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content this is.
+
+    skipped_rows: the rows that were left out, because they cannot be written.
+    """
 
     files: Sequence[ChangeFile] = ()
     inline: Sequence[bytes] = ()
     rows: int = 0
     digest: int = 0
     replaces: tuple[str, ...] = ()
+    skipped_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ class Epoch:
     inline: tuple[bytes, ...] = ()
     format: int = FORMAT
     log_bytes: int = 0
+    skipped_rows: int = 0
     slots: KeyGroups = ALL
     offsets: tuple[str, ...] = ()
     state_bytes: Mapping[str, int] | None = None
@@ -156,6 +162,8 @@ class Epoch:
             "files": [vars(file) for file in self.files],
             "inline": [b64encode(stream).decode() for stream in self.inline],
         }
+        if self.skipped_rows:
+            content["skipped_rows"] = self.skipped_rows
         if self.slots != ALL:
             content["slots"] = str(self.slots)
         if self.state_bytes is not None:
@@ -190,6 +198,7 @@ class Epoch:
             inline=tuple(map(b64decode, content["inline"])),
             format=content["format"],
             log_bytes=content.get("log_bytes", 0),
+            skipped_rows=content.get("skipped_rows", 0),
             offsets=tuple(content["offsets"]),
             slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
             state_bytes=content.get("state_bytes"),

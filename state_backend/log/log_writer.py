@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -35,6 +37,7 @@ from state_backend.model.errors import (
     LogUnavailableError,
     NewerFormatError,
     RewoundCheckpointError,
+    SparkisError,
 )
 from state_backend.model.generations import folder_name
 from state_backend.model.records import Change, runs_of, schema
@@ -46,6 +49,9 @@ INLINE_BYTES_MAX = 64 << 10
 # Above this size of all tasks' inline changes, the writer moves them to a change file; an epoch's file stays small
 # (guess).
 EPOCH_INLINE_BYTES_MAX = 1 << 20
+
+# How often a writer looks whether a heartbeat is due.
+HEARTBEAT_INTERVAL_S = 1.0
 
 OnRewind = Literal["refuse", "truncate"]
 
@@ -110,7 +116,8 @@ class LogWriter:
     """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
 
     A new writer fences the one before. A LogWriter is a context manager, which calls `close` at the end. Only one
-    thread may use it, except for `send_heartbeat`, `promote` and `poll_promotion`, which are thread-safe.
+    thread may use it, except for `send_heartbeat`, `promote` and `poll_promotion`, which are thread-safe. Until
+    `close`, a thread of its own writes heartbeats, by which readers learn that the job is live.
 
     Args:
         root: The root of the change log.
@@ -124,8 +131,8 @@ class LogWriter:
         rewrites_states: An epoch has the full content of each state that it changes; no old keys remain.
         starts_empty: Begin with an empty state, even if the log has state of the query.
         checkpoint: The location of the query's checkpoint, by which the next writer of the same query is recognized.
-        sends_heartbeats: The caller calls `send_heartbeat` once a second. Other writers wait for missed heartbeats
-            before they take the job over.
+        sends_heartbeats: True: a thread writes a heartbeat once a second, until `close`, the end of the process, or
+            another writer. False: the caller calls `send_heartbeat` once a second.
         takeover: Take the job over from a live writer of another query.
         announce: Called with (job, term, epoch) after each commit, with epoch -1 when the writer begins. It must return
             at once, as `announce` of `sparkis.Announcer` does.
@@ -158,7 +165,7 @@ class LogWriter:
         rewrites_states: bool = False,
         starts_empty: bool = False,
         checkpoint: str = "",
-        sends_heartbeats: bool = False,
+        sends_heartbeats: bool = True,
         takeover: bool = False,
         holds_back: bool = False,
         announce: Callable[[str, int, int], object] | None = None,
@@ -182,8 +189,8 @@ class LogWriter:
         self._heartbeats = 0
         self._last_status: tuple[bool, bool] | None = None  # (is_running, is_final) of the last heartbeat
         self._heartbeat_due_s = 0.0
-        interval_s = self._filesystem.heartbeat_interval_s if sends_heartbeats else 0.0
-        candidate = new_candidate(self.query_id, checkpoint, interval_s)
+        self._heartbeat_lock = threading.RLock()
+        candidate = new_candidate(self.query_id, checkpoint, self._filesystem.heartbeat_interval_s)
         self._claim = claim(self.log.terms, candidate, is_forced=takeover)
         self._begin(seal(self.log.terms, self._claim), starts_empty=starts_empty)
         if self.last is not None and self.last.origin > 0:
@@ -191,6 +198,11 @@ class LogWriter:
         self._announce = announce
         if announce is not None:
             announce(job, self.current.term, -1)
+        self._closed = threading.Event()
+        if sends_heartbeats:
+            arguments = (weakref.ref(self), self._closed)
+            name = f"sparkis-heartbeat-{job}"
+            threading.Thread(target=_send_heartbeats, args=arguments, name=name, daemon=True).start()
 
     def _query_in_charge(self) -> str | None:
         current = self.log.current()
@@ -265,6 +277,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Mark the job as ended: readers learn that this writer publishes no more epochs."""
+        self._closed.set()
         self.send_heartbeat(is_running=False)
 
     @property
@@ -379,6 +392,7 @@ class LogWriter:
         digest: int = 0,
         replaces: tuple[str, ...] = (),
         offsets: tuple[str, ...] = (),
+        skipped_rows: int = 0,
     ) -> bool:
         """Make an epoch visible; False if it was committed before.
 
@@ -412,6 +426,7 @@ class LogWriter:
             inline=tuple(inline),
             format=self._description.format,
             offsets=offsets,
+            skipped_rows=skipped_rows + (self.last.skipped_rows if self.last else 0),
         )
         self._check_files(epoch)
         epoch = self._move_inline(epoch)
@@ -428,29 +443,38 @@ class LogWriter:
     def send_heartbeat(self, *, is_running: bool = True, is_final: bool = False) -> bool:
         """Write a heartbeat; if a newer writer has claimed the job, write none and return False. Thread-safe.
 
-        To be called once a second while the query runs. Readers poll the heartbeat's counter. In storage where each
-        request costs money, the counter changes less often, and most calls do nothing.
+        With `sends_heartbeats=False` to be called once a second while the job is live. Readers poll the heartbeat's
+        counter. In storage where each request costs money, the counter changes less often, and most calls do nothing.
         """
-        status, now_s = (is_running, is_final), time.monotonic()
-        if status == self._last_status and now_s < self._heartbeat_due_s:
+        with self._heartbeat_lock:
+            status, now_s = (is_running, is_final), time.monotonic()
+            if status == self._last_status and now_s < self._heartbeat_due_s:
+                return True
+            try:
+                check_in_charge(self.log.terms, self._claim)
+            except FencedWriterError:
+                return False
+            interval_s = self._filesystem.heartbeat_interval_s
+            self._heartbeats += 1
+            heartbeat = {
+                "writer": self._claim.writer,
+                "count": self._heartbeats,
+                "interval_s": interval_s,
+                "is_running": is_running,
+            }
+            heartbeat |= {"is_final": True} if is_final else {}
+            path = self.log.terms.heartbeat_path(self._claim.term)
+            self._filesystem.replace(path, with_checksum(heartbeat), is_durable=False)
+            self._last_status, self._heartbeat_due_s = status, now_s + interval_s - 1.0
             return True
-        try:
-            check_in_charge(self.log.terms, self._claim)
-        except FencedWriterError:
-            return False
-        interval_s = self._filesystem.heartbeat_interval_s
-        self._heartbeats += 1
-        heartbeat = {
-            "writer": self._claim.writer,
-            "count": self._heartbeats,
-            "interval_s": interval_s,
-            "is_running": is_running,
-        }
-        heartbeat |= {"is_final": True} if is_final else {}
-        path = self.log.terms.heartbeat_path(self._claim.term)
-        self._filesystem.replace(path, with_checksum(heartbeat), is_durable=False)
-        self._last_status, self._heartbeat_due_s = status, now_s + interval_s - 1.0
-        return True
+
+    def repeat_heartbeat(self) -> bool:
+        """Write a heartbeat if the job is live; return whether this writer is to write others."""
+        with self._heartbeat_lock:
+            if self._closed.is_set():
+                return False
+            is_live = self._last_status in (None, (True, False))
+            return not is_live or self.send_heartbeat()
 
     def mark_final(self) -> None:
         """Mark the state as final: it is not stale, although no more epochs are written."""
@@ -628,6 +652,19 @@ class LogWriter:
                 f"job {self.job!r}: the log {self._filesystem.root} got another epoch {epoch.epoch} during the commit; "
                 f"start the query again"
             )
+
+
+def _send_heartbeats(writing: weakref.ref[LogWriter], closed: threading.Event) -> None:
+    """Write a writer's heartbeats until the writer is closed, forgotten or fenced."""
+    while (writer := writing()) is not None:
+        try:
+            if not writer.repeat_heartbeat():
+                return
+        except SparkisError as error:  # the next commit meets the same error
+            logger.debug("no heartbeat for job %s: %s", writer.job, error)
+        del writer  # so that the end of its last user ends this thread
+        if closed.wait(HEARTBEAT_INTERVAL_S):
+            return
 
 
 def _digest(run: pa.RecordBatch) -> int:

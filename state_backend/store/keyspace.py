@@ -38,6 +38,7 @@ class Job:
 
     is_stale: no writer sends heartbeats: the query is stopped, restarting, or unreachable. error: why epochs are not
     applied, or empty. is_incomplete: the state may lack keys, because the log began later than the query.
+    skipped_rows: rows that were left out since the generation began, because they cannot be written.
     held_back_epoch, held_back_since_ms: the last epoch of a newer generation that is held back, and when that
     generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
     last. renamed_from: the former name of the job, under which it is served until this one is open.
@@ -54,6 +55,7 @@ class Job:
     committed_clock_ms: int = 0
     is_stale: bool = True
     is_incomplete: bool = False
+    skipped_rows: int = 0
     held_back_epoch: int | None = None
     held_back_since_ms: int | None = None
     recent_epochs: Sequence[tuple[int, int]] = ()

@@ -77,7 +77,7 @@ class LogChain(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def open_writer(self, filesystem: LocalFilesystem, on_rewind: OnRewind = "truncate") -> LogWriter:
-        return LogWriter(filesystem, "job", [STATE], self.generation, on_rewind)
+        return LogWriter(filesystem, "job", [STATE], self.generation, on_rewind, sends_heartbeats=False, takeover=True)
 
     @property
     def newest(self) -> LogWriter:

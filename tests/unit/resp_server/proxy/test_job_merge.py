@@ -16,7 +16,7 @@ NOT_HELD = {"held_back_epoch": None, "held_back_since": None}
 def row(**other: Any) -> dict[str, Any]:
     facts = {"name": "j", "keys": 10, "slots": "0-8191", "applied": 4, "committed": 5, "lag_epochs": 1, "lag_ms": 20}
     age = {"committed_at": "2026-01-01T00:00:09.000Z", "age_ms": 1000, "epochs_per_minute": 6, "changes_per_minute": 9}
-    return facts | age | {"stale": 0, "incomplete": 0, "error": ""} | NOT_HELD | other
+    return facts | age | {"stale": 0, "incomplete": 0, "skipped_rows": 0, "error": ""} | NOT_HELD | other
 
 
 def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:

@@ -324,7 +324,7 @@ def test_a_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Sc
 def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
-    other = LogWriter(scene.log, "job", [STATE], "q2")
+    other = LogWriter(scene.log, "job", [STATE], "q2", takeover=True)
     scene.applier.set_desired_slots(HIGH)
     scene.settle()
     assert (scene.reported["slots"], scene.reported["loading"]) == ("", "8192-16383")

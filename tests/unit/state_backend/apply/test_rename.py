@@ -37,7 +37,7 @@ FAR_MS = 4_000_000_000_000
 
 def old_job(root: Any, **more: Any) -> LogWriter:
     """Publish three epochs of all kinds of state as `old`."""
-    writer = LogWriter(root, "old", STATES, "q", **more)
+    writer = LogWriter(root, "old", STATES, "q", **{"sends_heartbeats": False} | more)
     writer.publish([Change("temp", Op.PUT, b"old:temp:gone", None, b"1")], clock_ms=CLOCK_MS)
     writer.publish(
         [

@@ -39,7 +39,7 @@ class Scene:
         self.rest = events[-1]
 
     def new_writer(self) -> LogWriter:
-        return LogWriter(self.root, "job", [STATE], "q", sends_heartbeats=True)
+        return LogWriter(self.root, "job", [STATE], "q", sends_heartbeats=False)
 
     def publish(self) -> None:
         self.writer.publish([Change("s", Op.PUT, b"job:s:a", None, b"v")])

@@ -39,7 +39,7 @@ class Scene:
         self.root = folder / "log"
         self.folder = folder
         self.log = ChangeLog(self.root).job("job")
-        self.writer = LogWriter(self.root, "job", STATES, "q", on_rewind="truncate")
+        self.writer = LogWriter(self.root, "job", STATES, "q", on_rewind="truncate", sends_heartbeats=False)
         self.servers = self.published = 0
 
     @property

@@ -16,8 +16,8 @@ import pytest
 from compat.processes import killed_at_end
 from compat.waiting import eventually
 from state_backend.attach import shard
-from state_backend.attach.start import attach_files
-from state_backend.attach.states import without_window_ends
+from state_backend.attach.start import attach_files, bind
+from state_backend.attach.states import AttachedState, without_window_ends
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.checkpoint.inspection import look_up
 from state_backend.history.key_history import history_of
@@ -319,8 +319,41 @@ def test_a_column_with_the_name_of_the_end_of_another_is_a_part_of_the_key():
 def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_path: Path):
     growing = GrowingCheckpoint(NEWEST, "hdfs-aggregation", tmp_path)
     commit(growing, *growing.batches)
-    with pytest.raises(Exception, match="the key column 'word' is null"), following(growing.path, log) as attachment:
+    fails = [AttachedState(on_bad_key="fail")]
+    with (
+        pytest.raises(Exception, match="the key column 'word' is null"),
+        following(growing.path, log, fails) as attachment,
+    ):
         attachment.wait(timeout_s=WAIT_S)
     with following(growing.path, log, coalesced(growing.path)) as attachment:
         assert attachment.wait(timeout_s=WAIT_S)
     assert b"j:aggregation:none" in shown(log)
+
+
+def test_a_null_in_a_key_does_not_end_an_attachment_whose_log_counts_it(
+    log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    growing = GrowingCheckpoint(NEWEST, "hdfs-aggregation", tmp_path)
+    commit(growing, *growing.batches)
+    with following(growing.path, log) as attachment:
+        assert attachment.wait(timeout_s=WAIT_S)
+    job = ChangeLog(log).job("j")
+    current = job.current()
+    assert current is not None
+    end = job.end(current)
+    assert end is not None
+    assert end.skipped_rows == 1
+    (line,) = [each.message for each in caplog.records if "left out" in each.message]
+    assert "'word' is null in 1 row" in line
+    assert shown(log)
+
+
+def test_functions_without_a_name_stay_in_the_value_beside_those_with_one(growing: GrowingCheckpoint):
+    commit(growing, 0)
+    checkpoint = Checkpoint.at(str(growing.path))
+    (all_of_them,) = bind(checkpoint, "j", [])
+    (named,) = bind(checkpoint, "j", [AttachedState(columns={"n": "count(1)"})])
+    assert "n" in named.descriptor.value
+    assert len(named.descriptor.value) == len(all_of_them.descriptor.value)
+    (computed,) = bind(checkpoint, "j", [AttachedState(columns={"n": "_0"})])
+    assert computed.descriptor.value == ("n",)

@@ -16,7 +16,8 @@ from state_backend.attach.states import AttachedState
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.schemas import KeyEncoding
 from state_backend.checkpoint.states import TRANSFORMS, State, StateForm
-from state_backend.codec.row_encoding import RowError, names_of
+from state_backend.codec.row_encoding import RowError, SkippedRows, names_of
+from state_backend.model.records import Op
 
 KEY = pa.struct({"place": pa.struct({"city": pa.string(), "floors": pa.list_(pa.int32())}), "side": pa.string()})
 VALUE = pa.struct({"count": pa.int64()})
@@ -42,7 +43,7 @@ def encoded(state: State, of: dict[str, Any], **options: Any) -> pa.RecordBatch:
     ops = pa.array(np.full(1, RecordType.PUT, np.uint8))
     columns = [ops, pa.array([of], state.key), pa.array([{"count": 1}], VALUE)]
     rows = pa.RecordBatch.from_arrays(columns, ["op", "key", "value"])
-    return encoder.encoded(rows, 0, names_of([encoder.plan]))
+    return encoder.encoded(rows, 0, names_of([encoder.plan]), SkippedRows())
 
 
 def keys_of(of: dict[str, Any], **options: Any) -> list[bytes]:
@@ -57,7 +58,53 @@ def test_a_struct_may_precede_other_parts_of_a_key() -> None:
 
 def test_a_null_in_a_key_is_an_error_that_says_how_to_replace_it() -> None:
     with pytest.raises(RowError, match=r"'side' is null in 1 row.*--column side=\"coalesce\(side, \.\.\.\)\""):
-        keys_of({"place": {}, "side": None})
+        keys_of({"place": {}, "side": None}, on_bad_key="fail")
+
+
+def rows_of(state: State, given: list[tuple[RecordType, dict[str, Any], Any]]) -> pa.RecordBatch:
+    ops = pa.array(np.array([op for op, _, _ in given], np.uint8))
+    kind = pa.list_(state.value) if state.is_list else state.value
+    columns = [ops, pa.array([key for _, key, _ in given], state.key), pa.array([each for _, _, each in given], kind)]
+    return pa.RecordBatch.from_arrays(columns, ["op", "key", "value"])
+
+
+def test_a_row_with_a_null_or_a_separator_in_its_key_is_left_out_and_counted() -> None:
+    state = replace(AGGREGATION, key=pa.struct({"a": pa.string(), "b": pa.string()}))
+    encoder = StateEncoder.of(columns_of(state, state.name), AttachedState(), "j")
+    keys = [("x", "y"), (None, "y"), ("x:y", "z"), ("x", "y:z"), ("u", None)]
+    given = [(RecordType.PUT, {"a": a, "b": b}, {"count": number}) for number, (a, b) in enumerate(keys)]
+    skipped = SkippedRows()
+    found = encoder.encoded(rows_of(state, given), 0, names_of([encoder.plan]), skipped)
+    assert found.column("key").to_pylist() == [b"j:aggregation:x:y", b"j:aggregation:x:y:z"]
+    assert found.column("value").to_pylist() == [b"0", b"3"]
+    assert (skipped.count, "'a' is null in 1 row" in skipped.example) == (3, True)
+    skipped = SkippedRows()
+    assert encoder.encoded(rows_of(state, given[1:3]), 0, names_of([encoder.plan]), skipped).num_rows == 0
+    assert skipped.count == 2
+
+
+@pytest.mark.parametrize("separator", ["|", "::"])
+def test_another_separator_makes_such_a_key_readable(separator: str) -> None:
+    state = replace(AGGREGATION, key=pa.struct({"a": pa.string(), "b": pa.string()}))
+    found = encoded(state, {"a": "x:y", "b": "z"}, separator=separator)
+    assert found.column("key").to_pylist() == [b"j:aggregation:x:y" + separator.encode() + b"z"]
+
+
+def test_null_elements_are_left_out_of_a_list_that_is_replaced_or_grows() -> None:
+    kind = pa.struct({"v": pa.string()})
+    state = replace(MAP, name="l", form=StateForm.LIST, is_list=True, key=pa.struct({"k": pa.string()}), value=kind)
+    elements = {"a": ["1", None, "2"], "b": [None, "3"], "c": [None, None], "d": [None]}
+    ops = {"a": RecordType.PUT, "b": RecordType.PUT, "c": RecordType.PUT, "d": RecordType.MERGE}
+    given = [(ops[key], {"k": key}, [{"v": each} for each in of]) for key, of in elements.items()]
+    encoder = StateEncoder.of(columns_of(state, state.name), AttachedState(), "j")
+    skipped = SkippedRows()
+    found = encoder.encoded(rows_of(state, given), 0, names_of([encoder.plan]), skipped)
+    ops_of = list(zip(found.column("key").to_pylist(), found.column("op").to_pylist(), strict=True))
+    assert ops_of == [(b"j:l:a", Op.PUT), (b"j:l:a", Op.APPEND), (b"j:l:b", Op.PUT), (b"j:l:c", Op.DELETE)]
+    assert skipped.count == 5
+    failing = StateEncoder.of(columns_of(state, state.name), AttachedState(on_bad_key="fail"), "j")
+    with pytest.raises(RowError, match="an element of the list is null"):
+        failing.encoded(rows_of(state, given), 0, names_of([failing.plan]), SkippedRows())
     column = {"side": "coalesce(side, 'none')"}
     assert keys_of({"place": {}, "side": None}, columns=column, value="count") == [b"j:aggregation:{}:none"]
 

@@ -42,7 +42,9 @@ def put(key: bytes, value: bytes = b"v") -> Change:
 
 
 def writer_of(root: Path | Filesystem, states: tuple[StateDescriptor, ...] = (TEMP,), **more: Any) -> LogWriter:
-    return LogWriter(root, "job", states, more.pop("query_id", "q1"), **more)
+    """Return a writer whose heartbeats are the test's, so that no thread takes part in simulated deaths."""
+    options = {"sends_heartbeats": False, "takeover": True} | more
+    return LogWriter(root, "job", states, options.pop("query_id", "q1"), **options)
 
 
 def chain(root: Path | Filesystem) -> list[Epoch]:

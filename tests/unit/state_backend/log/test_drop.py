@@ -28,7 +28,7 @@ def put(value: bytes) -> Change:
 
 
 def job(root: Any, **more: Any) -> LogWriter:
-    writer = LogWriter(root, "job", [STATE], "q", **more)
+    writer = LogWriter(root, "job", [STATE], "q", **{"sends_heartbeats": False} | more)
     writer.publish([put(b"1" * 100_000)])
     return writer
 

@@ -120,7 +120,7 @@ def test_the_facts_of_a_job_are_a_line_each() -> None:
 
 
 def test_a_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path) -> None:
-    LogWriter(tmp_path, "job", [STATE], "q")
+    LogWriter(tmp_path, "job", [STATE], "q", sends_heartbeats=False)
     (facts,) = facts_of_log(str(tmp_path), None)
     assert (facts["epochs"], facts["snapshots"], facts["is_running"]) == (None, [], False)
     assert not {"readable_from", "last_epoch", "error"} & set(facts)

@@ -46,14 +46,14 @@ class Reader:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A log with two epochs of the query `old`."""
-    with LogWriter(tmp_path / "log", "job", [STATE], "old") as writer:
+    with LogWriter(tmp_path / "log", "job", [STATE], "old", sends_heartbeats=False) as writer:
         writer.publish(put(b"1"))
         writer.publish(put(b"2"))
     return tmp_path / "log"
 
 
 def begin(root: Path, query_id: str = "new", *, holds_back: bool = True) -> LogWriter:
-    return LogWriter(root, "job", [STATE], query_id, takeover=True, holds_back=holds_back)
+    return LogWriter(root, "job", [STATE], query_id, takeover=True, holds_back=holds_back, sends_heartbeats=False)
 
 
 def job(root: Path) -> JobLog:

@@ -36,7 +36,7 @@ def put(number: int) -> Change:
 
 
 def publish(root: Path | LocalFilesystem, epochs: range, query_id: str = "q", **more: Any) -> LogWriter:
-    writer = LogWriter(root, "job", [STATE], query_id, **more)
+    writer = LogWriter(root, "job", [STATE], query_id, **{"sends_heartbeats": False, "takeover": True} | more)
     for number in epochs:
         writer.publish([put(number)], number, clock_ms=1_000 + number)
     return writer

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compat.waiting import eventually
+from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import takeover
+from state_backend.log import log_writer, takeover
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
@@ -38,7 +42,7 @@ class Beating(LocalFilesystem):
 
 
 def writer_of(root: Path | LocalFilesystem, query_id: str | None = "q", **more: Any) -> LogWriter:
-    options: dict[str, Any] = {"sends_heartbeats": True, "checkpoint": "/c"} | more
+    options: dict[str, Any] = {"sends_heartbeats": False, "checkpoint": "/c"} | more
     return LogWriter(root, "job", [STATE], query_id, **options)
 
 
@@ -77,7 +81,7 @@ def nobody_waits(clock: Clock) -> Iterator[None]:
     [
         {"query_id": "other"},
         {"checkpoint": "/copy/of/c"},
-        {"query_id": None, "sends_heartbeats": False, "checkpoint": ""},
+        {"query_id": None, "checkpoint": ""},
     ],
 )
 def test_another_query_does_not_take_a_living_writers_job(
@@ -149,8 +153,8 @@ def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_a_writer_that_shows_no_signs_of_life_is_followed_at_once(tmp_path: Path) -> None:
-    LogWriter(tmp_path, "job", [STATE], "one").publish([put(b"1")])
+def test_a_writer_of_an_older_version_that_sends_no_heartbeats_is_followed_at_once(tmp_path: Path) -> None:
+    claim(Terms(LocalFilesystem(tmp_path), "job"), new_candidate("one"))
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
@@ -168,10 +172,40 @@ def test_a_fenced_writers_sign_of_life_is_nobodys(tmp_path: Path) -> None:
     assert (before.send_heartbeat(), after.send_heartbeat()) == (False, True)
 
 
+@pytest.mark.parametrize("end", ["close", "forget"])
+def test_a_writer_sends_heartbeats_from_a_thread_that_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(log_writer, "HEARTBEAT_INTERVAL_S", 0.01)
+    writer = writer_of(tmp_path, sends_heartbeats=True)
+    log, watch = ChangeLog(tmp_path).job("job"), HeartbeatWatch()
+    thread = next(each for each in threading.enumerate() if each.name == "sparkis-heartbeat-job")
+    eventually(lambda: watch.is_stale(log.heartbeat()), lambda is_stale: not is_stale)
+    if end == "close":
+        writer.close()
+        assert log.heartbeat()["is_running"] is False
+    del writer
+    gc.collect()
+    thread.join()
+
+
+def test_a_heartbeat_says_no_more_than_the_last_status(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    writer.mark_final()
+    before = writer.log.heartbeat()
+    assert (writer.repeat_heartbeat(), writer.log.heartbeat()) == (True, before)
+    writer.send_heartbeat()
+    assert writer.repeat_heartbeat()
+    assert writer.log.heartbeat()["is_running"] is True
+    writer.close()
+    assert not writer.repeat_heartbeat()
+    assert writer.log.heartbeat()["is_running"] is False
+
+
 def test_what_rests_goes_on_resting_while_it_is_taken_over(tmp_path: Path) -> None:
-    before = writer_of(tmp_path, sends_heartbeats=False)
+    before = writer_of(tmp_path)
     before.mark_final()
-    writer_of(tmp_path, sends_heartbeats=False)
+    writer_of(tmp_path)
     assert ChangeLog(tmp_path).job("job").heartbeat()["is_final"] is True
 
 
