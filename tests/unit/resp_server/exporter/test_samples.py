@@ -39,7 +39,8 @@ def test_a_shadow_rule_may_have_commas_and_each_outcome_is_counted() -> None:
 def test_a_job_without_a_visible_epoch_has_no_age() -> None:
     row = {
         "name": "job", "keys": None, "applied": -1, "committed": 6, "lag_epochs": 7, "lag_ms": None, "age_ms": None,
-        "epochs_per_minute": 60, "changes_per_minute": 600, "stale": 0, "incomplete": 0, "skipped_rows": 7, "held_back_epoch": 3,
+        "epochs_per_minute": 60, "changes_per_minute": 600, "stale": 0, "incomplete": 0, "skipped_rows": 7,
+        "held_back_epoch": 3,
         "error": "full", "store_bytes": 100, "state_names": ["a"],
     }  # fmt: skip
     scrape = Scrape()
@@ -53,7 +54,8 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
 def test_bytes_of_states_are_left_out_where_they_are_unknown() -> None:
     row = {
         "name": "job", "keys": 3, "applied": 1, "committed": 1, "lag_epochs": 0, "lag_ms": 0, "age_ms": 0,
-        "epochs_per_minute": 0, "changes_per_minute": 0, "stale": 0, "incomplete": 0, "skipped_rows": 0, "held_back_epoch": None,
+        "epochs_per_minute": 0, "changes_per_minute": 0, "stale": 0, "incomplete": 0, "skipped_rows": 0,
+        "held_back_epoch": None,
         "error": "", "store_bytes": 100, "state_names": ["a", "b"], "state_keys": [1, 2], "state_bytes": [0, None],
     }  # fmt: skip
     scrape = Scrape()
