@@ -38,6 +38,7 @@ from resp_server.net.client import Client
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.start import bind
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.codec.row_encoding import SkippedRows
 
 PART = "state_files"
 JOB, STATE = "attached", "aggregation"
@@ -194,7 +195,9 @@ def _encoding(folder: Path, keys: int, options: Options) -> Row:
     changed = np.arange(0, keys, max(1, keys // ENCODED))
     written.write_changes(1, changed)
     written.commit(1)
-    rates = _rates(lambda: records.runs(store.changes(store.partitions, 1), is_whole=False), len(changed), options)
+    rates = _rates(
+        lambda: records.runs(store.changes(store.partitions, 1), SkippedRows(), is_whole=False), len(changed), options
+    )
     return single_row(
         "changes made into change records per second and core",
         PART,
