@@ -43,13 +43,7 @@ def add_listening_options(
 ) -> None:
     """Add the options that all programs with Redis clients have."""
     parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
-    parser.add_argument(
-        "--bind",
-        nargs="+",
-        default=list(LOOPBACK),
-        metavar="ADDRESS",
-        help="addresses to listen on (default: loopback)",
-    )
+    add_bind_option(parser)
     _add_user_options(parser)
     parser.add_argument(
         "--notify-keyspace-events",
@@ -72,7 +66,19 @@ def add_listening_options(
     add_metrics_options(parser)
 
 
-def _add_user_options(parser: argparse.ArgumentParser) -> None:
+def add_bind_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the addresses for Redis clients."""
+    parser.add_argument(
+        "--bind",
+        nargs="+",
+        default=list(LOOPBACK),
+        metavar="ADDRESS",
+        help="addresses to listen on (default: loopback)",
+    )
+
+
+def add_password_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the users of Redis clients."""
     parser.add_argument(
         "--requirepass",
         metavar="PASSWORD",
@@ -80,6 +86,10 @@ def _add_user_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
     parser.add_argument("--aclfile", metavar="FILE", help="the file of the users and their rules, as in Redis")
+
+
+def _add_user_options(parser: argparse.ArgumentParser) -> None:
+    add_password_options(parser)
     parser.add_argument(
         "--rate-limit",
         action="append",
@@ -144,7 +154,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     """
     mistakes = Mistakes()
     with mistakes.noted():
-        password = _password(options)
+        password = password_of(options)
     with mistakes.noted():
         tls = _tls(options, takes_ca_alone=takes_ca_alone)
     with mistakes.noted():
@@ -174,7 +184,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     )
 
 
-def _password(options: argparse.Namespace) -> str | None:
+def password_of(options: argparse.Namespace) -> str | None:
     """Return the password of AUTH; ValueError."""
     if options.requirepass and options.requirepass_file:
         raise ValueError("--requirepass and --requirepass-file are both given; give one of them")

@@ -9,7 +9,7 @@ import argparse
 import sys
 from functools import partial
 
-from spark_hooks.attach.options import announce_to, described, follow, job_of, log_of, states_of
+from spark_hooks.attach.options import described, follow, log_of, shown_job, states_of
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.serving import endpoints
 from state_backend import log_lines
@@ -46,29 +46,33 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> None:
-    checkpoint = Checkpoint.at(options.checkpoint)
+    for location in options.checkpoint:
+        _list_checkpoint(options, location)
+
+
+def _list_checkpoint(options: argparse.Namespace, location: str) -> None:
+    checkpoint = Checkpoint.at(location)
     batch = checkpoint.newest_batch()
     if batch is None:
         raise CheckpointError(
             f"{checkpoint.location} has no committed micro-batch: has the query finished a micro-batch?"
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id}, batch {batch}")
-    job = options.job or "JOB"
+    job = shown_job(options, location)
     for state in bind(checkpoint, job, states_of(options)):
         names = state.columns.names
         for line in described(names.source, names.all, state.descriptor, job, state.hint):
             print(line)
 
 
-def _attach(options: argparse.Namespace, ended: EndSignal) -> Attachment:
+def _attach(options: argparse.Namespace, ended: EndSignal, location: str, job: str) -> Attachment:
     retain_free_memory()
     root = log_of(options)
-    announce_to(root, options.announce)
     hooks = QueryHooks(announce=partial(endpoints.announce, root), wait=partial(endpoints.wait, root))
     return attach_files(
-        options.checkpoint,
+        location,
         states_of(options),
-        job=job_of(options),
+        job=job,
         log=root,
         on_mismatch=options.on_mismatch,
         hooks=hooks,

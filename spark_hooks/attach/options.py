@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from resp_server.net import children
-from resp_server.net.children import TOKEN_VARIABLE
+from resp_server.net.addresses import address_of
+from resp_server.net.listeners import is_wildcard
+from resp_server.net.tls import server_files_of
+from resp_server.programs.listening import password_of
+from resp_server.programs.metrics_options import check_metrics
 from spark_hooks.end_signal import EndSignal
 from spark_hooks.serving import endpoints
-from spark_hooks.serving.driver_endpoint import DriverEndpoint
+from spark_hooks.serving.detached_endpoint import DetachedEndpoint
+from spark_hooks.serving.placement import with_passwords
 from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import AttachedState
@@ -36,17 +42,38 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return parsed
 
 
-def job_of(options: argparse.Namespace) -> str:
-    """Return the job's name; by default that of the checkpoint's folder."""
-    if options.job is not None:
-        return check_name("job", options.job)
-    name = str(options.checkpoint).rstrip("/").rpartition("/")[2]
+def checkpoints_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the checkpoints, each with its job's name; by default that of the checkpoint's folder."""
+    names = options.job or [None] * len(options.checkpoint)
+    if len(names) != len(options.checkpoint):
+        raise DescriptorError(
+            f"{len(options.checkpoint)} checkpoints and {len(names)} jobs: give each --checkpoint one --job, in the "
+            f"same order, or leave --job out"
+        )
+    found = [(location, _job_of(location, name)) for location, name in zip(options.checkpoint, names, strict=True)]
+    if len({job for _, job in found}) < len(found):
+        raise DescriptorError(
+            f"several checkpoints would be one job ({', '.join(job for _, job in found)}): give each its own name with "
+            f"--job, in the order of the checkpoints"
+        )
+    return found
+
+
+def _job_of(checkpoint: str, job: str | None) -> str:
+    if job is not None:
+        return check_name("job", job)
+    name = checkpoint.rstrip("/").rpartition("/")[2]
     try:
         return check_name("job", name)
     except DescriptorError:
         raise DescriptorError(
             f"the checkpoint's folder {name!r} cannot be the job's name, with which keys begin: give one with --job"
         ) from None
+
+
+def shown_job(options: argparse.Namespace, checkpoint: str) -> str:
+    """Return the job's name for a list of states."""
+    return dict(checkpoints_of(options))[checkpoint] if options.job else "JOB"
 
 
 def log_of(options: argparse.Namespace) -> str:
@@ -91,27 +118,62 @@ def described(
         yield f"  hint     {hint}"
 
 
-def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[], Attachment]) -> None:
-    """Follow the checkpoint, and serve the log if that is requested, until a signal. SparkisError if it ends."""
-    with attach() as attachment:
-        endpoint = _serve(attachment.log, options.port) if options.serve else None
-        try:
+def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[str, str], Attachment]) -> None:
+    """Follow the checkpoints, and serve the log if that is requested, until a signal. SparkisError if all end.
+
+    attach: makes the attachment of a checkpoint and a job's name.
+    """
+    if options.reader == "files":  # the other reader has the addresses in a setting of Spark
+        announce_to(log_of(options), options.announce)
+    with ExitStack() as stack:
+        attachments = [stack.enter_context(attach(*each)) for each in checkpoints_of(options)]
+        endpoint = _serve(options, attachments[0].log) if options.serve else None
+        if endpoint is not None:
+            stack.callback(endpoint.stop)
+        for attachment in attachments:
             names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
             print(f"attached: {names}; log {attachment.log}", flush=True)
-            while not (ended.is_set() or attachment.wait(timeout_s=POLL_INTERVAL_S)):
-                pass
-            if endpoint is not None and not ended.is_set():
-                print(f"redis-cli -u {endpoint.url}", flush=True)
-            while not ended.wait(POLL_INTERVAL_S):
-                if attachment.error is not None:
-                    raise SparkisError(str(attachment.error))
-        finally:
-            if endpoint is not None:
-                endpoint.stop()
+        waiting = attachments
+        while waiting and not ended.is_set():
+            waiting = [each for each in waiting if not _is_ready(each)]
+        if endpoint is not None and not ended.is_set():
+            print(f"redis-cli -u {endpoint.url}", flush=True)
+        while not ended.wait(POLL_INTERVAL_S):
+            errors = [each.error for each in attachments if each.error is not None]
+            if len(errors) == len(attachments):
+                raise SparkisError(str(errors[0]))
 
 
-def _serve(log: str, port: int) -> DriverEndpoint:
-    """Start a server of a log as a child process."""
-    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", log, "--child", "--loglevel", "warning"]
-    environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex()}
-    return DriverEndpoint([*command, "--port", str(port)], environment, log=log)
+def _is_ready(attachment: Attachment) -> bool:
+    """Wait for a moment; return whether an attachment's state is readable, or the attachment has ended."""
+    try:
+        return attachment.wait(timeout_s=POLL_INTERVAL_S)
+    except Exception:
+        if attachment.error is None:
+            raise
+        return True
+
+
+def _serve(options: argparse.Namespace, log: str) -> DetachedEndpoint:
+    """Return the server of a log, with the options of the command: the one that runs, or a new one."""
+    check_metrics(options)
+    tls, password = server_files_of(options), password_of(options)
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", log, "--bind", *options.bind]
+    command += ["--loglevel", "warning", *([] if tls is None else tls.arguments())]
+    command += [] if options.aclfile is None else ["--aclfile", options.aclfile]
+    if options.metrics is not None:
+        command += ["--metrics", address_of(*options.metrics)]
+    if options.ready_lag_max is not None:
+        command += ["--ready-lag-max", str(options.ready_lag_max)]
+    return DetachedEndpoint(
+        command,
+        with_passwords(children.environment(), password, None),
+        log=log,
+        host="127.0.0.1" if is_wildcard(options.bind[0]) else options.bind[0],
+        port=options.port,
+        password=password,
+        store=None if options.store is None else str(Path(options.store).expanduser()),
+        linger_s=options.linger,
+        tls=tls,
+        outlives_exit=False,
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from pyspark.sql import SparkSession
 
 from spark_hooks.attach.binding import bind, reading_session
-from spark_hooks.attach.options import described, follow, job_of, log_of, pairs, states_of
+from spark_hooks.attach.options import described, follow, log_of, pairs, shown_job, states_of
 from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.end_signal import EndSignal
@@ -27,9 +28,10 @@ def run_with_spark(options: argparse.Namespace, ended: EndSignal) -> None:
     with _session(settings, options.master or MASTER) as spark:
         ended.install()  # Spark has handled SIGINT
         if options.list:
-            _list(spark, options)
+            for location in options.checkpoint:
+                _list(spark, options, location)
         else:
-            follow(options, ended, lambda: _attach(options))
+            follow(options, ended, partial(_attach, options))
 
 
 @contextmanager
@@ -42,20 +44,20 @@ def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _attach(options: argparse.Namespace) -> Attachment:
+def _attach(options: argparse.Namespace, location: str, job: str) -> Attachment:
     return attach(
-        checkpoint=options.checkpoint,
+        checkpoint=location,
         states=states_of(options),
-        job=job_of(options),
+        job=job,
         log=log_of(options),
         on_mismatch=options.on_mismatch,
         reader="spark",
     )
 
 
-def _list(spark: SparkSession, options: argparse.Namespace) -> None:
+def _list(spark: SparkSession, options: argparse.Namespace, location: str) -> None:
     session = reading_session(spark)
-    checkpoint = SparkCheckpoint(session, options.checkpoint)
+    checkpoint = SparkCheckpoint(session, location)
     batch = checkpoint.newest()
     if batch is None:
         raise CheckpointError(
@@ -63,7 +65,7 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
             "finished a micro-batch?"
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
-    job = options.job or "JOB"
+    job = shown_job(options, location)
     for state in bind(session, checkpoint, batch, job, states_of(options)):
         for line in described(str(state.source), state.names, state.descriptor, job, state.hint):
             print(line)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from resp_server.net.tls import TlsFiles
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_server import DetachedServer
-from spark_hooks.serving.driver_endpoint import temporary_folder
 
 logger = logging.getLogger("sparkis.serve")
 
@@ -19,7 +20,8 @@ logger = logging.getLogger("sparkis.serve")
 class DetachedEndpoint(endpoints.ServedEndpoint):
     """A server process beside the driver. It outlives a crash of the driver; if `port` is chosen, also its exit.
 
-    has_proxy: clients are answered by a proxy with an upstream, and the server is behind it, without TLS.
+    outlives_exit: whether the server outlives an orderly exit. Default: if `port` is chosen. has_proxy: clients are
+    answered by a proxy with an upstream, and the server is behind it, without TLS.
 
     If the server dies, it is restarted on the same port with the same store.
     """
@@ -37,10 +39,11 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         linger_s: float,
         tls: TlsFiles | None = None,
         has_proxy: bool = False,
+        outlives_exit: bool | None = None,
     ) -> None:
         super().__init__()
         self.log = log
-        self._outlives_exit = port != 0
+        self._outlives_exit = port != 0 if outlives_exit is None else outlives_exit
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._server = DetachedServer(
             command,
@@ -101,3 +104,10 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
 
     def _address(self) -> endpoints.ControlAddress:
         return self._server.address
+
+
+def temporary_folder(purpose: str) -> Path:
+    """Make a folder that is removed when this process exits."""
+    folder = Path(tempfile.mkdtemp(prefix=f"sparkis-{purpose}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -31,7 +31,7 @@ from resp_server.programs.serve import WORKERS_MAX
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
-from spark_hooks.serving.detached_server import seconds_of
+from spark_hooks.serving.detached_server import LINGER_S, seconds_of
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
@@ -47,8 +47,6 @@ PLACEMENT_SETTING = "spark.sparkis.placement"
 Placement = Literal["driver", "executors"]
 TlsAuthClients = Literal["yes", "no", "optional"]
 PORTS = "7400-7500"
-# Long enough for a restart of the driver (guess).
-LINGER_S = 600.0
 REPLACED = "%r is replaced: it was ended, or sparkis.serve was called again with other options"
 # More copies than anybody needs (guess).
 REPLICAS_MAX = 10
