@@ -223,6 +223,11 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
         help="a row that cannot be written, such as one with a null in its key: skip counts and logs it, fail ends the "
         "attachment (default %(default)s)",
     )
+    parser.add_argument(
+        "--states",
+        metavar="FILE",
+        help="a TOML file with a table [[state]] for each state: name, operator, key, columns and the other options",
+    )
     _add_state_options(parser)
     parser.add_argument(
         "--on-mismatch",

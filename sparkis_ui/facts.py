@@ -69,6 +69,7 @@ class Job:
     as_of: str
     error: str
     store_bytes: int | None
+    skipped_rows: int = 0
 
     @property
     def condition(self) -> str:
@@ -117,6 +118,7 @@ def _job_of(row: Mapping[str, Any]) -> Job:
         as_of=text_of(row.get("as_of") or b""),
         error=text_of(row.get("error") or b""),
         store_bytes=integer(row.get("store_bytes")),
+        skipped_rows=integer(row.get("skipped_rows")) or 0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,12 +22,25 @@ from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.placement import with_passwords
 from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
-from state_backend.attach.states import AttachedState
+from state_backend.attach.states import AttachedArguments, AttachedState
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import Kind, StateDescriptor, check_name
 from state_backend.model.errors import DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
+# The options of a single state, by their names in `AttachedState`.
+SINGLE_STATE_OPTIONS = (
+    "operator",
+    "variable",
+    "key",
+    "key_format",
+    "separator",
+    "field",
+    "value",
+    "kind",
+    "encoding",
+    "length_max",
+)
 # The pause between two checks of the attachment for an error.
 POLL_INTERVAL_S = 0.5
 
@@ -94,15 +108,40 @@ def announce_to(log: str, addresses: str) -> None:
 def states_of(options: argparse.Namespace) -> list[AttachedState]:
     """Return the state on the command line: a single one, or what is to be done with each state."""
     given: dict[str, Any] = {}
-    for name in (
-        *("operator", "variable", "key", "key_format", "separator", "field"),
-        *("value", "kind", "encoding", "length_max"),
-    ):
+    if options.states is not None:
+        return _states_in(options)
+    for name in SINGLE_STATE_OPTIONS:
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.column:
         given["columns"] = pairs("--column", options.column)
     return [AttachedState(options.state, **given, on_bad_key=options.on_bad_key)]
+
+
+def _states_in(options: argparse.Namespace) -> list[AttachedState]:
+    """Return the states in a TOML file: a table [[state]] for each, with the arguments of `AttachedState`."""
+    path = options.states
+    single = [name for name in ("state", *SINGLE_STATE_OPTIONS, "column") if getattr(options, name) not in (None, [])]
+    if single:
+        raise DescriptorError(f"--states {path} describes all states; leave out --{single[0].replace('_', '-')}")
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("state")
+    except OSError as error:
+        raise DescriptorError(f"--states {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DescriptorError(f"--states {path}: {error}") from None
+    if not isinstance(tables, list) or not tables:
+        raise DescriptorError(f"--states {path} has no table [[state]]; write one for each state")
+    known = ["name", *AttachedArguments.__annotations__]
+    found = []
+    for table in tables:
+        given = {"on_bad_key": options.on_bad_key} | {name.replace("-", "_"): each for name, each in table.items()}
+        if unknown := sorted(given.keys() - set(known)):
+            raise DescriptorError(
+                f"--states {path}: {unknown[0]} is no option of a state; the options are {', '.join(known)}"
+            )
+        found.append(AttachedState(given.pop("name", None), **given))
+    return found
 
 
 def described(

@@ -128,6 +128,8 @@ def _remark(job: Job) -> str:
         return job.error
     if job.held_back_epoch is not None:
         return f"epoch {job.held_back_epoch} of a new generation is held back"
+    if job.skipped_rows:
+        return f"{job.skipped_rows:,} rows are left out"
     return f"as of {job.as_of}" if job.as_of else ""
 
 

@@ -39,6 +39,10 @@ def test_jobs_begin_with_those_to_look_at() -> None:
     assert [each.name for each in facts.jobs_of(rows)] == ["y", "z", "a", "b"]
 
 
+def test_rows_that_are_left_out_are_a_fact_of_the_job() -> None:
+    assert (job(skipped_rows=3).skipped_rows, job().skipped_rows) == (3, 0)
+
+
 def test_an_older_server_leaves_facts_out() -> None:
     (made,) = facts.jobs_of([{b"name": b"j", b"a new field": 1}])
     assert (made.keys, made.age_ms, made.store_bytes, made.states) == (0, None, None, ())

@@ -1,0 +1,76 @@
+"""The options of `sparkis attach`: jobs of checkpoints, and states."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from spark_hooks.attach.options import checkpoints_of, states_of
+from spark_hooks.cli import COMMANDS
+from state_backend.attach.states import AttachedState
+from state_backend.model.errors import DescriptorError
+
+
+def parsed(*words: object) -> argparse.Namespace:
+    (command,) = (each for each in COMMANDS if each.name == "attach")
+    return command.parser().parse_args(["--checkpoint", "/c/one", *map(str, words)])
+
+
+def test_each_checkpoint_is_a_job_of_its_own() -> None:
+    assert checkpoints_of(parsed("--checkpoint", "/c/two/")) == [("/c/one", "one"), ("/c/two/", "two")]
+    named = parsed("--job", "a", "--checkpoint", "/d/one", "--job", "b")
+    assert checkpoints_of(named) == [("/c/one", "a"), ("/d/one", "b")]
+    with pytest.raises(DescriptorError, match="2 checkpoints and 1 jobs"):
+        checkpoints_of(parsed("--job", "a", "--checkpoint", "/d/one"))
+    with pytest.raises(DescriptorError, match="several checkpoints would be one job"):
+        checkpoints_of(parsed("--checkpoint", "/d/one"))
+
+
+def test_options_without_a_state_are_for_each_state() -> None:
+    (each,) = states_of(parsed("--on-bad-key", "fail"))
+    assert (each.is_for_all, each.on_bad_key) == (True, "fail")
+    (single,) = states_of(parsed("--key", "a", "b", "--separator", "|"))
+    assert single == AttachedState(key=["a", "b"], separator="|")
+
+
+def test_a_file_has_the_options_of_several_states(tmp_path: Path) -> None:
+    file = tmp_path / "states.toml"
+    file.write_text(
+        """
+        [[state]]
+        name = "mean"
+        operator = 0
+        columns = {mean = "avg(v)"}
+
+        [[state]]
+        operator = 1
+        key-format = "seen/<k>"
+        on-bad-key = "fail"
+        """
+    )
+    assert states_of(parsed("--states", file)) == [
+        AttachedState("mean", operator=0, columns={"mean": "avg(v)"}),
+        AttachedState(operator=1, key_format="seen/<k>", on_bad_key="fail"),
+    ]
+    with pytest.raises(DescriptorError, match="describes all states; leave out --operator"):
+        states_of(parsed("--states", file, "--operator", 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", r"has no table \[\[state\]\]"),
+        ("[[state]]\nkind_of = 1", "kind_of is no option of a state; the options are name, operator"),
+        ("[[state", "states.toml: "),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_states_that_cannot_be_read_is_an_error_with_its_name(
+    tmp_path: Path, text: str | None, error: str
+) -> None:
+    if text is not None:
+        (tmp_path / "states.toml").write_text(text)
+    with pytest.raises(DescriptorError, match=error):
+        states_of(parsed("--states", tmp_path / "states.toml"))
