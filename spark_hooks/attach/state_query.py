@@ -245,9 +245,25 @@ def _with_text_forms(members: Sequence[_StructField]) -> list[_StructField]:
     for member, name in zip(members, distinct_names([member.name for member in members]), strict=True):
         if isinstance(member.kind, PLAIN_TYPES):
             result.append(member._replace(name=name))
+        elif _has_other_json(member.kind):
+            raise DescriptorError(
+                f"the part {name!r} of the key has the type {member.kind.simpleString()}, of which Spark's JSON cuts "
+                f"times to milliseconds and writes numbers in another form; use reader='files'"
+            )
         else:
             result.append(_StructField(name, F.to_json(member.column), T.StringType()))
     return result
+
+
+def _has_other_json(kind: T.DataType) -> bool:
+    """Tell whether Spark's JSON has another text for a type than `json_text`."""
+    if isinstance(kind, T.StructType):
+        return any(_has_other_json(each.dataType) for each in kind)
+    if isinstance(kind, T.MapType):
+        return isinstance(kind.keyType, (*INSTANTS, T.DateType, T.FractionalType)) or _has_other_json(kind.valueType)
+    if isinstance(kind, T.ArrayType):
+        return _has_other_json(kind.elementType)
+    return isinstance(kind, (*INSTANTS, T.FractionalType))
 
 
 @dataclass(frozen=True)

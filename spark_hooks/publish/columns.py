@@ -1,8 +1,8 @@
 """The Spark columns that a state reads, their validation, and their conversion in Spark SQL.
 
 Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
-Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text, nested types to JSON.
-`row_encoding` converts all others in the Python workers.
+Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text. `row_encoding` converts all
+others in the Python workers, and makes all JSON but that of variants, intervals and maps with nested keys.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.publish.column_names import column_of, explain_missing, has_column, is_ambiguous, type_of
+from state_backend.codec.json_text import JsonForm
 from state_backend.codec.reductions import reduction_of
 from state_backend.codec.row_encoding import RowPlan
-from state_backend.model.descriptor import By, Encoding, Kind, Reduce, StateDescriptor
+from state_backend.model.descriptor import By, Encoding, JsonDecimals, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
+# The types that `json_text` writes, beside nested ones.
+JSON_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.NumericType, T.BooleanType)
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 # The options of Spark's JSON for a `time_format`.
 TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
@@ -118,6 +121,8 @@ class StateColumns:
             by_names=state.by_columns,
             keeps_first=state.by in (By.FIRST, By.MIN),
             columns=columns,
+            object_names=state.object_names,
+            json_form=JsonForm(has_text_decimals=state.json_decimals is JsonDecimals.TEXT),
         )
 
     def _ordering(self, df: DataFrame) -> list[Column]:
@@ -141,28 +146,18 @@ class StateColumns:
             return [_number(df, *state.value)]
         if state.kind is Kind.LIST and self._is_array(df):
             return [self._elements(df, state.value[0])]
-        if state.encoding is Encoding.TEXT:
-            return [self._text(df, name) for name in state.value]
         if state.encoding is Encoding.BINARY:
             return [(column_of(df, name), "text") for name in state.value]
-        is_one_object = len(state.value) > 1 and (state.kind is not Kind.MAP or state.field is not None)
-        columns = [column_of(df, name) for name in state.value]
-        options = _json_options(state)
-        if not is_one_object:
-            return [(_json(column, options), "text") for column in columns]
-        named = (column.alias(name) for column, name in zip(columns, state.value, strict=True))
-        document = F.to_json(F.struct(*named), options)
-        return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), document), "text")]
+        convert = self._json if state.encoding is Encoding.JSON else self._text_of
+        return [convert(column_of(df, name), type_of(df, name)) for name in state.value]
 
     def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
         """Return an array column as Spark converts its elements, and the form of the remaining conversion."""
         array, kind = column_of(df, name), type_of(df, name)
         assert isinstance(kind, T.ArrayType)
-        options = _json_options(self.state)
-        if self.state.encoding is Encoding.JSON:
-            return F.transform(array, lambda element: _json(element, options)), "text"
-        _, form = self._text_of(array, kind.elementType)
-        return F.transform(array, lambda element: self._text_of(element, kind.elementType)[0]), form
+        convert = self._json if self.state.encoding is Encoding.JSON else self._text_of
+        _, form = convert(array, kind.elementType)
+        return F.transform(array, lambda element: convert(element, kind.elementType)[0]), form
 
     def _text(self, df: DataFrame, name: str) -> tuple[Column, str]:
         """Return a column as Spark converts it, and the form of the remaining conversion (`row_encoding`)."""
@@ -172,8 +167,14 @@ class StateColumns:
         if self.state.time_format is not None and isinstance(kind, TIME_TYPES):
             return _formatted(column, kind, self.state), "text"
         if isinstance(kind, NESTED_TYPES):
-            return F.to_json(column, _json_options(self.state)), "text"
+            return self._json(column, kind)
         return _text_of(column, kind)
+
+    def _json(self, column: Column, kind: T.DataType) -> tuple[Column, str]:
+        """Return a column from which `row_encoding` makes JSON, or JSON of Spark's, and its form."""
+        if not _has_json(kind):
+            return _sparks_json(column, _json_options(self.state)), "text"
+        return (column if self.state.time_format is None else _with_formatted_times(column, kind, self.state)), "json"
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
@@ -370,7 +371,34 @@ def _count_summand(*counted: Column) -> tuple[Column, str]:
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
-def _json(column: Column, options: dict[str, str]) -> Column:
+def _sparks_json(column: Column, options: dict[str, str]) -> Column:
     """Return a column as JSON. Spark writes only objects, so the text around the value of a single field is removed."""
     document = F.to_json(F.struct(column.alias("v")), options)
     return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))
+
+
+def _has_json(kind: T.DataType) -> bool:
+    """Tell whether `json_text` writes a type."""
+    if isinstance(kind, T.StructType):
+        return all(_has_json(each.dataType) for each in kind)
+    if isinstance(kind, T.ArrayType):
+        return _has_json(kind.elementType)
+    if isinstance(kind, T.MapType):
+        is_plain = isinstance(kind.keyType, JSON_TYPES + TIME_TYPES) and not isinstance(kind.keyType, T.BinaryType)
+        return is_plain and _has_json(kind.valueType)
+    return isinstance(kind, JSON_TYPES + TIME_TYPES)
+
+
+def _with_formatted_times(column: Column, kind: T.DataType, state: StateDescriptor) -> Column:
+    """Return a column with the text of each date and time in it, in the state's format."""
+    if isinstance(kind, TIME_TYPES):
+        return _formatted(column, kind, state)
+    if isinstance(kind, T.StructType):
+        fields = [_with_formatted_times(column[each.name], each.dataType, state).alias(each.name) for each in kind]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(kind, T.ArrayType):
+        return F.transform(column, lambda each: _with_formatted_times(each, kind.elementType, state))
+    if isinstance(kind, T.MapType):
+        keys = F.transform_keys(column, lambda key, _: _with_formatted_times(key, kind.keyType, state))
+        return F.transform_values(keys, lambda _, value: _with_formatted_times(value, kind.valueType, state))
+    return column

@@ -24,7 +24,7 @@ needs few calls of Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -72,6 +72,7 @@ class Layout:
         ]
         is_ordered = any(map(_is_ordered, states)) and not is_folded
         order = ["o", "b", *(["v"] if shared.types["b"] else [])]
+        comparable = shared.comparable()
         groups = shared.names("k", "f") if is_folded else []
         folds = [
             folded(role, f"{role}{index}", type_)
@@ -79,7 +80,7 @@ class Layout:
             for index, type_ in enumerate(shared.types[role])
         ]
         data = ["g", *shared.names("k", "f", "b", "v", "d", "e", "r")]
-        row_hash = F.xxhash64(*map(F.col, data)).alias("h")
+        row_hash = F.xxhash64(*map(comparable, data)).alias("h")
         names = shared.names("k", "f")
         state = states[0]
         can_skip_shuffle = (
@@ -95,7 +96,7 @@ class Layout:
                 for each, names in zip(of_states, names_of_states, strict=True)
             ),
             selected=(_expanded(states, rows, shared),) if _is_expanded(states) else _row(0, rows[0]),
-            order=tuple(map(F.col, ["g", *shared.names("k", "f", *order)])) if is_ordered else (F.col("g"),),
+            order=tuple(map(comparable, ["g", *shared.names("k", "f", *order)])) if is_ordered else (F.col("g"),),
             output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
             if is_folded
             else (*map(F.col, data), row_hash),
@@ -192,11 +193,22 @@ class _SharedColumns:
         """Return the names of the shared columns of some roles, in the order of a row."""
         return [f"{role}{index}" for role in roles for index in range(len(self.types[role]))]
 
+    def comparable(self) -> Callable[[str], Column]:
+        """Return a function from a shared column's name to what Spark can hash and order: of maps, their JSON."""
+        types = {f"{role}{index}": type_ for role in ROLES for index, type_ in enumerate(self.types[role])}
+        return lambda name: F.to_json(F.struct(F.col(name))) if _has_map(types.get(name)) else F.col(name)
+
     def empty(self) -> dict[str, Column]:
         """Return a row of nulls."""
         return {
             f"{role}{index}": F.lit(None).cast(type_) for role in ROLES for index, type_ in enumerate(self.types[role])
         }
+
+
+def _has_map(kind: T.DataType | None) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_has_map(each.dataType) for each in kind)
+    return isinstance(kind, T.MapType) or (isinstance(kind, T.ArrayType) and _has_map(kind.elementType))
 
 
 def _renamed(shared: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -69,9 +69,7 @@ class Column:
         root = key if self.root == KEY else value
         found = reduce(lambda array, index: pc.struct_field(array, [index]), self.path, root)
         if self.is_json:
-            return json_texts(
-                found, JsonForm(keeps_nulls=False, has_micros=self.root == KEY, keeps_bytes=self.root == KEY)
-            )
+            return json_texts(found, JsonForm(keeps_nulls=False, keeps_bytes=self.root == KEY))
         return found.cast(self.kind) if self.is_micros else found
 
 

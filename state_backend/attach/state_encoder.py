@@ -17,19 +17,18 @@ from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, Attac
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.spark_types import VARIANT, type_name
 from state_backend.checkpoint.states import State, StateForm, stable_name
-from state_backend.codec.column_text import date_text
-from state_backend.codec.json_text import has_json, json_objects, json_texts
+from state_backend.codec.column_text import NUMBERS, date_text
+from state_backend.codec.json_text import JsonForm, has_json
 from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, changes_of
-from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.descriptor import Encoding, JsonDecimals, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 # The types of the columns that have no counterpart in Spark's rows.
 OWN_TYPES = {DELETED: "boolean", EXPIRE_AT: "bigint", RESETS: "boolean", ORDER: "bigint"}
-FORMS = (
-    (pa.types.is_integer, "integer"),
-    (pa.types.is_floating, "float"),
-    (pa.types.is_decimal, "decimal"),
-)
+
+
+# The version of the JSON in keys. A log with another one is written anew: its keys would stay for ever.
+JSON_IN_KEYS = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,12 @@ class StateEncoder:
             "variable": variable_of(state),
             "schema": schema_text(state),
             "columns": self.columns.texts(self.descriptor.value),
+            **({"json_in_keys": JSON_IN_KEYS} if self._has_json_in_keys else {}),
         }
+
+    @property
+    def _has_json_in_keys(self) -> bool:
+        return any(self.columns.column(name).is_json for name in key_columns_of(self.descriptor))
 
     @property
     def hint(self) -> str | None:
@@ -103,21 +107,12 @@ class StateEncoder:
         columns = [self.columns.column(name) for name in descriptor.value]
         if descriptor.encoding is Encoding.TEXT:
             return [self._text(column, key, value) for column in columns]
-        read = [column.read(key, value) for column in columns]
-        if descriptor.encoding is Encoding.BINARY:
-            return read
-        if not (len(columns) > 1 and (descriptor.kind is not Kind.MAP or descriptor.field is not None)):
-            return [json_texts(column) for column in read]
-        is_any = np.logical_or.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in read])
-        objects = json_objects(list(descriptor.value), read, len(key))
-        return [pc.if_else(pa.array(is_any), objects, pa.scalar(None, pa.string()))]
+        return [column.read(key, value) for column in columns]
 
     @staticmethod
     def _text(column: AnyColumn, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return a column as `row_encoding` needs it; the forms of the plan do the rest."""
         read = column.read(key, value)
-        if is_nested(column.kind) and not column.is_json:
-            return json_texts(read)
         if pa.types.is_date(read.type):
             return date_text(read)
         return read.cast(pa.string()) if pa.types.is_boolean(read.type) else read
@@ -242,10 +237,7 @@ def _types(columns: Columns, descriptor: StateDescriptor, job: str) -> dict[str,
 
 def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
     form = descriptor.format_for(job)
-    is_text = descriptor.encoding is Encoding.TEXT
-    is_object = not is_text and len(descriptor.value) > 1
     is_packed = descriptor.kind is Kind.MAP and descriptor.field is None
-    count = 1 if is_object and not is_packed else len(descriptor.value)
     return RowPlan(
         state=descriptor.name,
         literals=form.literals,
@@ -258,20 +250,29 @@ def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
         field_name=descriptor.field,
         field_form="text" if descriptor.field is None else _form(columns.column(descriptor.field)),
         value_names=descriptor.value,
-        value_forms=tuple(_form(columns.column(name)) for name in descriptor.value) if is_text else ("text",) * count,
+        value_forms=tuple(_value_form(columns.column(name), descriptor) for name in descriptor.value),
         map_fields=descriptor.value if is_packed else (),
         expire_at_ms=None,
         keeps_last=True,
         appends=descriptor.kind is Kind.LIST,
         kind=descriptor.kind,
+        object_names=descriptor.object_names,
+        json_form=JsonForm(has_text_decimals=descriptor.json_decimals is JsonDecimals.TEXT),
     )
+
+
+def _value_form(column: AnyColumn, descriptor: StateDescriptor) -> str:
+    is_nested_value = descriptor.encoding is Encoding.TEXT and is_nested(column.kind) and not column.is_json
+    if is_nested_value or descriptor.encoding is Encoding.JSON:
+        return "json"
+    return _form(column) if descriptor.encoding is Encoding.TEXT else "text"
 
 
 def _form(column: AnyColumn) -> str:
     """Return how `row_encoding` converts a column; see `RowPlan`."""
     if pa.types.is_timestamp(column.kind):
         return "timestamp" if column.kind.tz else "timestamp_ntz"
-    return next((form for is_kind, form in FORMS if is_kind(column.kind)), "text")
+    return next((form for is_kind, form in NUMBERS if is_kind(column.kind)), "text")
 
 
 def _may_contain(column: AnyColumn, separator: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypedDict, get_args
 
 from state_backend.codec.row_encoding import OnBadKey
-from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.descriptor import Encoding, JsonDecimals, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 # The columns of an attached state beside those of Spark's rows: the number of the micro-batch, the order of the changes
@@ -36,6 +36,7 @@ class AttachedArguments(TypedDict, total=False):
     kind: Kind | str | None
     columns: Mapping[str, str] | None
     encoding: Encoding | str | None
+    json_decimals: JsonDecimals | str
     length_max: int | None
     on_bad_key: OnBadKey
 
@@ -59,6 +60,7 @@ class AttachedState:
         columns: Further columns by SQL expressions, such as `{"mean": "_1 / _0"}`. They are the value unless `value`
             is given. A column with the name of a part of the key replaces that part.
         encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
+        json_decimals: `number` or `text`, as for a `StateDescriptor`.
         length_max: For a list: the number of last elements to keep.
         on_bad_key: `skip` leaves out, counts and logs a row that cannot be written, such as one with a null in its key;
             `fail` ends the attachment.
@@ -80,6 +82,7 @@ class AttachedState:
     kind: Kind | str | None = None
     columns: Mapping[str, str] | None = None
     encoding: Encoding | str | None = None
+    json_decimals: JsonDecimals | str = JsonDecimals.NUMBER
     length_max: int | None = None
     on_bad_key: OnBadKey = "skip"
 
@@ -219,6 +222,7 @@ def descriptor_of(names: ColumnNames, requested: AttachedState) -> StateDescript
         field=field_name,
         kind=kind,
         encoding=requested.encoding or (Encoding.JSON if is_object else Encoding.TEXT),
+        json_decimals=requested.json_decimals,
         expire_at=EXPIRE_AT if names.has_expiry else None,
         deletion=DELETED,
         resets=RESETS if names.kind is Kind.LIST else None,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from state_backend.checkpoint.checkpoint import Checkpoint
@@ -24,6 +26,8 @@ COLUMNS = ("OPERATOR", "STATE", "ROWS", "BYTES", "PARTITIONS", "SKEW", "TYPE", "
 # Of a folder that cannot be inspected: how many names in it are shown, and how many are tried.
 NAMES_SHOWN = 8
 NAMES_TRIED = 50
+# A buffer of many of one function.
+NUMBERED = re.compile(r"(.*)\[\d+\]")
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -127,7 +131,21 @@ def _row(operator: dict[str, Any], state: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _columns(schema: Sequence[dict[str, str]]) -> str:
-    return ", ".join(f"{column['name']} {column['type']}" for column in schema) or "none"
+    """Return the columns of a schema; adjacent ones `MS[0]`, `MS[1]` ... of one type as `MS[0] to MS[51]`."""
+    found: list[str] = []
+    for numbered, group in groupby(schema, key=_numbered):
+        columns = list(group)
+        if numbered is None or len(columns) == 1:
+            found += (f"{column['name']} {column['type']}" for column in columns)
+        else:
+            found.append(f"{columns[0]['name']} to {columns[-1]['name']} {columns[0]['type']}")
+    return ", ".join(found) or "none"
+
+
+def _numbered(column: dict[str, str]) -> tuple[str, str] | None:
+    """Return the name without its number and the type of a column such as `MS[0]`; None for others."""
+    found = NUMBERED.fullmatch(column["name"])
+    return None if found is None else (found[1], column["type"])
 
 
 def _size(size: float) -> str:

@@ -6,7 +6,6 @@ Sizes are counted in whole states, so counting reads all of the state, one parti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_text
 from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
 from state_backend.checkpoint.stores import StateStore
+from state_backend.model.clock import iso_text
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
 # Spark may remove a batch while it is read. Then a newer batch is read, up to this many batches.
@@ -85,8 +85,8 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
         "spark": _spark_of(layout, offsets.settings),
         "batch": batch,
         "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
-        "time": _time(offsets.timestamp_ms),
-        "watermark": _time(offsets.watermark_ms) if offsets.watermark_ms else None,
+        "time": iso_text(offsets.timestamp_ms),
+        "watermark": iso_text(offsets.watermark_ms) if offsets.watermark_ms else None,
         "provider": layout.provider,
         "settings": {
             name: offsets.settings[PREFIX + name]
@@ -244,7 +244,3 @@ def _type_name(kind: pa.DataType) -> str:
     for arrow, spark in TYPE_NAMES:
         name = name.replace(arrow, spark)
     return name
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

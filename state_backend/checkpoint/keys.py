@@ -17,16 +17,10 @@ import pyarrow.compute as pc
 from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import State, StateForm
-from state_backend.codec.column_text import as_bytes, date_text
-from state_backend.codec.json_text import OF_KEYS, has_json, json_texts
+from state_backend.codec.json_text import OF_KEYS, has_json, json_texts, plain_texts
 
 WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
 SEPARATOR = ":"
-FORMS = (
-    (pa.types.is_integer, "integer"),
-    (pa.types.is_floating, "float"),
-    (pa.types.is_decimal, "decimal"),
-)
 TTL = "ttlExpirationMs"
 
 
@@ -78,17 +72,10 @@ def _parts(field: pa.Field, column: pa.Array) -> list[pa.Array]:
 
 def _text(column: pa.Array) -> pa.Array:
     kind = column.type
-    if pa.types.is_timestamp(kind):
-        return as_bytes(column, "timestamp" if kind.tz else "timestamp_ntz").cast(pa.string())
-    form = next((form for is_kind, form in FORMS if is_kind(kind)), None)
-    if form is not None:
-        return as_bytes(column, form).cast(pa.string())
-    if pa.types.is_date(kind):
-        return date_text(column)
-    if pa.types.is_boolean(kind) or pa.types.is_string(kind):
-        return column.cast(pa.string())
     if pa.types.is_nested(kind) and has_json(kind):
         return json_texts(column, OF_KEYS)
+    if not pa.types.is_binary(kind) and has_json(kind):
+        return plain_texts(column)
     texts = [None if value is None else plain_text(value) for value in plain_values(column)]
     return pa.array(texts, pa.string())
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from datetime import date, datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
 from state_backend.codec.column_text import readable_text
+from state_backend.codec.json_text import plain_texts
+
+# A whole float below this number has no exponent in its text, as in `column_text`.
+INTEGERS_MAX = 1e21
 
 
 def plain_values(array: pa.Array) -> list[Any]:
@@ -39,6 +42,8 @@ def plain_values(array: pa.Array) -> list[Any]:
         ]
     elif pa.types.is_interval(kind):
         return [None if each is None else f"{each[0]} months {each[1]} days {each[2]} ns" for each in array.to_pylist()]
+    elif pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_decimal(kind):
+        return list(plain_texts(array).to_pylist())
     else:
         return [_plain(value) for value in readable_text(array).to_pylist()]
     return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
@@ -59,16 +64,11 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        is_whole = value.is_integer() and abs(value) < INTEGERS_MAX
+        return int(value) if is_whole else value if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
             return f"0x{value.hex()}"
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return format(value, "f")
     return str(value) if isinstance(value, timedelta) else value

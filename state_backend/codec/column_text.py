@@ -6,6 +6,8 @@ decimal     plain digits, never an exponent
 date        ISO 8601
 timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
 string      its bytes: Spark does not check that they are UTF-8, so an array of texts may have any bytes
+
+A year after 9999 has a sign, as in ISO 8601 and in Spark: +10000-01-01.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from __future__ import annotations
 import codecs
 import re
 import sys
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +29,19 @@ from state_backend.native import change_records
 # Texts with an exponent, which Arrow and Java write for some numbers, are rewritten one by one.
 EXPONENT = "[eE]"
 EXPONENTS = (b"e", b"E")
-# The first character of the text that Arrow writes for a time whose year does not fit into 16 bits.
-YEAR_TOO_LARGE = "<"
+# The days between which Arrow writes years as Spark does.
+FIRST_DAY, LAST_DAY = (int(np.datetime64(day, "D").astype(np.int64)) for day in ("-32767-01-01", "9999-12-31"))
+DAY_US = 86_400_000_000
+WIDE_YEAR = "^[+-]"
+# The forms of numbers.
+NUMBERS = (
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_floating, "float"),
+    (pa.types.is_decimal, "decimal"),
+)
 # How Python decodes bytes that are not UTF-8, and the bytes of a surrogate, whole or not, which is no character.
 REPLACED = "sparkis.replaced"
 SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-LARGE_YEARS_FROM_DAY = int(np.datetime64("10000-01-01", "D").astype(np.int64))
 
 
 def as_bytes(column: pa.Array, form: str) -> pa.Array:
@@ -48,13 +58,53 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
 
 
 def date_text(column: pa.Array) -> pa.Array:
-    """Return dates as ISO 8601; a year after 9999 has a sign, as in Spark, and Arrow does not write all of them."""
-    texts, days = column.cast(pa.string()), column.cast(pa.int32())
-    has_large_year = pc.fill_null(pc.greater_equal(days, LARGE_YEARS_FROM_DAY), False)
-    if not pc.any(has_large_year).as_py():
+    """Return dates as ISO 8601."""
+    days = column.cast(pa.int32())
+    return _with_wide_years(column.cast(pa.string()), days, FIRST_DAY, LAST_DAY, _date_of)
+
+
+def _with_wide_years(
+    texts: pa.Array, counts: pa.Array, first: int, last: int, text_of: Callable[[int], str]
+) -> pa.Array:
+    """Rewrite the texts of times that are not from `first` to `last`, which is rare. counts: the times as numbers."""
+    bounds = pc.min_max(counts).as_py()
+    if bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last):
         return texts
-    rewritten = [f"+{np.datetime64(day, 'D')}" for day in days.filter(has_large_year).to_pylist()]
-    return pc.replace_with_mask(texts, has_large_year, pa.array(rewritten, pa.string()))
+    is_wide = pc.fill_null(pc.or_(pc.less(counts, first), pc.greater(counts, last)), False)
+    rewritten = [text_of(count) for count in counts.filter(is_wide).to_pylist()]
+    return pc.replace_with_mask(texts, is_wide, pa.array(rewritten, pa.string()))
+
+
+def _date_of(days: int) -> str:
+    text = str(np.datetime64(days, "D"))
+    return text if days < 0 else f"+{text}"
+
+
+def _time_of(micros: int) -> str:
+    seconds, fraction = divmod(micros, 1_000_000)
+    text = f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")
+    return text if micros < 0 else f"+{text}"
+
+
+def times_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse the texts of dates or timestamps, the inverse of `as_bytes` and `date_text`; ArrowInvalid for another."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        if not pc.any(pc.match_substring_regex(texts, WIDE_YEAR)).as_py():
+            raise
+    unit: Literal["D", "us"] = "D" if pa.types.is_date(kind) else "us"
+    try:
+        counts = [None if each is None else _count_of(each, unit) for each in texts.to_pylist()]
+    except ValueError as error:
+        raise pa.ArrowInvalid(str(error)) from None
+    return pa.array(counts, pa.int32() if unit == "D" else pa.int64()).cast(kind)
+
+
+def _count_of(text: str, unit: Literal["D", "us"]) -> int:
+    bare = text.removeprefix("+").removesuffix("Z")
+    time = np.datetime64(bare, "D") if unit == "D" else np.datetime64(bare, "us")
+    return int(time.astype(np.int64))
 
 
 def any_text(content: pa.Array) -> pa.Array:
@@ -142,14 +192,6 @@ def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
     except pa.ArrowInvalid:  # there are fractions, which take twice as long
         texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-    has_large_year = pc.fill_null(pc.starts_with(texts, YEAR_TOO_LARGE), False)
-    if pc.any(has_large_year).as_py():
-        counts = instants.filter(has_large_year).cast(pa.int64()).to_pylist()
-        texts = pc.replace_with_mask(texts, has_large_year, pa.array(map(_large_year_text, counts), pa.string()))
+    counts, end = instants.cast(pa.int64()), (LAST_DAY + 1) * DAY_US
+    texts = _with_wide_years(texts, counts, FIRST_DAY * DAY_US, end - 1, _time_of)
     return pc.binary_join_element_wise(texts, zone, "")
-
-
-def _large_year_text(micros: int) -> str:
-    """Return the text of a time whose year Arrow cannot write."""
-    seconds, fraction = divmod(micros, 1_000_000)
-    return f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")

@@ -1,13 +1,11 @@
-"""The JSON of Arrow columns, as Spark's `to_json` writes it.
+"""The JSON of Arrow columns: the texts of `column_text`, in objects and arrays.
 
-number            as it is; a float as Java writes it: 1.0, 1.0E10, "NaN"; a decimal with an exponent if it is small
+number, boolean   its text, as it is; "nan", "inf", "-inf"; a decimal in quotes, if the form says so
 text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F;
                   U+FFFD in place of bytes that are not UTF-8, but in keys they stay, as two keys would become one
-timestamp         "2024-01-01T00:00:00.000Z", without the Z for timestamp_ntz; truncated to milliseconds, but in keys,
-                  as two keys would become one
-date, binary      "2024-01-01", "base64"
-struct, list, map object, array, object; a map's key is the text of Spark's own form: a date in days, a time in
-                  microseconds
+date, timestamp   its text in quotes
+binary            "base64"
+struct, list, map object, array, object; a map's key is its text
 """
 
 from __future__ import annotations
@@ -15,22 +13,18 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.codec.column_text import any_text, date_text, readable_text
+from state_backend.codec.column_text import NUMBERS, any_text, as_bytes, date_text, readable_text
 
 NULL = "null"
 ANY_BYTES = "surrogateescape"
 ESCAPED = r'["\\\x00-\x1f]'
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-# Java writes floats from 1e-3 up to 1e7 without an exponent.
-PLAIN_MIN, PLAIN_MAX = 1e-3, 1e7
-LARGE_YEARS_FROM_US = int(np.datetime64("10000-01-01", "us").astype(np.int64))
 PLAIN_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -57,18 +51,18 @@ def has_json(kind: pa.DataType) -> bool:
 
 
 class JsonForm(NamedTuple):
-    """keeps_nulls: objects have their null fields, too. has_micros: times are not truncated to milliseconds.
+    """keeps_nulls: objects have their null fields, too. has_text_decimals: decimals are texts, not numbers.
 
     keeps_bytes: texts have bytes that are not UTF-8, so the result is no JSON.
     """
 
     keeps_nulls: bool = True
-    has_micros: bool = False
+    has_text_decimals: bool = False
     keeps_bytes: bool = False
 
 
 OF_VALUES = JsonForm()
-OF_KEYS = JsonForm(keeps_nulls=False, has_micros=True, keeps_bytes=True)
+OF_KEYS = JsonForm(keeps_nulls=False, keeps_bytes=True)
 
 
 def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:
@@ -87,11 +81,15 @@ def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:
 
 def json_objects(names: list[str], columns: list[pa.Array], rows: int, form: JsonForm = OF_VALUES) -> pa.Array:
     """Return an object of each row of some columns."""
-    if not columns:
+    return objects_of(names, [json_texts(column, form) for column in columns], rows, form)
+
+
+def objects_of(names: Sequence[str], texts: Sequence[pa.Array], rows: int, form: JsonForm = OF_VALUES) -> pa.Array:
+    """Return an object of each row of the JSON of some columns."""
+    if not texts:
         return pa.array(["{}"] * rows, pa.string())
     fields = []
-    for name, column in zip(names, columns, strict=True):
-        text = json_texts(column, form)
+    for name, text in zip(names, texts, strict=True):
         head = pa.scalar(f"{_quoted(name)}:")
         fields.append(pc.binary_join_element_wise(head, pc.fill_null(text, NULL) if form.keeps_nulls else text, ""))
     joined = join_present(fields, ",")
@@ -106,21 +104,34 @@ def join_present(texts: Sequence[pa.Array], separator: str) -> pa.Array:
     return pc.replace_substring(joined, separator, "", max_replacements=1) if separator else joined
 
 
-def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
+def plain_texts(array: pa.Array) -> pa.Array:
+    """Return the text of each value of a type that is not nested, as clients read it outside of JSON."""
     kind = array.type
-    if pa.types.is_floating(kind):
-        return _floats(array)
-    if pa.types.is_decimal(kind):
-        return _each(array, lambda number: str(Decimal(number)))
+    if pa.types.is_date(kind):
+        return date_text(array)
+    if pa.types.is_timestamp(kind):
+        return any_text(as_bytes(array, "timestamp" if kind.tz else "timestamp_ntz"))
+    form = next((form for is_kind, form in NUMBERS if is_kind(kind)), None)
+    return array.cast(pa.string()) if form is None else any_text(as_bytes(array, form))
+
+
+def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
+    array = _with_usual_offsets(array)
+    kind = array.type
     if pa.types.is_string(kind):
-        return pc.binary_join_element_wise('"', _escaped(array, form), '"', "")
+        return _in_quotes(_escaped(array, form))
     if pa.types.is_binary(kind):
         return _each(array, lambda content: f'"{base64.b64encode(content).decode()}"')
-    if pa.types.is_timestamp(kind):
-        return pc.binary_join_element_wise('"', _times(array, form), '"', "")
-    if pa.types.is_date(kind):
-        return pc.binary_join_element_wise('"', date_text(array), '"', "")
-    return array.cast(pa.string())
+    texts = plain_texts(array)
+    if pa.types.is_floating(kind):
+        is_number = pc.is_finite(array)
+        return texts if pc.all(is_number).as_py() is not False else pc.if_else(is_number, texts, _in_quotes(texts))
+    is_quoted = pa.types.is_temporal(kind) or (pa.types.is_decimal(kind) and form.has_text_decimals)
+    return _in_quotes(texts) if is_quoted else texts
+
+
+def _in_quotes(texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise('"', texts, '"', "")
 
 
 def _lists(array: pa.ListArray, form: JsonForm) -> pa.Array:
@@ -137,15 +148,16 @@ def _maps(array: pa.MapArray, form: JsonForm) -> pa.Array:
     return _joined(pairs, np.diff(offsets), "{", "}")
 
 
+def _with_usual_offsets(array: pa.Array) -> pa.Array:
+    """Return texts and bytes with the offsets that all others have; Spark may send larger ones."""
+    if pa.types.is_large_string(array.type):
+        return any_text(array.cast(pa.binary()))
+    return array.cast(pa.binary()) if pa.types.is_large_binary(array.type) else array
+
+
 def _map_keys(keys: pa.Array, form: JsonForm) -> pa.Array:
-    kind = keys.type
-    if pa.types.is_string(kind):
-        return _escaped(keys, form)
-    if pa.types.is_date(kind):
-        return keys.cast(pa.int32()).cast(pa.string())
-    if pa.types.is_timestamp(kind):
-        return keys.cast(pa.int64()).cast(pa.string())
-    return pc.replace_substring(_plain(keys, OF_VALUES), '"', "")  # NaN is a text with quotes
+    keys = _with_usual_offsets(keys)
+    return _escaped(keys, form) if pa.types.is_string(keys.type) else plain_texts(keys)
 
 
 def _joined(parts: pa.Array, counts: Any, opening: str, closing: str) -> pa.Array:
@@ -153,57 +165,6 @@ def _joined(parts: pa.Array, counts: Any, opening: str, closing: str) -> pa.Arra
     offsets = np.concatenate(([0], np.cumsum(counts)))
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), parts)
     return pc.binary_join_element_wise(opening, pc.binary_join(lists, ","), closing, "")
-
-
-def _floats(array: pa.Array) -> pa.Array:
-    """Return floats as Java writes them: always with a point, and an exponent outside of PLAIN_MIN to PLAIN_MAX."""
-    size = pc.abs(array)
-    is_plain = pc.or_(
-        pc.and_(pc.greater_equal(size, PLAIN_MIN), pc.less(size, PLAIN_MAX)),
-        pc.equal(array, 0),
-    )
-    texts = array.cast(pa.string())
-    has_point = pc.match_substring_regex(texts, r"[.eE]")
-    plain = pc.if_else(has_point, texts, pc.binary_join_element_wise(texts, ".0", ""))
-    is_other = pc.fill_null(pc.or_(pc.invert(is_plain), pc.match_substring_regex(texts, "[eE]")), False)
-    if not pc.any(is_other).as_py():
-        return plain
-    scalar = np.float32 if pa.types.is_float32(array.type) else np.float64
-    rewritten = [_java_text(scalar(value)) for value in array.filter(is_other).to_pylist()]
-    return pc.replace_with_mask(plain, is_other, pa.array(rewritten, pa.string()))
-
-
-def _java_text(number: np.floating[Any]) -> str:
-    if np.isnan(number):
-        return '"NaN"'
-    if np.isinf(number):
-        return '"Infinity"' if number > 0 else '"-Infinity"'
-    if number == 0 or PLAIN_MIN <= abs(number) < PLAIN_MAX:
-        return np.format_float_positional(number, unique=True, trim="0")
-    text = np.format_float_scientific(number, unique=True, trim="0", exp_digits=1)
-    return text.replace("e+", "E").replace("e", "E")
-
-
-def _times(array: pa.Array, form: JsonForm) -> pa.Array:
-    zone = "Z" if array.type.tz else ""
-    times = array.cast(pa.timestamp("us"))
-    floors = pc.floor_temporal(times, unit="millisecond")
-    texts = floors.cast(pa.timestamp("ms")).cast(pa.string())
-    if form.has_micros:
-        texts = pc.if_else(pc.equal(times, floors), texts, times.cast(pa.string()))
-    texts = pc.replace_substring(texts, " ", "T")
-    has_large_year = pc.fill_null(pc.greater_equal(times.cast(pa.int64()), LARGE_YEARS_FROM_US), False)
-    if pc.any(has_large_year).as_py():
-        counts = times.filter(has_large_year).cast(pa.int64()).to_pylist()
-        rewritten = [_large_year_text(micros, form) for micros in counts]
-        texts = pc.replace_with_mask(texts, has_large_year, pa.array(rewritten, pa.string()))
-    return pc.binary_join_element_wise(texts, zone, "")
-
-
-def _large_year_text(micros: int, form: JsonForm) -> str:
-    """Return the text of a time after 9999, which Java writes with a sign, and Arrow does not always write."""
-    unit = "us" if form.has_micros and micros % 1000 else "ms"
-    return f"+{np.datetime64(micros, 'us').astype(f'datetime64[{unit}]')}"
 
 
 def _escaped(texts: pa.Array, form: JsonForm) -> pa.Array:

@@ -27,7 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.codec.column_text import as_bytes, bytes_of, validity_of
+from state_backend.codec.column_text import any_text, as_bytes, bytes_of, validity_of
+from state_backend.codec.json_text import OF_VALUES, JsonForm, json_texts, objects_of
 from state_backend.codec.orders import orders_of, with_orders
 from state_backend.codec.selections import ORDER_BYTES_MAX
 from state_backend.model.descriptor import Kind, Reduce
@@ -101,7 +102,10 @@ class RowPlan:
     literals       the texts around the key parts, as in `KeyFormat`
     key_names, field_name, value_names   the DataFrame's names of the columns, for errors
     key_forms, field_form, value_forms   the conversion of each column: text (none), float, integer, decimal, timestamp,
-                   timestamp_ntz
+                   timestamp_ntz, json
+    object_names   the names in the JSON object that the values are together; else empty. A value whose form is text is
+                   JSON already
+    json_form      how values become JSON
     key_is_open    for each key part: its text may contain the separator that follows, and is checked
     map_fields     the fields of the map if each row replaces a map as a whole; else empty
     appends        each row appends its value to a list
@@ -134,6 +138,8 @@ class RowPlan:
     keeps_first: bool = False
     columns: tuple[tuple[str, str], ...] = ()
     skips_bad_rows: bool = False
+    object_names: tuple[str, ...] = ()
+    json_form: JsonForm = OF_VALUES
 
 
 def encode(
@@ -320,7 +326,7 @@ def _changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBat
     else:
         if plan.kind is Kind.SORTED_SET:
             _check_scores(plan, keys, columns[0])
-        values = [as_bytes(column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
+        values = _values(plan, columns)
         value, is_deleted = (
             pack_columns(plan.map_fields, values) if plan.map_fields else (values[0], values[0].is_null())
         )
@@ -351,6 +357,20 @@ def _changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBat
         ],
         schema=schema(),
     )
+
+
+def _values(plan: RowPlan, columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """Return the texts of the values; of one object, if they are one, which is null where all its values are."""
+    texts = [_text(plan, column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
+    if not plan.object_names:
+        return texts
+    objects = objects_of(plan.object_names, [any_text(each) for each in texts], len(texts[0]))
+    is_any = reduce(pc.or_, (each.is_valid() for each in texts))
+    return [pc.if_else(is_any, objects.cast(pa.binary()), pa.scalar(None, pa.binary()))]
+
+
+def _text(plan: RowPlan, column: pa.Array, form: str) -> pa.Array:
+    return json_texts(column, plan.json_form).cast(pa.binary()) if form == "json" else as_bytes(column, form)
 
 
 def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
@@ -599,7 +619,7 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
             f"remove them with array_compact()",
             _rows_with(column, elements.is_null()),
         )
-    text = as_bytes(elements, plan.value_forms[0])
+    text = _text(plan, elements, plan.value_forms[0])
     try:
         _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
     except RowError as error:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from state_backend.apply.temporary_store import past_snapshot
-from state_backend.history.whole_values import whole_value
+from state_backend.history.whole_values import key_in_json, shown_key, whole_value
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.past import AS_OF_HELP, AsOf, moment_of
 from state_backend.model.errors import LogError, SparkisError
@@ -107,11 +107,10 @@ def run(options: argparse.Namespace) -> int:
             raise LogError(f"job {options.job!r} has no state {options.state!r}; states: {', '.join(names)}")
         with past_snapshot(log, options.job, begin) as before, past_snapshot(log, options.job, end) as after:
             for each in islice(differences(before, after, options.state), options.limit):
-                key = each.key.decode("utf-8", "backslashreplace")
                 if options.json:
-                    print(json.dumps({"change": each.change, "state": each.state, "key": key}))
+                    print(json.dumps({"change": each.change, "state": each.state, **key_in_json(each.key)}))
                 else:
-                    print(f"{each.change:<8}{each.state:<20}  {key}")
+                    print(f"{each.change:<8}{each.state:<20}  {shown_key(each.key)}")
     except SparkisError as error:
         print(f"sparkis diff: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from state_backend.apply.temporary_store import past_snapshot
-from state_backend.codec.column_text import any_text, readable_text
+from state_backend.codec.column_text import any_text, readable_text, times_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.past import AsOf, moment_of
@@ -255,8 +256,15 @@ class _Rows:
         except ValueError:
             raise LogError(f"state {self._state.name!r}: {stored[:100]!r} is not JSON; read it with raw=True") from None
         if len(self._value_names) == 1:
-            return (_text(loaded),)
-        return tuple(_text(loaded.get(name.rpartition(".")[2], loaded.get(name))) for name in self._value_names)
+            return (self._part(self._value_names[0], loaded),)
+        return tuple(
+            self._part(name, loaded.get(name, loaded.get(name.rpartition(".")[2]))) for name in self._value_names
+        )
+
+    def _part(self, name: str, loaded: Any) -> str | bytes | None:
+        """Return a part of a JSON document as the text of its column; bytes are in base64 there."""
+        text = _text(loaded)
+        return text if text is None or self._state.columns.get(name) != "binary" else base64.b64decode(text)
 
     def _batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
         columns = zip(*rows, strict=True)
@@ -271,7 +279,10 @@ class _Rows:
             texts = pa.array(values, pa.binary())
             if pa.types.is_string(field.type):
                 return readable_text(any_text(texts))
-            return texts if pa.types.is_binary(field.type) else texts.cast(pa.string()).cast(field.type)
+            if pa.types.is_binary(field.type):
+                return texts
+            texts = texts.cast(pa.string())
+            return times_of(texts, field.type) if pa.types.is_temporal(field.type) else texts.cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise LogError(
                 f"state {self._state.name!r}: column {field.name!r} has a value that is not of type {field.type}; read "

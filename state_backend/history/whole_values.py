@@ -1,6 +1,8 @@
-"""Whole values of keys as Python objects, whatever the kind of their state."""
+"""Keys as texts, and whole values of keys as Python objects, whatever the kind of their state."""
 
 from __future__ import annotations
+
+import json
 
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import KeyInfo, Snapshot
@@ -23,3 +25,20 @@ def whole_value(snapshot: Snapshot, info: KeyInfo) -> WholeValue:
             return list(snapshot.sorted_members(key, 0, snapshot.sorted_size(key)))
         case _:
             return snapshot.value(key) or b""
+
+
+def key_in_json(key: bytes) -> dict[str, str | None]:
+    """Return the members of a JSON object for a key: of bytes that are no text, `key_hex` in place of `key`."""
+    try:
+        return {"key": key.decode()}
+    except UnicodeDecodeError:
+        return {"key": None, "key_hex": key.hex()}
+
+
+def shown_key(key: bytes) -> str:
+    """Return a key for a terminal: a text as it is, other bytes in quotes, as redis-cli shows them."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return f'"{str(key)[2:-1]}"'
+    return text if text.isprintable() else json.dumps(text)

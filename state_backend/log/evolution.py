@@ -122,6 +122,11 @@ def _notes(before: StateDescriptor, now: StateDescriptor) -> Iterator[str]:
             f"its score was {_quoted(before.score)} and is now {_quoted(now.score)}; a member has the new score from "
             f"its next change on"
         )
+    if before.json_decimals != now.json_decimals:
+        yield (
+            f"its json_decimals was {before.json_decimals} and is now {now.json_decimals}, for each value from its "
+            f"next change on"
+        )
     if before.encoding != now.encoding:
         yield f"its encoding was {before.encoding} and is now {now.encoding}, for each value from its next change on"
     for column in now.value:

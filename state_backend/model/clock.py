@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import date, timedelta
 
 Clock = Callable[[], int]
+DAY_MS = 86_400_000
+# The last day that Python's dates have, and the days of 400 years, after which the calendar repeats.
+LAST_DAY = (date.max - date(1970, 1, 1)).days
+CYCLE_DAYS = 146_097
 
 
 def now_ms() -> int:
@@ -15,5 +19,13 @@ def now_ms() -> int:
 
 
 def iso_text(clock_ms: int) -> str:
-    """Return a clock reading as ISO 8601 text in UTC, with milliseconds."""
-    return datetime.fromtimestamp(clock_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return a clock reading, or a watermark, as ISO 8601 text in UTC, with milliseconds."""
+    days, rest = divmod(clock_ms, DAY_MS)
+    if days > LAST_DAY:  # beyond Python's years
+        cycles, days = divmod(days, CYCLE_DAYS)
+        year, _, others = str(date(1970, 1, 1) + timedelta(days)).partition("-")
+        day = f"+{int(year) + 400 * cycles}-{others}"
+    else:
+        day = str(date(1970, 1, 1) + timedelta(days))
+    seconds, milliseconds = divmod(rest, 1000)
+    return f"{day}T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{milliseconds:03}Z"

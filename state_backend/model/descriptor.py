@@ -45,6 +45,13 @@ class Encoding(StrEnum):
     BINARY = "binary"
 
 
+class JsonDecimals(StrEnum):
+    """How decimals are written in JSON: as numbers, of which many readers keep 15 digits, or as text."""
+
+    NUMBER = "number"
+    TEXT = "text"
+
+
 class Reduce(StrEnum):
     """How a reducing state folds the rows of a micro-batch into its values."""
 
@@ -180,6 +187,7 @@ class StateArguments(TypedDict, total=False):
     ttl: timedelta | float | None
     expire_at: str | None
     encoding: Encoding | str | None
+    json_decimals: JsonDecimals | str
     time_format: str | None
     deletion: str | None
     resets: str | None
@@ -223,6 +231,8 @@ class StateDescriptor:
             milliseconds since 1970 UTC. Null: never. A set expires as a whole: the last row in order decides.
         encoding: `text`, `json`, or `binary`, which takes the bytes of a binary column as they are. Default: `text`,
             or `json` where several columns are one value.
+        json_decimals: `number`, or `text`: decimals in JSON are texts. Many readers of JSON, such as JavaScript, keep
+            only some 15 digits of a number.
         time_format: The pattern (Spark's, such as `yyyy-MM-dd HH:mm`) of dates and timestamps in the key, the field,
             the member and the value, in UTC. Default: ISO 8601.
         deletion: The boolean column that is true in rows that delete. A null value deletes as well.
@@ -305,6 +315,7 @@ class StateDescriptor:
     ttl: timedelta | None
     expire_at: str | None
     encoding: Encoding
+    json_decimals: JsonDecimals
     time_format: str | None
     deletion: str | None
     resets: str | None
@@ -335,6 +346,7 @@ class StateDescriptor:
         ttl: timedelta | float | None = None,
         expire_at: str | None = None,
         encoding: Encoding | str | None = None,
+        json_decimals: JsonDecimals | str = JsonDecimals.NUMBER,
         time_format: str | None = None,
         deletion: str | None = None,
         resets: str | None = None,
@@ -364,6 +376,7 @@ class StateDescriptor:
         put("ttl", self._lifetime(ttl))
         put("expire_at", expire_at)
         put("encoding", self._choice("encoding", encoding or self._implied_encoding(), Encoding))
+        put("json_decimals", self._choice("json_decimals", json_decimals, JsonDecimals))
         put("time_format", time_format)
         put("deletion", deletion)
         put("resets", resets)
@@ -566,6 +579,12 @@ class StateDescriptor:
         return given
 
     @property
+    def object_names(self) -> tuple[str, ...]:
+        """The value columns, if they are one JSON object; else empty."""
+        is_hash = self.kind is Kind.MAP and self.field is None
+        return self.value if self.encoding is Encoding.JSON and len(self.value) > 1 and not is_hash else ()
+
+    @property
     def ttl_ms(self) -> int | None:
         """The time to live in milliseconds; None if there is none."""
         return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
@@ -595,6 +614,7 @@ class StateDescriptor:
             "ttl_ms": self.ttl_ms,
             "expire_at": self.expire_at,
             "encoding": str(self.encoding),
+            "json_decimals": str(self.json_decimals),
             "time_format": self.time_format,
             "deletion": self.deletion,
             "resets": self.resets,

@@ -1,12 +1,14 @@
-"""The JSON of columns: that of Spark's `to_json`. `tests/spark/test_attach_files.py` compares them."""
+"""The JSON of columns: the texts of their values. `tests/spark/test_types.py` compares both."""
 
 from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from state_backend.codec.column_text import any_text
-from state_backend.codec.json_text import OF_KEYS, JsonForm, json_texts
+from state_backend.codec.json_text import OF_KEYS, JsonForm, json_texts, plain_texts
 
 
 def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
@@ -15,22 +17,15 @@ def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
     assert json_texts(rows, JsonForm(keeps_nulls=False)).to_pylist() == ['{"a":1}', "{}", None, '{"a":2,"b":"q\\"\\n"}']
 
 
-def test_times_that_differ_in_microseconds_differ_in_the_text_of_a_key():
-    times = pa.array([1_000, 1_001, 123_456, None], pa.timestamp("us", "UTC"))
-    rows = pa.StructArray.from_arrays([times], ["at"])
-    of_keys = json_texts(rows, JsonForm(keeps_nulls=False, has_micros=True)).to_pylist()
-    assert of_keys == [f'{{"at":"1970-01-01T00:00:00.{each}Z"}}' for each in ("001", "001001", "123456")] + ["{}"]
-    assert json_texts(times).to_pylist() == [f'"1970-01-01T00:00:00.{each}Z"' for each in ("001", "001", "123")] + [
-        None
-    ]
-
-
-def test_bytes_that_are_not_utf8_are_replaced_in_values_and_stay_in_keys():
-    texts = any_text(pa.array([b"a", b'\xe9"\n', None], pa.binary()))
-    rows = pa.StructArray.from_arrays([texts], ["k"])
-    assert json_texts(rows).to_pylist() == ['{"k":"a"}', '{"k":"\ufffd\\"\\n"}', '{"k":null}']
-    of_keys = json_texts(rows, OF_KEYS).cast(pa.binary()).to_pylist()
-    assert of_keys == [b'{"k":"a"}', b'{"k":"\xe9\\"\\n"}', b"{}"]
+def test_times_are_their_texts() -> None:
+    times = pa.array([1_000, 1_001, 123_456, 0, None], pa.timestamp("us", "UTC"))
+    texts = ["1970-01-01T00:00:00.001Z", "1970-01-01T00:00:00.001001Z", "1970-01-01T00:00:00.123456Z"]
+    quoted = [f'"{each}"' for each in [*texts, "1970-01-01T00:00:00Z"]]
+    assert json_texts(times).to_pylist() == [*quoted, None]
+    of_keys = json_texts(pa.StructArray.from_arrays([times], ["at"]), OF_KEYS).to_pylist()
+    assert of_keys == [*(f'{{"at":{each}}}' for each in quoted), "{}"]
+    maps = pa.array([[(each, 1)] for each in times[:4]], pa.map_(times.type, pa.int64()))
+    assert json_texts(maps).to_pylist() == [f"{{{each}:1}}" for each in quoted]
 
 
 def test_lists_and_maps_may_be_empty_and_sliced():
@@ -38,16 +33,24 @@ def test_lists_and_maps_may_be_empty_and_sliced():
     assert json_texts(lists[1:]).to_pylist() == ["[]", None, "[2,null]"]
     maps = pa.array([[("a", 1.0)], [], None, [("b", None)]], pa.map_(pa.string(), pa.float64()))
     assert json_texts(maps[1:]).to_pylist() == ["{}", None, '{"b":null}']
+    assert json_texts(maps).to_pylist()[0] == '{"a":1}'
 
 
-def test_floats_are_written_as_java_does():
-    numbers = pa.array([0.0, -0.0, 1.0, 1e7, 123456.5, 1e-3, 1e-4, 1e300, float("nan"), float("-inf")])
-    texts = ["0.0", "-0.0", "1.0", "1.0E7", "123456.5", "0.001", "1.0E-4", "1.0E300", '"NaN"', '"-Infinity"']
+def test_numbers_are_their_texts_and_what_json_lacks_is_in_quotes() -> None:
+    numbers = pa.array([0.0, -0.0, 7.0, 1e10, 1e21, 1e-3, 1e-8, float("nan"), float("-inf"), None])
+    texts = ["0", "-0", "7", "10000000000", "1e+21", "0.001", "1e-8", '"nan"', '"-inf"', None]
     assert json_texts(numbers).to_pylist() == texts
+    decimals = pa.array([Decimal("0E-18"), Decimal("12345678901234567890.5"), None], pa.decimal128(38, 18))
+    digits = ["0." + "0" * 18, "12345678901234567890.5" + "0" * 17]
+    assert json_texts(decimals).to_pylist() == [*digits, None]
+    assert json_texts(decimals, JsonForm(has_text_decimals=True)).to_pylist() == [
+        *(f'"{each}"' for each in digits),
+        None,
+    ]
 
 
 def test_years_after_9999_have_a_sign() -> None:
-    """The texts of Spark 4.3's to_json."""
+    """The signs are those of Spark 4.3."""
     kind = pa.struct([("t", pa.timestamp("us", "UTC")), ("n", pa.timestamp("us")), ("d", pa.date32())])
     instants = np.array(["12345-01-02T03:04:05.678901", "45678-01-02"], "datetime64[us]").astype(np.int64)
     days = np.array(["45678-01-02"], "datetime64[D]").astype(np.int32)
@@ -55,6 +58,37 @@ def test_years_after_9999_have_a_sign() -> None:
     rows = pa.StructArray.from_arrays(
         [column.cast(field.type) for column, field in zip(columns, kind, strict=True)], fields=list(kind)
     )
-    others = '"n":"+45678-01-02T00:00:00.000","d":"+45678-01-02"}'
-    assert json_texts(rows).to_pylist() == [f'{{"t":"+12345-01-02T03:04:05.678Z",{others}']
-    assert json_texts(rows, OF_KEYS).to_pylist() == [f'{{"t":"+12345-01-02T03:04:05.678901Z",{others}']
+    others = '"n":"+45678-01-02T00:00:00","d":"+45678-01-02"}'
+    assert json_texts(rows).to_pylist() == [f'{{"t":"+12345-01-02T03:04:05.678901Z",{others}']
+
+
+def micros(*times: str) -> pa.Array:
+    return pa.array([int(np.datetime64(each, "us").astype(np.int64)) for each in times], pa.timestamp("us", "UTC"))
+
+
+# The type's name in the documentation, and some values.
+EXAMPLES: list[tuple[str, pa.Array]] = [
+    ("string", pa.array(["Oslo"])),
+    ("integers", pa.array([7, -1])),
+    ("float, double", pa.array([7.0, 0.1, 1e10, 1e21, float("nan"), float("-inf")])),
+    ("decimal(20,2)", pa.array([Decimal("12.50")], pa.decimal128(20, 2))),
+    ("boolean", pa.array([True])),
+    ("timestamp", micros("2013-07-04T10:00:00", "2013-07-04T10:00:00.25", "10000-01-01")),
+    ("timestamp_ntz", micros("2013-07-04T10:00:00.000001").cast(pa.timestamp("us"))),
+    ("date", pa.array([15890, 2932897], pa.int32()).cast(pa.date32())),
+    ("struct", pa.array([{"a": 7.0, "b": None}])),
+    ("array", pa.array([[7.0, None]])),
+    ("map", pa.array([[(0, 7.0)]], pa.map_(pa.date32(), pa.float64()))),
+]
+
+
+def shown(texts: pa.Array) -> str:
+    return ", ".join(f"`{each}`" for each in texts.to_pylist())
+
+
+def test_the_documentation_shows_the_text_of_each_type() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "states.md").read_text()
+    for name, values in EXAMPLES:
+        in_json = json_texts(values)
+        text = in_json if pa.types.is_nested(values.type) else plain_texts(values)
+        assert f"| {name} | {shown(text)} | {shown(in_json)} |\n" in page

@@ -397,9 +397,9 @@ def test_a_timestamp_has_a_fraction_only_where_there_is_one(instant: datetime, e
     ("micros", "expected"),
     [
         (-(2**63), "-290308-12-21T19:59:05.224192"),
-        (2**63 - 1, "294247-01-10T04:00:54.775807"),
-        (9 * 10**18, "287168-08-24T16:00:00"),
-        (10**15 * 280, "10842-11-05T17:46:40"),
+        (2**63 - 1, "+294247-01-10T04:00:54.775807"),
+        (9 * 10**18, "+287168-08-24T16:00:00"),
+        (10**15 * 280, "+10842-11-05T17:46:40"),
     ],
 )
 def test_a_timestamp_may_lie_as_far_away_as_spark_counts(micros: int, expected: str):

@@ -60,3 +60,18 @@ def test_the_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture
     assert "epoch 0 cannot be read any more" in capsys.readouterr().err
     assert main(["diff", "job", "2", "3", "--log", str(log), "--state", "none"]) == 1
     assert "has no state 'none'; states: temp" in capsys.readouterr().err
+
+
+def test_a_key_of_bytes_differs_from_a_text_that_looks_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = (b"job:temp:k\xff", b"job:temp:k\\xff")
+    with LogWriter(tmp_path, "job", [STATE]) as writer:
+        writer.publish([])
+        writer.publish([Change("temp", Op.PUT, key, None, b"1") for key in keys])
+    assert main(["diff", "job", "0", "1", "--log", str(tmp_path), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {(each["key"], each.get("key_hex")) for each in found} == {(None, keys[0].hex()), (keys[1].decode(), None)}
+    assert main(["diff", "job", "0", "1", "--log", str(tmp_path)]) == 0
+    shown = {line.split()[2] for line in capsys.readouterr().out.splitlines()}
+    assert shown == {'"job:temp:k\\xff"', "job:temp:k\\xff"}

@@ -142,3 +142,15 @@ def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
         read_table(log, "document", as_of=datetime(2001, 1, 1))
     with pytest.raises(LogError, match="'yesterday' is not an epoch's number, or a time"):
         read_table(log, "document", as_of="yesterday")
+
+
+def test_times_beyond_the_year_9999_and_bytes_in_json_are_read(tmp_path: Path) -> None:
+    kinds = {"k": "date", "at": "timestamp", "b": "binary"}
+    state = StateDescriptor("far", key="k", value=["at", "b"], kind="value", columns=kinds)
+    with LogWriter(tmp_path, "job", [state]) as writer:
+        document = b'{"at":"+10000-01-01T00:00:00.5Z","b":"AP8="}'
+        writer.publish([put(state, "job:far:+12345-01-02", document), put(state, "job:far:-0044-03-15", document)])
+    table = read_table(tmp_path, "far")
+    assert sorted(table.column("k").cast("int32").to_pylist()) == [-735525, 3789392]
+    assert table.column("at").cast("int64").to_pylist() == [253402300800500000] * 2
+    assert table.column("b").to_pylist() == [b"\x00\xff"] * 2
