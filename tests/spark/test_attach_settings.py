@@ -54,6 +54,32 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
     assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
 
 
+@pytest.mark.parametrize("reader", ["files", "spark"])
+def test_a_null_or_a_separator_in_a_key_leaves_its_row_out_and_a_function_without_a_name_stays(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, reader: str
+):
+    rows = batches("a string, b string, v double")
+    rows.add({"a": "x", "b": "y", "v": 1.0}, {"a": None, "b": "y", "v": 2.0}, {"a": "x:y", "b": "z", "v": 3.0})
+    summed = rows.df.groupBy("a", "b").agg(F.max("v"), F.min("v"))
+    name = f"skips_{reader}"
+    query = start(summed.writeStream.outputMode("update").format("noop"), name, tmp_path / "checkpoint")
+    attachment = attached(query, reader=reader, columns={"most": "max(v)"})
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
+    rows.add({"a": "x", "b": "y", "v": 4.0}, {"a": None, "b": "y", "v": 5.0})
+    query.processAllAvailable()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
+    assert attachment.error is None
+    assert list(shown(client, name)) == [f"{name}:aggregation:x:y"]
+    (value,) = shown(client, name).values()
+    assert (value["most"], sorted(value.values())) == ("4", ["1", "4"])
+    (facts,) = (each for each in client.execute_command("STATE JOBS") if named(each)["name"] == name)
+    assert int(named(facts)["skipped_rows"]) == 3
+
+
+def named(row: Any) -> dict[str, Any]:
+    return row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
+
+
 @pytest.mark.slow
 def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings

@@ -273,6 +273,30 @@ def test_several_states_of_one_query_are_one_epoch(client: redis.Redis, batches:
     assert lag(client, "several")["committed"] == query.lastProgress["batchId"] == 0
 
 
+def test_rows_that_cannot_be_written_are_left_out_and_counted_if_the_sink_skips_them(
+    client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches("k string, f string, v int")
+    rows.add({"k": "a", "f": "x", "v": 1}, {"k": None, "f": "x", "v": 2}, {"k": "a:b", "f": "c", "v": 3})
+    rows.add({"k": "a", "f": None, "v": 4}, {"k": None, "f": None, "v": 5}, {"k": "b", "f": "y", "v": 6})
+    writer = sparkis.queryable(
+        rows.df, "s", key=["k", "f"], value="v", mode="append", wait_for_visibility=True, on_bad_key="skip"
+    )
+    start(writer, "skips", tmp_path / "checkpoint")
+    assert keys(client, "skips:s:*") == {"skips:s:a:x", "skips:s:b:y"}
+    (row,) = (each for each in client.execute_command("STATE JOBS") if job_name(each) == "skips")
+    assert fields_of(row)["skipped_rows"] == 4
+    assert any("left out" in message and "is null" in message for message in caplog.messages)
+
+
+def job_name(row: object) -> str:
+    return str(fields_of(row)["name"])
+
+
+def fields_of(row: Any) -> dict[str, Any]:
+    return row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
+
+
 def test_deletions_by_null_and_by_column(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, f string, v int, gone boolean")
     first = [{"k": k, "f": f, "v": 1, "gone": False} for k in "abc" for f in "xy"]
