@@ -7,6 +7,7 @@ systems have no inotify. So whoever watches a folder also looks at it from time 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 import select
@@ -35,9 +36,12 @@ class FolderEvents:
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.error = ""  # why there is no inotify, where the system has it
         try:
             self._inotify = int(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+            if self._inotify < 0:
+                self.error = os.strerror(ctypes.get_errno())
         except AttributeError:  # not Linux
             self._inotify = -1
         self._folders: dict[int, str] = {}  # by inotify's numbers
@@ -56,13 +60,14 @@ class FolderEvents:
         return self._inotify
 
     def find(self, folder: str) -> int:
-        """Return the system's number of a folder, for `add`; below 0: it cannot be watched, as it may be missing.
+        """Return the system's number of a folder, for `add`; below 0: the error's number, as the folder may be missing.
 
         For any thread. The call takes as long as the folder's storage, which may hang.
         """
         if self._inotify < 0:
-            return -1
-        return int(self._libc.inotify_add_watch(self._inotify, os.fsencode(folder), FOLDER_EVENTS))
+            return -errno.EBADF
+        number = int(self._libc.inotify_add_watch(self._inotify, os.fsencode(folder), FOLDER_EVENTS))
+        return number if number >= 0 else -ctypes.get_errno()
 
     def add(self, folder: str, number: int) -> bool:
         """Report the files of a folder from now on; True if it was not watched before."""

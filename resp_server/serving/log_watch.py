@@ -8,9 +8,17 @@ the appliers, which also look by themselves.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 from collections.abc import Callable, Collection, Sequence
 
 from state_backend.folder_watch import FolderEvents
+
+logger = logging.getLogger("sparkis.server")
+
+# The errors of a folder that will be requested again when it is there, and of a watch whose end was logged before.
+EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.EBADF)
 
 
 class LogWatch:
@@ -22,8 +30,11 @@ class LogWatch:
         self._jobs: dict[str, str] = {}  # by watched folder
         self._requested: dict[str, Sequence[str]] = {}  # the folders of jobs, to be watched
         self._adding: asyncio.Task[None] | None = None
+        self._has_warned = False
         if self._events.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._events.fileno(), self._read)
+        elif self._events.error:
+            self._warn(f"inotify: {self._events.error}")
 
     def watch(self, job: str, folders: Sequence[str]) -> None:
         """Watch these folders of a job, and no others of it. The job is noticed soon if one was not watched before."""
@@ -52,10 +63,23 @@ class LogWatch:
             has_new = False
             for folder in folders:
                 number = await asyncio.to_thread(self._events.find, folder)
+                if number < 0 and -number not in EXPECTED:
+                    self._warn(f"{folder}: {os.strerror(-number)}")
                 has_new |= self._events.add(folder, number)
                 self._jobs[folder] = job
             if has_new:
                 self._notice(job)  # of files that came before the watch
+
+    def _warn(self, reason: str) -> None:
+        """Log the first reason for which folders cannot be watched: epochs are only late."""
+        if not self._has_warned:
+            logger.warning(
+                "a log's folder cannot be watched, so its epochs are found by polls, which is later: %s. If a limit is "
+                "reached, raise fs.inotify.max_user_instances, fs.inotify.max_user_watches or the limit of open files, "
+                "and start the server again",
+                reason,
+            )
+        self._has_warned = True
 
     def _forget_others(self, job: str, folders: Collection[str]) -> None:
         for folder in [each for each, owner in self._jobs.items() if owner == job and each not in folders]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -91,3 +92,39 @@ def test_a_missing_folder_is_watched_when_it_is_there(tmp_path: Path) -> None:
         await eventually_async(lambda: noticed)
 
     watched(tmp_path, body)
+
+
+def test_a_system_without_a_watch_left_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            watch = LogWatch(lambda job: None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        watch.watch("a", ["a/epochs", "a/terms"])
+        await watch.stop()
+
+    asyncio.run(run())
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "found by polls" in line
+    assert "inotify: Too many open files" in line
+    assert "fs.inotify.max_user_instances" in line
+
+
+def test_a_folder_that_cannot_be_watched_is_named_once_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
+        for name in ("c", "d"):
+            (tmp_path / name).symlink_to(tmp_path / name)
+            watch.watch(name, [str(tmp_path / "missing"), str(tmp_path / name)])
+        filesystem.make_folder("e")
+        watch.watch("e", [str(tmp_path / "e")])
+        await eventually_async(lambda: "e" in noticed)
+        await eventually_async(lambda: caplog.records)
+
+    watched(tmp_path, body)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(tmp_path) in line
+    assert "missing" not in line
