@@ -135,7 +135,7 @@ cdef class Core:
     ) except -2
 
 cdef class SessionFields:
-    cdef public bint can_use_fast_path, can_use_checked_fast_path
+    cdef public bint can_use_fast_path, can_use_checked_fast_path, can_be_forwarded
     cdef public int protocol
     cdef public object user, tracking_state, epoch_feed, active_ms, last_command
     cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around

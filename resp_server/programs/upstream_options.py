@@ -86,7 +86,8 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1, CONNECTIONS_MAX, "a number of connections"),
         default=CONNECTIONS,
         metavar="N",
-        help="the shared connections to the upstream for each version of the protocol (default %(default)s)",
+        help="the shared connections to each database of the upstream for each version of the protocol "
+        "(default %(default)s)",
     )
     parser.add_argument(
         "--upstream-pinned",

@@ -61,7 +61,7 @@ class ProxyConnection(Connection):
         """Send pushes, and handle the input that arrived while the client waited for a reply."""
         self.send_delayed_pushes()
         data = self.take_input()
-        if self.takes_requests and self.session.can_use_fast_path:
+        if self.takes_requests and self.session.can_be_forwarded:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_idle = True
             if self._forwarder.deliver_complete():

@@ -1,6 +1,6 @@
 """The types of `hop.pyx`, which has the docstrings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
@@ -102,14 +102,18 @@ class Hop:
     def __init__(
         self, cluster: HopCluster, server: HopServer, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
-    def forward(self, sink: HopSink, data: bytes, protocol: int, is_of_states: bool = False) -> int: ...
+    def forward(
+        self, sink: HopSink, data: bytes, protocol: int, database: int = 0, is_of_states: bool = False
+    ) -> int: ...
     def set_upstream(
         self,
-        upstream: Callable[[int, int], UpstreamConnection | NodeConnections | None],
-        cache_of: Callable[[int], ResultCache | None],
+        upstream: Callable[[int, int, int], UpstreamConnection | NodeConnections | None],
+        cache_of: Callable[[int, int], ResultCache | None],
         commands: Sequence[tuple[str, bool, bool, CommandStats]],
     ) -> None: ...
-    def set_patterns(self, patterns: Sequence[tuple[bytes, int]]) -> None: ...
+    def set_patterns(
+        self, by_database: Mapping[int, Sequence[tuple[bytes, int]]], others: Sequence[tuple[bytes, int]] = ()
+    ) -> None: ...
     def collect(self) -> None: ...
 
 class StoredReads(FastPath):

@@ -100,6 +100,53 @@ cdef struct KeyPattern:  # a Redis pattern of keys
     bint is_literal_and_star  # and after them only a `*`
     int side
 
+cdef class KeyPatterns:
+    """The patterns of one database, in order; the first one that a key matches decides. Without a match, it is the upstream's."""
+
+    cdef list texts
+    cdef KeyPattern* patterns
+    cdef size_t count
+
+    def __init__(self, patterns):
+        cdef size_t i
+        cdef KeyPattern* each
+        self.texts = [text for text, _ in patterns]
+        self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
+        if self.patterns == NULL:
+            raise MemoryError
+        for i, (text, side) in enumerate(patterns):
+            each = &self.patterns[i]
+            each.text, each.size, each.side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
+            each.literal = LITERAL.match(text).end()
+            each.is_literal_and_star = text[each.literal:] == b"*"
+        self.count = len(self.texts)
+
+    def __dealloc__(self):
+        free(self.patterns)
+
+    cdef int side_of(self, const Word* key) noexcept:
+        """Return the side that answers requests for a key."""
+        cdef size_t i
+        cdef const KeyPattern* each
+        for i in range(self.count):
+            each = &self.patterns[i]
+            # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
+            if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
+                continue
+            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
+                return each.side
+        return UPSTREAM_SIDE
+
+    cdef int side_of_all(self, const Word* keys, size_t count) noexcept:
+        """Return the side that answers a request with these keys; GENERAL_PATH if they are of different sides."""
+        cdef size_t i
+        cdef int side = self.side_of(keys)
+        for i in range(1, count):
+            if self.side_of(&keys[i]) != side:
+                return GENERAL_PATH
+        return side
+
+
 cdef struct Plan:  # how the hop may forward a command
     bint reads_states  # it may be forwarded to state servers
     bint is_for_upstream  # it may be forwarded to the upstream
@@ -568,14 +615,12 @@ cdef class Hop:
     A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
     """
 
-    # With an upstream, the first pattern that a key matches decides. A key that matches no pattern is the upstream's.
-    cdef object upstream  # a function that returns a client's connection; None: there is no upstream
+    cdef object upstream  # a function that returns a client's connection to a database; None: there is no upstream
     cdef object cache_of, cache  # a function that returns the `ResultCache` for a client, or None; and that cache
     cdef list cached  # the cached replies to `requests`
     cdef ClientBatch complete_batch  # the batch that was sent last, if all of its replies were cached
-    cdef list pattern_texts
-    cdef KeyPattern* patterns
-    cdef size_t pattern_count
+    cdef dict patterns_by_database
+    cdef KeyPatterns first_patterns, other_patterns  # of database 0, and of databases without patterns of their own
     cdef object upstream_connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
     cdef Plan plans[COMMANDS_MAX]
     cdef dict command_indexes
@@ -604,13 +649,11 @@ cdef class Hop:
         self.cluster, self.server, self.stats = cluster, server, server.stats
         self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
         self.command_indexes = {}
+        self.set_patterns({})
         for name, least, most, command_stats in commands:
             i = self.add_command(name, least, most, command_stats)
             self.plans[i].reads_states, self.plans[i].has_many_keys = True, i == 1
         self.stats.collectors.append(self.collect)
-
-    def __dealloc__(self):
-        free(self.patterns)
 
     cdef int add_command(self, name, least, most, command_stats) except -1:
         """Add a command that the hop forwards; return its index."""
@@ -628,9 +671,9 @@ cdef class Hop:
     def set_upstream(self, upstream, cache_of, commands):
         """Forward requests for an upstream's keys, and answer those that are cached.
 
-        upstream: returns the connection for a client's id and its protocol version, or of a Redis Cluster the
-        `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id, the
-        `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether all words are
+        upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
+        `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
+        database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether all words are
         keys, `CommandStats`). They replace the commands of an earlier call.
         """
         cdef int i
@@ -648,47 +691,19 @@ cdef class Hop:
             self.plans[i].is_for_upstream, self.plans[i].is_read = True, is_read
             self.plans[i].has_many_keys = has_many_keys
 
-    def set_patterns(self, patterns):
-        """Set which side answers which keys: (Redis pattern, a `Side`); the first match decides.
+    def set_patterns(self, by_database, others=()):
+        """Set which side answers which keys of each database: (Redis pattern, a `Side`); the first match decides.
 
-        A key that matches no pattern is the upstream's.
+        A key that matches no pattern is the upstream's. others: the patterns of all other databases.
         """
-        cdef list texts = [text for text, _ in patterns]
-        cdef size_t i
-        cdef KeyPattern* each
-        cdef KeyPattern* new = <KeyPattern*>malloc((len(texts) + 1) * sizeof(KeyPattern))
-        if new == NULL:
-            raise MemoryError
-        for i, (text, side) in enumerate(patterns):
-            each = &new[i]
-            each.text, each.size, each.side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
-            each.literal = LITERAL.match(text).end()
-            each.is_literal_and_star = text[each.literal:] == b"*"
-        free(self.patterns)
-        self.patterns, self.pattern_count, self.pattern_texts = new, len(texts), texts
+        cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
+        self.other_patterns = KeyPatterns(others)
+        self.first_patterns = made.get(0, self.other_patterns)
+        self.patterns_by_database = made
 
-    cdef int side_of(self, const Word* key) noexcept:
-        """Return the side that answers requests for a key."""
-        cdef size_t i
-        cdef const KeyPattern* each
-        for i in range(self.pattern_count):
-            each = &self.patterns[i]
-            # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
-            if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
-                continue
-            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
-                return each.side
-        return UPSTREAM_SIDE
-
-    cdef int side_of_request(self, size_t words, bint has_many_keys) noexcept:
-        """Return the side that answers a request with these keys; GENERAL_PATH if they are of different sides."""
-        cdef size_t i
-        cdef int side = self.side_of(&self.words[1])
-        if has_many_keys:
-            for i in range(2, words):
-                if self.side_of(&self.words[i]) != side:
-                    return GENERAL_PATH
-        return side
+    cdef KeyPatterns patterns_of(self, database):
+        """Return the patterns of a database."""
+        return self.patterns_by_database.get(database, self.other_patterns) if database else self.first_patterns
 
     cdef int slot_of_request(self, size_t words, bint has_many_keys) noexcept:
         """Return the slot of a request's keys; -1 if they are in several slots."""
@@ -700,21 +715,22 @@ cdef class Hop:
                     return -1
         return slot
 
-    def forward(self, sink, bytes data, int protocol, bint is_of_states=False):
+    def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False):
         """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now.
 
-        is_of_states: all keys have the states' own names, of their database, to which the patterns do not apply.
+        database: the one that the client has selected. is_of_states: all keys have the states' own names, of their database,
+        to which the patterns do not apply.
         """
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
-        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, is_of_states)
+        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, database, is_of_states)
 
     cdef size_t forward_buffer(
-        self, sink, const uint8_t* data, size_t size, int protocol, bint is_of_states=False
+        self, sink, const uint8_t* data, size_t size, int protocol, database, bint is_of_states=False
     ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
         self.upstream_connection = None
-        took = self.cut_requests(sink, data, data + size, protocol, is_of_states)
+        took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
         if not took:
             return 0
         if self.has_writes and self.has_states:  # see the module's docstring
@@ -747,7 +763,7 @@ cdef class Hop:
         return took
 
     cdef size_t cut_requests(
-        self, sink, const uint8_t* start, const uint8_t* end, int protocol, bint is_of_states
+        self, sink, const uint8_t* start, const uint8_t* end, int protocol, database, bint is_of_states
     ) except? 0:
         """Parse the plain requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
@@ -757,6 +773,7 @@ cdef class Hop:
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
         cdef int command, side = STATES, slot
+        cdef KeyPatterns patterns = self.patterns_of(database)
         cdef bytes node_table = None
         cdef bytes reply
         cdef Plan* plan
@@ -766,7 +783,7 @@ cdef class Hop:
         self.item_count = self.request_count = 0
         if self.cached:
             self.cached = []
-        if not has_numbers and self.upstream is None:
+        if self.upstream is None and (database or not has_numbers):  # without an upstream, other databases are empty
             return 0
         while at < end and self.request_count < BATCH_REQUESTS_MAX:
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
@@ -778,11 +795,11 @@ cdef class Hop:
                 break
             plan = &self.plans[command]
             if self.upstream is not None and not is_of_states:
-                side = self.side_of_request(count, plan.has_many_keys)
+                side = patterns.side_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
             first = self.item_count
             if side == UPSTREAM_SIDE:
                 if self.upstream_connection is None:
-                    self.upstream_connection = self.upstream(sink.client_id, protocol)
+                    self.upstream_connection = self.upstream(sink.client_id, protocol, database)
                     node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
                 if self.upstream_connection is None or not plan.is_for_upstream or first == ITEMS_MAX:
                     break
@@ -798,10 +815,10 @@ cdef class Hop:
                 self.has_writes |= not plan.is_read
             elif side == CACHED:
                 if not self.cached:
-                    self.cache = self.cache_of(sink.client_id)
+                    self.cache = self.cache_of(sink.client_id, database)
                 if self.cache is None or first == ITEMS_MAX:
                     break
-                reply = self.cache.get((0, protocol, self.cache_key(at, took)))
+                reply = self.cache.get((database, protocol, self.cache_key(at, took)))
                 if reply is None:
                     break
                 self.cached.append(reply)
@@ -1002,14 +1019,14 @@ cdef class Hop:
 
 
 cdef class StateKeys(KeyFilter):
-    """The keys whose plain requests states answer, by the hop's patterns."""
+    """The keys of database 0 whose plain requests states answer, by the hop's patterns."""
 
     cdef Hop hop
 
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
         cdef size_t i
         for i in range(count):
-            if self.hop.side_of(&keys[i]) != STATES:
+            if self.hop.first_patterns.side_of(&keys[i]) != STATES:
                 return False
         return count > 0
 
@@ -1041,7 +1058,7 @@ cdef class StoredReads(FastPath):
         return self.is_fresh or (
             cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) > 0
             and count > 1
-            and self.hop.side_of(&words[1]) == STATES
+            and self.hop.first_patterns.side_of(&words[1]) == STATES
         )
 
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
@@ -1129,7 +1146,7 @@ cdef class ClientForwarder(InputInterceptor):
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
         """Forward the plain requests at the front of received data if the connection is idle; return whether any were forwarded."""
         self.hop.has_partial = False
-        if not (self.connection.is_idle and self.session.can_use_fast_path and self.forward_buffer(data, size)):
+        if not (self.connection.is_idle and self.fields.can_be_forwarded and self.forward_buffer(data, size)):
             return False
         if self.complete_batch is not None:
             self.deliver_complete()
@@ -1143,7 +1160,7 @@ cdef class ClientForwarder(InputInterceptor):
         cdef size_t took
         connection, session = self.connection, self.session
         try:
-            took = self.hop.forward_buffer(self, data, size, session.protocol)
+            took = self.hop.forward_buffer(self, data, size, session.protocol, session.db)
         except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
             self.hop.server.report(error)
             return False

@@ -61,6 +61,7 @@ if TYPE_CHECKING or native.core is None:
         __slots__ = (
             "active_ms",
             "calls",
+            "can_be_forwarded",
             "can_use_checked_fast_path",
             "can_use_fast_path",
             "epoch_feed",
@@ -85,6 +86,7 @@ class Session(SessionFields):
     not closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect
     it. (A replica in a cluster redirects clients until they send READONLY.)
     can_use_checked_fast_path: the same, but the user may be restricted, and the client may track keys.
+    can_be_forwarded: as can_use_fast_path, but in any database. Only a proxy's hop uses it: it keeps databases apart.
     is_observed: the fast path is off for all connections, because requests are monitored, timed or paused one by one.
     is_paused: CLIENT PAUSE stopped the client.
     calls: the answered requests, counted with their batch. input_bytes, output_bytes: what the connection received and
@@ -161,9 +163,8 @@ class Session(SessionFields):
     def _update_flags(self) -> None:
         """Update the fields that are derived from others."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
-        self.can_use_checked_fast_path = (
+        is_plain = (
             self.is_authenticated
-            and self.db == 0
             and self.reply_mode is ReplyMode.ON
             and self.user.rate_limiter is None
             and not self.is_closing
@@ -173,7 +174,9 @@ class Session(SessionFields):
             and self.subscriptions is None
         )
         has_no_checks = self.tracking_state is None and self.user.is_unrestricted
-        self.can_use_fast_path = self.can_use_checked_fast_path and has_no_checks
+        self.can_be_forwarded = is_plain and has_no_checks
+        self.can_use_checked_fast_path = is_plain and self.db == 0
+        self.can_use_fast_path = self.can_be_forwarded and self.db == 0
 
     def begin_transaction(self) -> None:
         """Queue commands from now on."""

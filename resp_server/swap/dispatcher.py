@@ -164,9 +164,9 @@ class SwapDispatcher(SideSender):
         if self.hop is None:
             return
         if self._ownership.is_known:
-            self.hop.set_patterns(self._ownership.matcher.patterns)
+            self.hop.set_patterns(self._ownership.matcher.patterns_by_database)
         else:
-            self.hop.set_patterns([(b"*", PlainSide.NEITHER)])
+            self.hop.set_patterns({}, [(b"*", PlainSide.NEITHER)])
 
     def poll(self, poller: Any) -> None:
         super().poll(poller)
@@ -398,12 +398,19 @@ class SwapDispatcher(SideSender):
         self._getkeys.leave(session)
         self._subscriptions.leave(session)
 
-    def _shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
-        return self._logins.of(client).of(0).shared_connection(client, protocol)
+    def _shared_connection(
+        self, client: int, protocol: int, database: int
+    ) -> UpstreamConnection | NodeConnections | None:
+        """Return a client's shared connection to a database; None: the general path opens one, or replies an error."""
+        databases = self._logins.of(client)
+        return databases.of(database).shared_connection(client, protocol) if databases.is_open(database) else None
 
-    def _cache_of(self, client: int) -> ResultCache | None:
+    def _cache_of(self, client: int, database: int) -> ResultCache | None:
         """Return the cache for a client of the hop; None: the client gets no cached replies."""
-        if self._has_client_logins or self._pinned.has_own(client, self._logins.own.of(0).pools):
+        databases = self._logins.own
+        if self._has_client_logins or not databases.is_open(database):
+            return None
+        if self._pinned.has_own(client, databases.of(database).pools):
             return None
         return self.cached.for_hop(self._ownership.has_exactly_cached)
 

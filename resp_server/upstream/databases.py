@@ -16,7 +16,7 @@ from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.upstream import Upstream
 
-# Each has a connection or two, as long as the proxy runs (guess: four times Redis' default).
+# Each has a few shared connections, as long as the proxy runs (guess: four times Redis' default).
 DATABASES_MAX = 64
 OUT_OF_RANGE = "DB index is out of range"
 PING = pack((b"PING",))

@@ -53,8 +53,8 @@ class KeyMatcher:
 
     The key formats are about database 0, unless a rule puts all keys of a format into another one.
 
-    patterns: for database 0, Redis patterns that match exactly the keys of rules and formats, in this order, and the
-    sides that answer plain requests for these keys. A key that matches none is the upstream's.
+    patterns_by_database: Redis patterns that match exactly the keys of rules and formats, in this order, and the sides
+    that answer plain requests for these keys. A key that matches none is the upstream's.
     """
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
@@ -76,8 +76,11 @@ class KeyMatcher:
             by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
         self._with_states = {rule.database for rule in rules if rule.has_state_keys} | ({0} if by_format else set())
-        self.patterns = [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if not rule.database]
-        self.patterns += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
+        self.patterns_by_database = {
+            database: [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if rule.database == database]
+            for database in self._deciders
+        }
+        self.patterns_by_database[0] += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
         # On the path of each request, in database 0.
         self.decide = self._deciders[0]
 

@@ -103,14 +103,14 @@ class UpstreamPool:
 
     def for_database(self, number: int) -> UpstreamPool:
         """Return a pool for another database, with its own breaker: the upstream may not have this database."""
-        return self._with_url(replace(self.url, database=number), 1)
+        return self._with_url(replace(self.url, database=number))
 
     def for_login(self, user: bytes, password: bytes) -> UpstreamPool:
         """Return a pool for another login."""
-        return self._with_url(self.url.with_login(user, password), self._count)
+        return self._with_url(self.url.with_login(user, password))
 
-    def _with_url(self, url: UpstreamUrl, connections: int) -> UpstreamPool:
-        made = UpstreamPool(url, self.timeout_s, connections, self.tls, self.pinned.count_max)
+    def _with_url(self, url: UpstreamUrl) -> UpstreamPool:
+        made = UpstreamPool(url, self.timeout_s, self._count, self.tls, self.pinned.count_max)
         made.locator, made.role = self.locator, self.role
         made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
@@ -121,17 +121,18 @@ class Scene:
         )
 
         self.upstream = ServerConnection()
+        self.databases = [self.upstream, ServerConnection(), ServerConnection()]
 
     def use_upstream(
         self,
-        patterns: Sequence[tuple[bytes, int]],
-        connection_of: Callable[[int, int], Any] | None = None,
+        patterns: Mapping[int, Sequence[tuple[bytes, int]]],
+        connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
     ) -> None:
         rows = [("get", True, False), ("mget", True, True), ("set", False, False), ("del", False, True)]
         self.hop.set_upstream(
-            connection_of or (lambda client, protocol: self.upstream),
-            lambda client: cache,
+            connection_of or (lambda client, protocol, database: self.databases[database]),
+            lambda client, database: cache,
             [(*row, CommandStats()) for row in rows],
         )
         self.hop.set_patterns(patterns)
@@ -275,7 +276,8 @@ WRITES = (b"SET", b"DEL")
 
 @given(
     formats=st.lists(formats, max_size=4),
-    rules=st.lists(st.tuples(formats, st.sampled_from([Owner.STATE, Owner.UPSTREAM])), max_size=3),
+    rules=st.lists(st.tuples(formats, st.sampled_from([Owner.STATE, Owner.UPSTREAM]), st.integers(0, 1)), max_size=3),
+    database=st.integers(0, 2),
     asked=st.lists(
         st.one_of(
             st.tuples(st.just(b"GET"), near),
@@ -288,19 +290,22 @@ WRITES = (b"SET", b"DEL")
     ),
 )
 def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
-    formats: list[str], rules: list[tuple[str, Owner]], asked: list[tuple[bytes, ...]]
+    formats: list[str], rules: list[tuple[str, Owner, int]], database: int, asked: list[tuple[bytes, ...]]
 ) -> None:
-    """The hop stops at writes of states' keys and at keys of both sides. It leaves writes with states' reads alone."""
+    """The hop stops at writes of states' keys and at keys of both sides. It leaves writes with states' reads alone.
+
+    Rules are about one database. A database without rules has no keys of states.
+    """
     owners = KeyMatcher(
         [OwnedFormat(text, "job:state") for text in formats],
-        [Rule(text, KeyFormat.parse(text), owner) for text, owner in rules],
+        [Rule(text, KeyFormat.parse(text), owner, database=number) for text, owner, number in rules],
     )
     scene = Scene()
-    scene.use_upstream(owners.patterns)
+    scene.use_upstream(owners.patterns_by_database)
 
     def side_of(words: tuple[bytes, ...]) -> str:
         keys = words[1:2] if words[0] in (b"GET", b"SET") else words[1:]
-        sides = {"upstream" if owners.owner_of(key) is None else "states" for key in keys}
+        sides = {"upstream" if owners.owner_of(key, database) is None else "states" for key in keys}
         return sides.pop() if len(sides) == 1 else "both"
 
     forwarded = list(
@@ -312,15 +317,29 @@ def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
     sides = {side_of(words) for words in forwarded}
     if "states" in sides and any(words[0] in WRITES for words in forwarded):
         forwarded = []
-    took = scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2)
+    took = scene.hop.forward(HopSink(), b"".join(map(pack, asked)), 2, database)
     assert took == len(b"".join(map(pack, forwarded)))
     of_upstream = b"".join(pack(words) for words in forwarded if side_of(words) == "upstream")
-    assert scene.upstream.asked() == of_upstream
+    asked_of_each = [each.asked() for each in scene.databases]
+    assert asked_of_each == [of_upstream if number == database else b"" for number in range(3)]
+
+
+def test_without_an_upstream_requests_in_another_database_take_the_general_path() -> None:
+    scene = Scene()
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2, 1) == 0
+    assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2, 0) == len(pack((b"GET", b"k")))
+
+
+def test_before_the_owners_are_known_requests_in_any_database_take_the_general_path() -> None:
+    scene = Scene()
+    scene.use_upstream({})
+    scene.hop.set_patterns({}, [(b"*", PlainSide.NEITHER)])
+    assert [scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [0, 0, 0]
 
 
 def test_the_first_pattern_of_a_key_decides() -> None:
     scene = Scene()
-    scene.use_upstream([(b"a:b", PlainSide.NEITHER), (b"a:*", PlainSide.STATES)])
+    scene.use_upstream({0: [(b"a:b", PlainSide.NEITHER), (b"a:*", PlainSide.STATES)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
         assert scene.hop.forward(HopSink(), pack((b"GET", key)), 2) == size
     assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
@@ -329,7 +348,7 @@ def test_the_first_pattern_of_a_key_decides() -> None:
 
 def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() -> None:
     scene = Scene()
-    scene.use_upstream([], connection_of=lambda client, protocol: None)
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: None)
     assert scene.hop.forward(HopSink(), pack((b"GET", b"k")), 2) == 0
 
 
@@ -345,34 +364,40 @@ def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() 
         max_size=8,
     ),
     has_cache=st.booleans(),
+    database=st.integers(0, 2),
 )
-def test_cached_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], has_cache: bool) -> None:
-    """The hop stops at a request about keys of the cache that has no cached reply."""
+def test_cached_replies_come_in_the_order_of_the_requests(
+    asked: list[tuple[bytes, ...]], has_cache: bool, database: int
+) -> None:
+    """The hop stops at a request about keys of the cache that has no cached reply of the same database."""
     scene, sink = Scene(), HopSink()
     cached = {
         read_of((b"GET", b"c:1"), 0, 2): b"$3\r\none\r\n",
         read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
+        read_of((b"GET", b"c:1"), 1, 2): b"$6\r\nin one\r\n",
     }
-    patterns = [(b"j:*", PlainSide.STATES), (b"c:*", PlainSide.CACHED)]
+    of_each = [(b"j:*", PlainSide.STATES), (b"c:*", PlainSide.CACHED)]
+    patterns = dict.fromkeys(range(3), of_each)
     cache = SimpleNamespace(get=cached.get, hits=0)
     scene.use_upstream(patterns, cache=cache if has_cache else None)
     asked = [(b"GET", b"u"), *asked]  # so that the batch waits for a reply
 
     def is_forwarded(words: tuple[bytes, ...]) -> bool:
-        return words[1][:2] != b"c:" or (has_cache and read_of(words, 0, 2) in cached)
+        return words[1][:2] != b"c:" or (has_cache and read_of(words, database, 2) in cached)
 
     forwarded = list(takewhile(is_forwarded, asked))
     if any(words[0] == b"SET" for words in forwarded) and any(words[1][:2] == b"j:" for words in forwarded):
         forwarded = []
-    assert scene.hop.forward(sink, b"".join(map(pack, asked)), 2) == len(b"".join(map(pack, forwarded)))
-    for connection in (scene.upstream, *scene.connections):
+    assert scene.hop.forward(sink, b"".join(map(pack, asked)), 2, database) == len(b"".join(map(pack, forwarded)))
+    for connection in (scene.databases[database], *scene.connections):
         replies = b"".join(
             b"+OK\r\n" if words[0] == b"SET" else reply_to(words) for words in parsed(connection.asked())
         )
         for batch in connection.batches:
             batch.feed(replies, 0, NO_EPOCHS)
     expected = [
-        b"+OK\r\n" if words[0] == b"SET" else cached.get(read_of(words, 0, 2)) or reply_to(words) for words in forwarded
+        b"+OK\r\n" if words[0] == b"SET" else cached.get(read_of(words, database, 2)) or reply_to(words)
+        for words in forwarded
     ]
     assert sink.replies == ([b"".join(expected)] if forwarded else [])
     assert cache.hits == sum(words[1][:2] == b"c:" for words in forwarded)
@@ -380,7 +405,7 @@ def test_cached_replies_come_in_the_order_of_the_requests(asked: list[tuple[byte
 
 def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:
     scene, sink = Scene(), HopSink()
-    scene.use_upstream([(b"*", PlainSide.UPSTREAM)])
+    scene.use_upstream({0: [(b"*", PlainSide.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
     assert scene.hop.forward(sink, data, 2, is_of_states=True) == len(data)
     assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
@@ -413,7 +438,7 @@ class NodeConnections:
 def test_requests_for_a_cluster_go_to_the_nodes_of_their_slots(asked: list[tuple[bytes, ...]]) -> None:
     """The hop stops at keys of several slots, and at a slot without a node."""
     scene, upstream = Scene(), NodeConnections()
-    scene.use_upstream([], connection_of=lambda client, protocol: upstream)
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
 
     def slots_of(words: tuple[bytes, ...]) -> set[int]:
         return set(map(slot_of, words[1:2] if words[0] in (b"GET", b"SET") else words[1:]))
@@ -430,7 +455,7 @@ def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> No
     upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: followed.append(
         (request.packed, client, protocol)
     )
-    scene.use_upstream([], connection_of=lambda client, protocol: upstream)
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
     data = pack((b"SET", b"k", b"v"))
     assert scene.hop.forward(sink, data, 2) == len(data)
     node = upstream.nodes[slot_of(b"k") % 2]
@@ -446,7 +471,7 @@ def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> No
 @given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))
 def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(reads: list[bool], answered: int) -> None:
     scene, sink = Scene(), HopSink()
-    scene.use_upstream([])
+    scene.use_upstream({})
     scene.hop.forward(sink, b"".join(pack((b"GET", b"k") if is_read else (b"SET", b"k", b"v")) for is_read in reads), 2)
     scene.upstream.asked()
     (batch,) = scene.upstream.batches
@@ -494,7 +519,7 @@ def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(rea
 def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list[bytes], cut: int) -> None:
     sent = b"".join(replies)[:cut]
     scene, sinks = Scene(), [HopSink() for _ in replies]
-    scene.use_upstream([])
+    scene.use_upstream({})
     for sink in sinks:
         scene.hop.forward(sink, pack((b"GET", b"k")), 3)
     scene.upstream.asked()

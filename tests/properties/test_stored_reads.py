@@ -47,8 +47,8 @@ class Scene:
         self.view = keyspace.view(NOW_MS)
         cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
         commands = hop.Hop(cluster, self.proxy.context, [])
-        commands.set_upstream(lambda client, protocol: None, lambda client: None, [])
-        commands.set_patterns(sides)
+        commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
+        commands.set_patterns({0: sides})
         self.reads = hop.StoredReads(self.proxy.context)
         self.reads.use(commands, SimpleNamespace(current_view=lambda: self.view))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from compat.conformance.servers import redis_server
+from compat.conformance.servers import Running, redis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
@@ -18,6 +20,7 @@ from tests.server.swap import OLD, STATES, Swap
 from tests.server.test_swap_rules import sparkis
 
 RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
+CACHED = '[[rule]]\nkeys = "page/<n>"\nowner = "upstream"\ncache = "tracking"\ndatabase = 1\n'
 
 
 class MovedSwap(Swap):
@@ -279,3 +282,71 @@ def test_a_watch_in_another_database_comes_after_the_writes_before_it(client: Co
     for number in range(50):
         client.send(b"SET w %d\r\nWATCH w\r\nMULTI\r\nGET w\r\nEXEC\r\n" % number)
         assert [client.read().plain for _ in range(5)][4] == [b"%d" % number]
+
+
+def test_clients_of_another_database_use_as_many_connections_as_those_of_the_first(swap: MovedSwap) -> None:
+    with ExitStack() as stack, swap.upstream.connect() as upstream:
+        for number in range(8):
+            client = stack.enter_context(swap.proxy.connect())
+            assert client.call("SELECT", "7").plain == b"OK" and client.call("SET", "c", str(number)).plain == b"OK"
+        shared = [line for line in upstream.call("CLIENT", "LIST").plain.splitlines() if b" db=7 " in line]
+        assert len(shared) == 4
+
+
+def _pipeline(random: Random, client: int) -> list[tuple[str, ...]]:
+    """Return requests of one client, about keys of its own and about states' keys, in several databases."""
+    keys = [f"mix:{client}:{number}" for number in range(3)] + [f"page/{client}-{number}" for number in range(2)]
+    of_states = ["dash/7/apdex", "job:speed:1"]
+    made: list[tuple[str, ...]] = []
+    is_queueing = False
+    for number in range(24):
+        key, other = random.choice(keys), random.choice([*keys, *of_states])
+        requests = [("SET", key, f"{client}-{number}-{random.random()}"), ("GET", other), ("MGET", key, other)]
+        requests += [("APPEND", key, "x"), ("DEL", key), ("STRLEN", other), ("GET", key)]
+        if is_queueing:
+            more = [("EXEC",)]
+        else:
+            more = [("SELECT", str(random.randrange(3))), ("MULTI",)]
+        chosen = random.choice(requests * 2 + more * 3)
+        is_queueing = chosen[0] == "MULTI" or (is_queueing and chosen[0] != "EXEC")
+        made.append(chosen)
+    return [*made, ("EXEC",)] if is_queueing else made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_in_several_databases_get_the_replies_of_one_redis(swap: MovedSwap, tmp_path: Path, seed: int) -> None:
+    """Rules put a state's keys into database 2, and cache some of the upstream's in database 1."""
+    with redis_server(tmp_path) as reference:
+        with reference.connect() as direct:
+            direct.call("MSET", "job:speed:1", "10", "dash/7/apdex", OLD)
+            direct.call("SELECT", "2")
+            direct.call("SET", "dash/7/apdex", "0.9")
+        swap.routes.write_text(RULES + CACHED)
+        assert sparkis(swap.proxy, "reload").returncode == 0
+        try:
+            with ThreadPoolExecutor(6) as pool:
+                assert not any(pool.map(lambda client: _differences(swap, reference, seed, client), range(6)))
+        finally:
+            swap.routes.write_text(RULES)
+            assert sparkis(swap.proxy, "reload").returncode == 0
+
+
+def _differences(swap: MovedSwap, reference: Running, seed: int, client: int) -> list[object]:
+    """Send a client's pipelines to the proxy and to a Redis; return the requests with other replies."""
+    random, found = Random(f"{seed}-{client}"), []
+    with swap.proxy.connect() as proxied, reference.connect() as direct:
+        for connection in (proxied, direct):
+            for database in range(3):
+                connection.call("SELECT", str(database))
+                connection.call(
+                    "DEL", *(f"mix:{client}:{n}" for n in range(3)), *(f"page/{client}-{n}" for n in range(2))
+                )
+        for _ in range(20):
+            pipeline = _pipeline(random, client)
+            for connection in (proxied, direct):
+                connection.send(b"".join(request(*words) for words in pipeline))
+            for words in pipeline:
+                replies = proxied.read().plain, direct.read().plain
+                if replies[0] != replies[1]:
+                    found.append((words, replies))
+    return found

@@ -25,7 +25,9 @@ def test_every_special_state_leaves_the_fast_path() -> None:
     closing.close()
     entered.authenticate(entered.default_user)
     assert not (selected.can_use_fast_path or silent.can_use_fast_path or closing.can_use_fast_path)
-    assert entered.can_use_fast_path
+    assert entered.can_use_fast_path and entered.can_be_forwarded
+    assert not (silent.can_be_forwarded or closing.can_be_forwarded)
+    assert selected.can_be_forwarded and not selected.can_use_checked_fast_path
 
 
 def test_reset_forgets_everything_but_who_the_client_is() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat
+from resp_server.upstream.key_matcher import KeyMatcher, OwnedFormat, PlainSide
 from resp_server.upstream.rule_overlaps import overlaps
 from resp_server.upstream.rules import FILE_BYTES_MAX, Owner, RulesError, RulesFile, parse_rules
 
@@ -162,14 +162,14 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
     text = '[[rule]]\nkeys = "a:<x>"\nowner = "state"\ndatabase = 2\n'
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
-    assert made.patterns == [(b"*", True)]
+    assert made.patterns_by_database == {0: [(b"*", PlainSide.STATES)], 2: [(b"a:*", PlainSide.STATES)]}
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5), ("1.5m", 90), ("1h", 3600)])
 def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
-    assert [side.name for _, side in KeyMatcher((), [rule]).patterns] == ["CACHED"]
+    assert KeyMatcher((), [rule]).patterns_by_database == {0: [(b"a:*", PlainSide.CACHED)]}
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])
