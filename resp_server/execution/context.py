@@ -202,7 +202,7 @@ class ServerContext:
 
     @property
     def pauses_all(self) -> bool:
-        """Tell whether CLIENT PAUSE delays all requests, not only writes."""
+        """Return whether CLIENT PAUSE delays all requests, not only writes."""
         return self.paused_until_ms > 0 and not self.pauses_writes_only
 
     def pause_remaining_ms(self) -> int:

@@ -335,7 +335,7 @@ class Dispatcher:
         return PausedWrite(remaining_ms / 1000)
 
     def may_replicate(self, request: Request) -> bool:
-        """Tell whether a request is well-formed, and CLIENT PAUSE ... WRITE delays its command."""
+        """Return whether a request is well-formed, and CLIENT PAUSE ... WRITE delays its command."""
         try:
             command = self._table.find(request)
             command.check_arity(request)

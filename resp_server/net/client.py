@@ -150,5 +150,10 @@ def check_loaded(client: Client) -> None:
     try:
         client.call("STATE", "OWNER", "sparkis")
     except ErrorReplyError as error:
-        if ": LOADING " in str(error):
+        if is_loading(error):
             raise
+
+
+def is_loading(error: ErrorReplyError) -> bool:
+    """Return whether an error is the reply LOADING."""
+    return ": LOADING " in str(error)

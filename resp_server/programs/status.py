@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resp_server.net.children import PASSWORD_VARIABLE
-from resp_server.net.client import Client, ErrorReplyError, check_loaded
+from resp_server.net.client import Client, ErrorReplyError, check_loaded, is_loading
 from resp_server.net.tls import add_tls_options, files_of
 from resp_server.programs.command_line import whole_number
 from resp_server.programs.stop import running_server
@@ -123,7 +123,7 @@ def _loading_text(client: Client) -> str:
     try:
         check_loaded(client)
     except ErrorReplyError as error:
-        if ": LOADING " in str(error):
+        if is_loading(error):
             return f"loading: commands about keys fail until all jobs are readable ({error})"
     return ""
 

@@ -385,7 +385,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     @property
     def is_given_up(self) -> bool:
-        """Tell whether to refuse requests at once: the server is unreachable for longer than a request may wait.
+        """Return whether to refuse requests at once: the server is unreachable for longer than a request may wait.
 
         Attempts to connect go on meanwhile. A host that drops packets delays each of them by the whole timeout.
         """

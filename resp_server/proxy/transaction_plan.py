@@ -106,7 +106,7 @@ class TransactionBlock(ReplySink):
         return self.cluster.connection(ConnectionKey(self.address, protocol, is_long))
 
     def is_given_up(self, protocol: int) -> bool:
-        """Tell whether the server takes no requests for now."""
+        """Return whether the server takes no requests for now."""
         return self.cluster.reason_to_give_up(self._connection(protocol)) is not None
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:

@@ -156,7 +156,7 @@ class ProxyExec(ReplyStage):
             self._finish()
 
     def _lacks_a_server(self) -> bool:
-        """Tell whether a server of the plan takes no requests for longer than this transaction may wait."""
+        """Return whether a server of the plan takes no requests for longer than this transaction may wait."""
         return any(block.is_given_up(self._protocol) for block in self._plan.blocks.values())
 
     def _send_again(self) -> None:

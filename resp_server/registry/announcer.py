@@ -1,8 +1,8 @@
 """Announces a writer's epochs to servers that cannot watch its log: to the log's registry, and to given addresses.
 
 An announcement is a hint: a server that gets it looks at the log, and nothing of the hint is served. Servers also look
-by themselves, so an announcement may be late, lost or false. So `announce` only notes the newest epoch of a job, and a
-thread for each address sends it: an address that is away delays no commit, and no other address.
+by themselves, so an announcement may be late, lost or false. `announce` only notes the newest epoch of a job, and a
+thread for each address sends it. So an address that is away delays no commit, and no other address.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from resp_server.net.addresses import host_and_port
 from resp_server.net.children import TOKEN_VARIABLE
@@ -77,7 +78,7 @@ class Announcer:
         context = None if tls is None else client_context(tls)
         self._targets: list[_Target] = []
         if token:
-            self._targets = [_Target(address, lambda at=address: at, token, context) for address in addresses]  # type: ignore[misc]
+            self._targets = [_Target(address, partial(str, address), token, context) for address in addresses]
         if token and to_registry:
             self._targets.append(_Target("the registry", _RegistryFinder(str(log)), token, context))
         atexit.register(self.close)
@@ -129,6 +130,7 @@ class _Target:
         self._thread: threading.Thread | None = None
 
     def put(self, job: str, term: int, epoch: int) -> None:
+        """Have the thread send an epoch, in place of an earlier one that waits."""
         with self._lock:
             self._pending[job] = term, epoch
             if self._thread is None and not self._stopping.is_set():
@@ -137,6 +139,7 @@ class _Target:
         self._has_pending.set()
 
     def stop(self, timeout_s: float) -> None:
+        """Send what waits once more, and end the thread; wait for that for some time."""
         self._stopping.set()
         self._has_pending.set()
         if self._thread is not None:

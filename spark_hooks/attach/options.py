@@ -106,7 +106,7 @@ def announce_to(log: str, addresses: str) -> None:
 
 
 def states_of(options: argparse.Namespace) -> list[AttachedState]:
-    """Return the state on the command line: a single one, or what is to be done with each state."""
+    """Return the state on the command line: one that is chosen, or a description of each state."""
     given: dict[str, Any] = {}
     if options.states is not None:
         return _states_in(options)

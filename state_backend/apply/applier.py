@@ -62,7 +62,7 @@ from typing import Any
 from state_backend import log_lines
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
-from state_backend.apply.heartbeats import HeartbeatWatch
+from state_backend.apply.heartbeats import HeartbeatPolls, HeartbeatWatch
 from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
@@ -172,7 +172,7 @@ class Applier:
         self._skipped_rows = self._visible_skipped_rows = 0  # up to the last epoch, and to the visible one
         self._is_incomplete = False  # whether the visible state is incomplete
         self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
-        self._folders: list[str] = []
+        self._folders: list[str] = []  # the local ones to watch
         # The bytes of each state in the newest snapshot of a generation, which is looked up again at `_snapshot_due_s`.
         self._state_bytes: Mapping[str, int] | None = None
         self._snapshot_generation, self._snapshot_due_s = "", 0.0
@@ -184,10 +184,7 @@ class Applier:
         self._is_checking = True
         self._ahead: deque[Epoch] = deque()
         self._ahead_count = 1
-        self._heartbeats = HeartbeatWatch()
-        self._heartbeat: dict[str, Any] = {}
-        self._heartbeat_of = ""  # the writer whose heartbeat was read last
-        self._heartbeat_pause_s = self._heartbeat_poll_at_s = 0.0
+        self._heartbeats, self._heartbeat_polls = HeartbeatWatch(), HeartbeatPolls(self._log)
         self._last_report: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
@@ -207,7 +204,8 @@ class Applier:
         changed, applied = self._changed, self._last_report.get("applied")
         heartbeat: dict[str, Any] | None = None
         with suppress(SparkisError):
-            heartbeat = self._last_heartbeat()  # before epochs are read: this call finds out that the log was removed
+            # Before epochs are read: this call finds out that the log was removed.
+            heartbeat = self._heartbeat_polls.last(self._writer, time.monotonic())
         try:
             self._verify_if_suspect()
             self._give_up_slots()
@@ -260,19 +258,6 @@ class Applier:
             }
         )
         return True
-
-    def _last_heartbeat(self) -> dict[str, Any]:
-        """Return the writer's last heartbeat; it is read again only when there may be a new one."""
-        if self._heartbeat_of != self._writer:
-            self._heartbeat_of, self._heartbeat_pause_s, self._heartbeat_poll_at_s = self._writer, 0.0, 0.0
-        if time.monotonic() >= self._heartbeat_poll_at_s:
-            self._heartbeat = self._log.heartbeat()
-            usual_s = (self._heartbeat.get("interval_s", self._log.filesystem.heartbeat_interval_s) - 1.0) / 2
-            # The first heartbeat of a new writer may be about to come, or may never come.
-            is_expected = self._heartbeat.get("writer") != self._writer
-            self._heartbeat_pause_s = min(2 * self._heartbeat_pause_s + 0.5, usual_s) if is_expected else usual_s
-            self._heartbeat_poll_at_s = time.monotonic() + self._heartbeat_pause_s
-        return self._heartbeat
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Set the slots to own. The next step gives up all others; missing ones are owned once they are loaded."""
@@ -381,9 +366,9 @@ class Applier:
             )
 
     def announced(self, term: int, epoch: int) -> None:
-        """Take an announcement. If it is not of this term's next epochs, the next step looks for more than these.
+        """Take an announcement. If it is not of an epoch of the known term, the next step also looks for a new writer.
 
-        The term may be 0, which is that of an older driver. The epoch is -1 when a writer begins.
+        The term is 0 if an older driver announces, which does not send it. The epoch is -1 when a writer begins.
         """
         is_expected = self._current is not None and term in (0, self._current.term) and epoch >= 0
         if not is_expected:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from state_backend.log.change_log import JobLog
 from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 
 
@@ -32,3 +33,26 @@ class HeartbeatWatch:
             return False
         silent_s_max = HEARTBEATS_MISSED_MAX * heartbeat.get("interval_s", 1.0)
         return not heartbeat.get("is_running") or self._clock() - self._changed_at_s > silent_s_max
+
+
+class HeartbeatPolls:
+    """Reads the last heartbeat of a job's writer, again only when there may be a new one: a read may cost money."""
+
+    def __init__(self, log: JobLog) -> None:
+        self._log = log
+        self._last: dict[str, Any] = {}
+        self._writer = ""  # the writer that was asked for last
+        self._pause_s = self._due_s = 0.0
+
+    def last(self, writer: str, now_s: float) -> dict[str, Any]:
+        """Return the last heartbeat, which may be one of the writer before; LogError. now_s: by a monotonic clock."""
+        if self._writer != writer:
+            self._writer, self._pause_s, self._due_s = writer, 0.0, 0.0
+        if now_s >= self._due_s:
+            self._last = self._log.heartbeat()
+            usual_s = (self._last.get("interval_s", self._log.filesystem.heartbeat_interval_s) - 1.0) / 2
+            # The first heartbeat of a new writer may be about to come, or may never come.
+            is_expected = self._last.get("writer") != writer
+            self._pause_s = min(2 * self._pause_s + 0.5, usual_s) if is_expected else usual_s
+            self._due_s = now_s + self._pause_s
+        return self._last

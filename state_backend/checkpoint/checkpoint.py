@@ -135,7 +135,7 @@ class Checkpoint:
         return newest
 
     def _is_without_commits(self) -> bool:
-        """Tell whether Spark 2.1 wrote the checkpoint. Later versions plan a batch after the commit of the last one."""
+        """Return whether Spark 2.1 wrote the checkpoint. Later versions plan a batch after the last one's commit."""
         planned = self._files.numbers("offsets")
         if len(planned) < 2 or "commits" in self._files.names(""):
             return False

@@ -58,7 +58,7 @@ READ_BYTES = 1 << 20
 CHILD_BYTES_MAX = 4 << 30
 SILENCE_S_MAX = 300.0
 ERROR_BYTES_MAX = 1 << 14
-# How the error of `zipfile` for a checksum begins, and what that of RocksDB has in it.
+# The beginning of the error that `zipfile` raises for a wrong checksum, and a part of RocksDB's error for one.
 WRONG_CRC, WRONG_CHECKSUM = "Bad CRC-32", "checksum mismatch"
 # A process that others end, such as the kernel without memory or Ctrl-C in a shell, tells nothing of the files.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -101,7 +101,7 @@ def read_snapshot_zip(files: CheckpointFiles, folder: str, zip_name: str) -> Sna
             members = _members(archive, name)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, OSError, ValueError, zlib.error) as error:
         failed = damaged if str(error).startswith(WRONG_CRC) else unreadable
-        raise failed(name, f"it is no whole zip file: {error}") from None
+        raise failed(name, f"it is not a complete zip file: {error}") from None
     described = members.pop("metadata", b"").split(b"\n")
     if len(described) < 2 or described[0] != b"v1":
         raise unreadable(name, "its metadata is missing, or not of version 1")

@@ -140,7 +140,7 @@ class JobLog:
         return epoch if self._is_in_chain(current, epoch, self.terms.newest()) else None
 
     def _is_in_chain(self, current: CurrentGeneration, epoch: Epoch, newest: Term | None) -> bool:
-        """Tell whether an epoch was not swept, by the newest term, which was read after the epoch.
+        """Return whether an epoch was not swept. The newest term must have been read after the epoch.
 
         A paused writer may create the file again after a newer writer committed the epoch and a sweep removed it. An
         epoch of the newest term is no such file.

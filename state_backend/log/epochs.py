@@ -74,7 +74,7 @@ class ChangeFile:
         return cls(stored["name"], stored["size"], stored["checksum"], stored["rows"], runs)
 
     def has_slots(self, slots: KeyGroups | None) -> bool:
-        """Tell whether the file may have changes of some slots; None stands for all slots."""
+        """Return whether the file may have changes of some slots; None stands for all slots."""
         return slots is None or any(slots.intersects(first, last) for first, last, _ in self.runs)
 
 
