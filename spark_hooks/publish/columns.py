@@ -23,7 +23,7 @@ from state_backend.model.descriptor import By, Encoding, JsonDecimals, Kind, Red
 from state_backend.model.errors import DescriptorError
 
 # The types that `json_text` writes, beside nested ones.
-JSON_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.NumericType, T.BooleanType)
+JSON_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.NumericType, T.BooleanType, T.NullType)
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 # The options of Spark's JSON for a `time_format`.
 TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
