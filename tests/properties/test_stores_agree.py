@@ -262,8 +262,16 @@ def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
 
 def folds_of(snapshot: Snapshot) -> list[Change]:
     """Return the changes that build the selecting states; those of a list in the order of its elements."""
-    found = [change for change in snapshot.changes() if change.op == Op.FOLD]
+    found = [_with_sorted_fields(change) for change in snapshot.changes() if change.op == Op.FOLD]
     return sorted(found, key=lambda change: (change.state, change.key, change.field or b""))
+
+
+def _with_sorted_fields(change: Change) -> Change:
+    """Return a change of a map with its fields sorted: each store has them in an order of its own."""
+    if change.state != "peak":
+        return change
+    order, packed = selections.unpack(change)
+    return change._replace(value=selections.pack(order, packed_map.pack(sorted(packed_map.pairs(packed)))))
 
 
 class StoresAgree(RuleBasedStateMachine):

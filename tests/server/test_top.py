@@ -262,7 +262,7 @@ def test_a_url_that_is_none_is_told(terminals: list[Terminal]) -> None:
     terminals.append(terminal)
     said = (
         "sparkis top: 'http://127.0.0.1:1' is not a URL of the form redis://host[:port], or rediss://... for TLS; "
-        "special characters of a password are written as %XX"
+        "special characters of a password are written as %XX, and an IPv6 address is in brackets"
     )
     assert terminal.end() == (1, said)
 

@@ -17,6 +17,7 @@ from state_backend.apply.replay import read_snapshot
 from state_backend.codec.reductions import float_text, reduction_of
 from state_backend.codec.row_encoding import as_bytes
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import ChangeError, DescriptorError, NewerFormatError
@@ -143,6 +144,6 @@ def test_only_a_log_with_a_reducing_state_has_the_newer_format(tmp_path: Path) -
         assert json.loads((generation.parent / "terms" / "1.json").read_text())["format"] == number
         assert json.loads((generation / "epochs" / "0.json").read_text())["format"] == number
     path = generation.parent / "terms" / "1.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 5'))
+    path.write_bytes(with_checksum(checked_object(path.read_bytes()) | {"format": 5}))
     with pytest.raises(NewerFormatError, match=r"format 5, which sparkis .* wrote; .* reads up to format 4: "):
         ChangeLog(tmp_path).job("sums").description(writer.generation)
