@@ -37,6 +37,7 @@ POINTS_MIN = 30  # the width of a graph that has fewer
 EVENTS_MAX = 100
 WANTED_S = 10.0
 RETRY_S = 1.0
+CONFIRMED_S_MAX = 10.0  # as long as the reply to any other request may take
 TEXT_BYTES = 512
 INVALIDATE = b"__redis__:invalidate"
 CHANNEL = b"__keyspace@0__:"
@@ -87,6 +88,8 @@ class Tracking:
         self.reader = TrackedReader(endpoint)
         self.listener = Listener(endpoint)
         self.patterns: set[bytes] = set()
+        self._unconfirmed = 0
+        self._confirmed = asyncio.Event()
 
     async def start(self) -> None:
         """Connect both; the server then sends the reader's invalidations to the listener."""
@@ -97,12 +100,26 @@ class Tracking:
         await self.reader.execute("CLIENT", "TRACKING", "ON", "REDIRECT", listener)
 
     async def subscribe(self, patterns: set[bytes]) -> None:
-        """Get the notifications of keys that match these patterns, and no others."""
+        """Get the notifications of keys that match these patterns, and no others. TimeoutError: it is not confirmed.
+
+        A key that is written after this returns is notified, so keys that are looked for from then on are complete.
+        """
         for pattern in patterns - self.patterns:
+            self._unconfirmed += 1
             await self.listener.send("PSUBSCRIBE", CHANNEL + pattern)
         for pattern in self.patterns - patterns:
             await self.listener.send("PUNSUBSCRIBE", CHANNEL + pattern)
         self.patterns = set(patterns)
+        if self._unconfirmed:
+            self._confirmed.clear()
+            async with asyncio.timeout(CONFIRMED_S_MAX):
+                await self._confirmed.wait()
+
+    def confirm(self) -> None:
+        """Note that the server has confirmed a subscription."""
+        self._unconfirmed -= 1
+        if not self._unconfirmed:
+            self._confirmed.set()
 
     async def close(self) -> None:
         """Close both connections."""
@@ -256,7 +273,10 @@ class Watcher:
     async def _listen(self, tracking: Tracking) -> None:
         try:
             while True:
-                self._take(await tracking.listener.receive())
+                message = await tracking.listener.receive()
+                if message[0] == b"psubscribe":
+                    tracking.confirm()
+                self._take(message)
         finally:
             self._wake.set()
 
