@@ -239,6 +239,14 @@ async def _serve(
     )
     server.watch_event_demand(appliers.record_events)
     ended = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    def refused() -> None:
+        server.set_loading(True)
+        if identity_file.is_assigned.is_set():
+            identity_file.is_assigned.clear()
+            tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
+
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     registry_client = RegistryClient(
         identity.id,
@@ -250,11 +258,11 @@ async def _serve(
         token=token,
         on_desired_slots=identity_file.set_desired_slots,
         on_end=ended.set if options.driver else None,
+        on_refused=refused,
         certificates=certificates_of(config.tls),
     )
     appliers.on_change = registry_client.report_soon
     metrics = listener_of(options, ServerSource(server, lambda: len(appliers.missing_slots)))
-    tasks: list[asyncio.Task[None]] = []
     try:
         with shutdown.cancelling_start():
             await metrics.start()

@@ -156,6 +156,10 @@ class NoEpochError(ReplyError, code="NOEPOCH"):
     """A requested epoch is not readable here now; the text lists the readable epochs."""
 
 
+class WrongLogError(ReplyError, code="WRONGLOG"):
+    """A registry's refusal of a server that serves another log."""
+
+
 class DeniedError(ReplyError, code="DENIED"):
     """Protected mode: no password is set and the client is on another machine."""
 

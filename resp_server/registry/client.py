@@ -22,12 +22,13 @@ from resp_server.cluster.topology_source import TopologySink
 from resp_server.net.addresses import host_and_port
 from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, reason_of
+from resp_server.protocol.errors import WrongLogError
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import KeyGroupsError, SparkisError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.key_groups import NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
@@ -49,6 +50,10 @@ class RegistryClientError(SparkisError):
     """The registry refused a request, or its term is too low."""
 
 
+class _WrongLogError(RegistryClientError):
+    """The registry refused this server, because it serves another log."""
+
+
 class SlotLoader(Protocol):
     """Loads slots into stores: the appliers of this server."""
 
@@ -65,6 +70,10 @@ class SlotLoader(Protocol):
     @property
     def visible(self) -> Mapping[str, Visible]:
         """The generation and epoch of each job that readers see."""
+
+    @property
+    def identities(self) -> Mapping[str, str | None]:
+        """The identity of each log, by its root; empty: it has none; None: it was not read yet."""
 
     @property
     def has_room(self) -> bool:
@@ -89,7 +98,8 @@ class RegistryClient:
     """Keeps this server a member of a registry. Runs on the event loop's thread.
 
     `on_desired_slots` is called before the appliers get the slots. `on_end` is called when the driver ends its servers;
-    None: this is ignored. certificates: then the registry has to speak TLS.
+    None: this is ignored. `on_refused` is called when a registry refuses this server, because it serves another log:
+    it must answer nothing until slots are desired again. certificates: then the registry has to speak TLS.
     """
 
     def __init__(
@@ -104,6 +114,7 @@ class RegistryClient:
         token: str,
         on_desired_slots: Callable[[KeyGroups], None],
         on_end: Callable[[], None] | None = None,
+        on_refused: Callable[[], None] = lambda: None,
         certificates: Certificates | None = None,
     ) -> None:
         self._id = member_id
@@ -116,6 +127,8 @@ class RegistryClient:
         self._token = token
         self._on_desired_slots = on_desired_slots
         self._on_end = on_end
+        self._on_refused = on_refused
+        self._is_refused = False
         self._certificates = certificates
         self._term = 0
         self._topology: Topology | None = None
@@ -141,6 +154,8 @@ class RegistryClient:
             for address in self._addresses(records):
                 try:
                     await self._serve_registry(address)
+                except _WrongLogError as error:
+                    self._refuse(address, error)
                 except (OSError, TimeoutError, EOFError, RegistryClientError, hiredis.ProtocolError) as error:
                     self._log_once(f"no registry at {address}: {reason_of(error) or 'it does not reply'}")
                 except Exception:  # a bug; the server must still find a registry
@@ -186,6 +201,8 @@ class RegistryClient:
 
     def _serve_from_record(self, records: Sequence[Record]) -> None:
         """After a restart without a reachable registry: serve the topology of the last registry's record."""
+        if self._is_refused:
+            return
         for record in records:
             topology = record.topology
             if self._desired_slots is not None or topology is None:
@@ -194,6 +211,18 @@ class RegistryClient:
                 node = topology.node(self._id)
                 logger.warning("no registry can be reached; serving as version %d of the topology", topology.version)
                 self._assign(topology, topology.master_of(node).slots)
+
+    def _refuse(self, address: str, error: _WrongLogError) -> None:
+        """Own no slots, and answer nothing: what this server has belongs to another log than its registry's."""
+        if not self._is_refused:
+            logger.error(
+                "the registry at %s refuses this server: %s; it answers nothing, and asks again every second",
+                address,
+                error,
+            )
+        self._is_refused, self._desired_slots = True, None
+        self._on_refused()
+        self._appliers.set_desired_slots(NONE)
 
     def _log_once(self, message: str) -> None:
         """Log why there is no registry, each reason once."""
@@ -250,6 +279,7 @@ class RegistryClient:
             self._appliers.visible,
             self._advertised.zone,
             self._advertised.driver,
+            self._appliers.identities,
         )
 
     async def _read_pushes(self, reader: asyncio.StreamReader, address: str) -> NoReturn:
@@ -261,6 +291,8 @@ class RegistryClient:
             replies.feed(data)
             while (reply := replies.gets()) is not Ellipsis:
                 if isinstance(reply, hiredis.ReplyError):
+                    if (code := str(reply).partition(" "))[0] == WrongLogError.code:
+                        raise _WrongLogError(code[2])
                     raise RegistryClientError(f"it refused: {reply}")
                 if isinstance(reply, hiredis.PushNotification):
                     self._handle_push(reply, address)
@@ -272,6 +304,7 @@ class RegistryClient:
                     raise RegistryClientError(f"its term is {term}, below term {self._term} of an earlier registry")
                 if not self._is_joined:
                     logger.info("joined the registry at %s, term %d", address, term)
+                self._is_refused = False
                 self._term, self._last_address, self._is_joined, self._logged_error = term, address, True, ""
                 try:
                     directive = json.loads(text)

@@ -84,6 +84,11 @@ class RegistryLease:
         return lease
 
     @property
+    def filesystem(self) -> Filesystem:
+        """The log's root."""
+        return self._filesystem
+
+    @property
     def record(self) -> Record:
         """This registry's record, stored or about to be."""
         return self._own

@@ -26,7 +26,8 @@ class Report:
 
     is_draining: other servers should take over. topology_version: -1 for none yet. has_room: its store can be written.
     zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end it; empty:
-    none, it was started by hand.
+    none, it was started by hand. logs: the identity of each log that it serves, by its root; empty: the log has none;
+    None: it was not read yet. An older server reports no logs.
     """
 
     id: str
@@ -39,6 +40,12 @@ class Report:
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
     driver: str = ""
+    logs: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """The address that clients connect to."""
+        return f"{self.host}:{self.port}"
 
     def to_json(self) -> str:
         """Return the JSON that `parse` reads."""
@@ -54,6 +61,7 @@ class Report:
                 "jobs": {name: seen._asdict() for name, seen in self.jobs.items()},
                 "zone": self.zone,
                 "driver": self.driver,
+                "logs": dict(self.logs),
             }
         )
 
@@ -71,7 +79,10 @@ class Report:
             topology_version = int(fields["topology_version"])
             zone, driver = str(fields.get("zone", "")), str(fields.get("driver", ""))
             is_draining, has_room = bool(fields["is_draining"]), bool(fields.get("has_room", True))
-            return cls(member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver)
+            logs = {str(root): None if of is None else str(of) for root, of in fields.get("logs", {}).items()}
+            return cls(
+                member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver, logs
+            )
         except (TopologyError, KeyGroupsError) as error:
             raise ReportError(f"the report is invalid: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,4 +90,11 @@ class Report:
 
 
 def _visible(seen: Any) -> Visible:
-    return Visible(str(seen["generation"]), int(seen["term"]), int(seen["epoch"]))
+    digest = seen.get("digest")
+    return Visible(
+        str(seen["generation"]),
+        int(seen["term"]),
+        int(seen["epoch"]),
+        None if digest is None else int(digest),
+        str(seen.get("log", "")),
+    )

@@ -2,6 +2,7 @@
 
     AUTH token                   +OK; anything else first ends the connection (see `token_port`)
     REPORT json                  +OK; a state server's report (see `report`); from now on the connection is the server's
+                                 or -WRONGLOG if the server serves another log (see `own_log`)
     WATCH                        +OK; the topology is pushed now and after each change
     NOTICE job epoch [term]      +OK; every server is notified to check the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots serves that epoch or a later one, :0 after the timeout
@@ -14,7 +15,7 @@
     > notice job epoch [term]    to a server
     > end                        to a server, see END
 
-Everything is RESP3. Runs on one event loop; only the record is read and written in a thread.
+Everything is RESP3. Runs on one event loop; only the log is read, and the record written, in threads.
 """
 
 from __future__ import annotations
@@ -26,23 +27,25 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 from resp_server.cluster.topology import NODES_MAX, Topology
 from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import PlainError, WrongLogError
 from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.moved_slots import MovedSlots
+from resp_server.registry.own_log import OwnLog
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.serving.token_port import TokenPort
 from state_backend.model.errors import SparkisError
+from state_backend.model.key_groups import NONE
 
 logger = logging.getLogger("sparkis.registry")
 
@@ -187,6 +190,9 @@ class Registry:
         self._last_members: dict[str, Member] | None = None
         self._settles_at_s: float | None = None
         self._moves = MovedSlots()
+        self._own_log = OwnLog(lease.filesystem)
+        self._is_awaited = asyncio.Event()  # a report is to be compared with the log
+        self._refused: dict[str, Report] = {}  # the last reports of servers of another log
 
     @property
     def term(self) -> int:
@@ -210,7 +216,9 @@ class Registry:
         )
 
     async def start(self, listener: socket.socket) -> None:
-        """Accept connections."""
+        """Accept connections, once the log's identity was read."""
+        with suppress(SparkisError):  # logged by `_read_log`
+            await asyncio.to_thread(self._own_log.read, ())
         self._port.start(listener)
 
     async def stop(self) -> None:
@@ -219,13 +227,13 @@ class Registry:
 
     async def run(self) -> NoReturn:
         """Plan and send directives until cancelled; FencedError when another registry has taken over."""
-        tasks = [asyncio.create_task(each) for each in (self._decide(), self._renew_lease())]
+        tasks = [asyncio.create_task(each) for each in (self._decide(), self._renew_lease(), self._read_log())]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        raise AssertionError("neither task returns")
+        raise AssertionError("no task returns")
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -341,6 +349,22 @@ class Registry:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._unsaved.wait(), CHECK_EVERY_S)
 
+    async def _read_log(self) -> None:
+        """Read what reports are compared with: once a second, and when there is something new to compare."""
+        last_error = ""
+        while True:
+            self._is_awaited.clear()
+            reports = [*(member.report for member in self._members.values()), *self._refused.values()]
+            try:
+                await asyncio.to_thread(self._own_log.read, reports)
+                last_error = ""
+            except SparkisError as error:
+                if str(error) != last_error:
+                    logger.error("%s; servers are compared with what was read before", error)
+                last_error = str(error)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_awaited.wait(), CHECK_EVERY_S)
+
     # -- connections --------------------------------------------------------------------------------------------------
 
     def _accept(self, writer: asyncio.StreamWriter) -> RegistryConnection:
@@ -391,12 +415,21 @@ class Registry:
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _accept_report(self, peer: RegistryConnection, report: Report) -> Reply:
+        if refusal := self._own_log.refusal(report, self._is_alive):
+            return self._refuse(peer, report, refusal)
+        self._refused.pop(report.id, None)
+        if self._own_log.awaits(report):
+            self._is_awaited.set()
+            topology = self._assignment.topology
+            node = None if topology is None else topology.by_id.get(report.id)
+            if node is None or not node.slots:  # no client may be sent to it before
+                report = replace(report, owned_slots=NONE)
         now_s = self._clock()
         member = self._members.get(report.id)
-        address = _address(report)
-        if member is None or not member.is_alive or _address(member.report) != address:
+        address = report.address
+        if member is None or not member.is_alive or member.report.address != address:
             for other in self._members.values():
-                if other.is_alive and other is not member and _address(other.report) == address:
+                if other.is_alive and other is not member and other.report.address == address:
                     return PlainError(
                         f"server {other.report.id} is at {address} already; give this one another address"
                     )
@@ -420,6 +453,21 @@ class Registry:
             if not reached.done() and self._is_visible(job, epoch):
                 reached.set_result(None)
         return OK
+
+    def _is_alive(self, server: str) -> bool:
+        return server in self._members and self._members[server].is_alive
+
+    def _refuse(self, peer: RegistryConnection, report: Report, refusal: str) -> Reply:
+        """Refuse a server of another log. If it was a member, its slots are for others, as when it has disconnected."""
+        if report.id not in self._refused:
+            logger.error("%s", refusal)
+        self._refused[report.id] = report
+        if len(self._refused) > NODES_MAX:
+            del self._refused[next(iter(self._refused))]
+        member = self._members.get(report.id)
+        if member is not None and member.peer is peer:
+            self.disconnected(peer)
+        return WrongLogError(refusal)
 
     def _notice(self, job: str, epoch: int, *term: int) -> None:
         _send(self._members.values(), Push((b"notice", job.encode(), epoch, *term)))
@@ -482,7 +530,7 @@ class Registry:
             rows.append(
                 {
                     b"id": name.encode(),
-                    b"address": _address(report).encode(),
+                    b"address": report.address.encode(),
                     b"connected": int(member.peer is not None),
                     b"role": b"none" if node is None else b"replica" if node.is_replica else b"master",
                     b"health": b"none" if node is None else node.health.encode(),
@@ -513,11 +561,7 @@ def _send(servers: Iterable[MemberState], push: Push) -> None:
 
 
 def _label(report: Report) -> str:
-    return f"{_address(report)} ({report.id[:8]})"
-
-
-def _address(report: Report) -> str:
-    return f"{report.host}:{report.port}"
+    return f"{report.address} ({report.id[:8]})"
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,7 @@ from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
 from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.identity import identity_of
 from state_backend.log.past import Moment
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.model.clock import now_ms
@@ -52,11 +53,17 @@ STATES_LOGGED_MAX = 10
 
 
 class Visible(NamedTuple):
-    """The generation and epoch that readers see of a job. Epochs are ordered by (term, epoch); terms only grow."""
+    """The generation and epoch that readers see of a job. Epochs are ordered by (term, epoch); terms only grow.
+
+    digest: that of the epoch's file; None if it is unknown. log: the root of the job's log; empty in an older server's
+    report.
+    """
 
     generation: str
     term: int
     epoch: int
+    digest: int | None = None
+    log: str = ""
 
 
 class ApplierProcess:
@@ -350,7 +357,8 @@ class ApplierProcess:
             )
         self._is_incomplete = event["is_incomplete"]
         generation = self.visible.generation if self.visible is not None else ""
-        self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
+        generation = event.get("generation", generation)
+        self.visible = Visible(generation, event["term"], event["applied"], event.get("digest"), self.log)
         self._changed()
 
     def _apply_room(self, is_full: bool) -> None:
@@ -399,6 +407,11 @@ class _ListingSchedule:
         self._interval_s = LISTING_S if has_new_jobs else min(2 * self._interval_s, interval_s_max)
 
 
+def _jobs_and_identity(log: ChangeLog) -> tuple[list[str], str]:
+    """Return a log's jobs and its identity, empty for none. Read last: a job's writer begins after the log has one."""
+    return log.jobs(), identity_of(log.filesystem) or ""
+
+
 class Appliers:
     """The appliers of all jobs of some log roots.
 
@@ -435,6 +448,7 @@ class Appliers:
         self._has_caught_up = False
         self._owned_slots = NONE
         self._visible: Mapping[str, Visible] = {}
+        self._identities: dict[str, str | None] = dict.fromkeys(logs)
         self._catalog = catalog
         self._retention_ms = retention_ms
         self._logs = {log: ChangeLog(log) for log in logs}
@@ -468,6 +482,11 @@ class Appliers:
     def visible(self) -> Mapping[str, Visible]:
         """An epoch of each served job that all readers have reached."""
         return self._visible
+
+    @property
+    def identities(self) -> Mapping[str, str | None]:
+        """The identity of each log, by its root; empty: it has none; None: it was not read yet."""
+        return self._identities
 
     @property
     def has_room(self) -> bool:
@@ -577,7 +596,10 @@ class Appliers:
                 continue
             existing = len(self._appliers)
             try:
-                jobs = await asyncio.to_thread(log.jobs)
+                jobs, identity = await asyncio.to_thread(_jobs_and_identity, log)
+                if identity != self._identities[root]:
+                    self._identities = {**self._identities, root: identity}
+                    self.on_change()
                 self._unreachable.discard(root)
                 if not jobs and root not in self._listed:
                     logger.info(

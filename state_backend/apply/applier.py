@@ -11,10 +11,11 @@ The process ends at the end of the input. It writes one JSON object per line to 
     {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "term", "applied", ...}
         readers open this store from now on, and close the store of the job's former name
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
-        when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `changes` the number
-        of its changes in all slots; `applied_epochs` and `apply_ns`: the epochs that this process applied, and the time
-        in which it did; `is_full`: the error is a full store; `state_bytes`: the bytes of each state in the newest
-        snapshot (see `epochs`); `is_incomplete`, `slots` and the rest are as in "open"
+        when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `digest` that of its
+        file (null: it was not read), `changes` the number of its changes in all slots; `applied_epochs` and `apply_ns`:
+        the epochs that this process applied, and the time in which it did; `is_full`: the error is a full store;
+        `state_bytes`: the bytes of each state in the newest snapshot (see `epochs`); `is_incomplete`, `slots` and the
+        rest are as in "open"
     {"event": "damaged"}
         the store of the readers is damaged: they close it, and wait for another one
     {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
@@ -168,6 +169,9 @@ class Applier:
         self._readers_store: Path | None = None
         self._readers_version = 0  # of the description that readers know
         self._visible = AppliedEpoch("")
+        # The last epoch whose file was read and fits the store, with its digest; the digest of the visible epoch.
+        self._digest: tuple[EpochRef, int] | None = None
+        self._visible_digest: int | None = None
         self._origin = 0  # the origin of the store's epochs (see `epochs`)
         self._skipped_rows = self._visible_skipped_rows = 0  # up to the last epoch, and to the visible one
         self._is_incomplete = False  # whether the visible state is incomplete
@@ -519,7 +523,10 @@ class Applier:
         if epoch is None:
             self._log.newest(current)  # raises an error if the epoch is missing, but was not swept
             return self._is_swept(current, applied.epoch)
-        return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
+        is_same = (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
+        if is_same:
+            self._digest = epoch.ref, epoch.digest
+        return is_same
 
     def _is_swept(self, current: CurrentGeneration, number: int) -> bool:
         """Tell whether a snapshot covers a missing epoch."""
@@ -560,6 +567,7 @@ class Applier:
         self._store.records_events = self._records_events and self._store.path == self._readers_store
         began_ns = time.perf_counter_ns()
         self._changed += self._store.apply(changes, self._description.all_states)
+        self._digest = epoch.ref, epoch.digest
         self._applied_epochs += 1
         self._apply_ns += time.perf_counter_ns() - began_ns
         if self._compactor is not None:
@@ -716,6 +724,8 @@ class Applier:
         assert self._store is not None
         self._visible, self._visible_changes = self._store.applied, self._epoch_changes
         self._visible_applied = (self._applied_epochs, self._apply_ns)
+        digest_of, digest = self._digest or (None, None)
+        self._visible_digest = digest if digest_of == (self._visible.epoch, self._visible.term) else None
         self._visible_slots = self._store.slot_ownership.owned
         self._visible_skipped_rows = self._skipped_rows
         if self._description is not None:
@@ -732,6 +742,7 @@ class Applier:
         return {
             "term": self._visible.term,
             "applied": self._visible.epoch,
+            "digest": self._visible_digest,
             **self._held_back,
             "is_incomplete": self._is_incomplete,
             "skipped_rows": self._visible_skipped_rows,

@@ -17,6 +17,7 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from state_backend.log.identity import ensure_identity
 from state_backend.log.terms import Claim, Term, Terms
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import FencedWriterError, JobInUseError
@@ -40,6 +41,7 @@ def claim(terms: Terms, candidate: Claim, *, is_forced: bool = False) -> Claim:
     """
     for folder in ("terms", "heartbeats"):
         terms.filesystem.make_folder(f"{terms.job}/{folder}")
+    ensure_identity(terms.filesystem)
     while True:
         last = terms.last_claim()
         if last is not None and not is_forced and not _is_same_query(last, candidate):

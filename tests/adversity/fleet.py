@@ -138,9 +138,9 @@ class Fleet:
         given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
         return self._started(program, given, "registry")
 
-    def server(self, number: int, *more: str) -> Process:
+    def server(self, number: int, *more: str, log: Path | None = None) -> Process:
         """Start a state server; the same number is the same server again."""
-        options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
+        options = ["--log", str(log or self.log), "--compact", "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number]), *more]
         self.servers.append(self._started(("-m", "resp_server.programs.state_server"), options, f"server{number}"))
         return self.servers[-1]

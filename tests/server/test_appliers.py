@@ -17,9 +17,11 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.serving import appliers as followers_module
-from resp_server.serving.appliers import STATES_LOGGED_MAX, Appliers, Visible
+from resp_server.serving.appliers import STATES_LOGGED_MAX, Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.apply.applier import REST_MS_MIN
+from state_backend.log.filesystems import LocalFilesystem
+from state_backend.log.identity import identity_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
@@ -164,7 +166,12 @@ def applier_of(job: str) -> int:
 async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
         assert scene.appliers.owned_slots == LOW
-        assert scene.appliers.visible == {name: Visible(f"query-of-{name}.1", 1, 0) for name in ("a", "b")}
+        visible = scene.appliers.visible
+        assert {name: seen[:3] for name, seen in visible.items()} == {
+            name: (f"query-of-{name}.1", 1, 0) for name in ("a", "b")
+        }
+        assert all(seen.digest is not None and seen.log == str(tmp_path / "log") for seen in visible.values())
+        assert scene.appliers.identities == {str(scene.log.root): identity_of(LocalFilesystem(scene.log.root))}
         assert scene.read("a") == of(LOW, "a", b"0")
 
 

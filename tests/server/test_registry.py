@@ -21,7 +21,12 @@ from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_en
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
 from resp_server.registry.record import RegistryLease
+from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import open_filesystem
+from state_backend.log.identity import ensure_identity
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
 PROGRAM = [sys.executable, "-m", "resp_server.programs.registry", "--port", "0"]
@@ -209,6 +214,107 @@ def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Ca
     servers[1].report(jobs={"job": shown | {"epoch": 4}})
     assert driver._read() == 1
     assert driver.call("WAIT", "job", "4", "50") == 0
+
+
+def test_a_server_of_another_log_is_refused_by_name_and_path(registry: Callable[..., int], tmp_path: Path) -> None:
+    identity = ensure_identity(open_filesystem(tmp_path))
+    port = registry()
+    own, other, empty = (Server(port, number) for number in range(3))
+    assert own.report(logs={"/log": identity}) == b"OK"
+    refusal = str(other.report(logs={"/backup": "another"}))
+    assert refusal.startswith(
+        f"WRONGLOG server {NAMES[1][:8]} at 10.0.0.1:7001 serves the log /backup with the identity"
+    )
+    assert f"this registry's log {tmp_path} has {identity}: give the server the registry's log" in refusal
+    assert "which has no identity (log.json)" in str(empty.report(logs={"/unmounted": ""}))
+    eventually(lambda: own.live() == "0-16383", awaited="the first has all slots")
+    for server in (other, empty):
+        server.report()
+        assert server.pushed == []
+    assert len(own.call("MEMBERS")) == 1
+    assert other.report(logs={"/backup": "another", "/log": identity}) == b"OK"
+    assert other.report(logs={"/log": None}) == b"OK"  # its storage is away
+    assert empty.report(logs={}) == b"OK"  # an older server
+
+
+def test_a_member_that_turns_out_to_serve_another_log_gives_its_slots_away(
+    registry: Callable[..., int], tmp_path: Path
+) -> None:
+    port = registry()
+    own, other = Server(port, 0), Server(port, 1)
+    own.report(logs={"/log": ""})
+    other.report(logs={"/backup": "another"})
+    eventually(lambda: [own.live(), other.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
+    identity = ensure_identity(open_filesystem(tmp_path))
+
+    def is_refused() -> bool:
+        own.live()
+        return "WRONGLOG" in str(other.report())
+
+    eventually(is_refused, awaited="the registry has found its identity")
+    own.report(logs={"/log": identity})
+    eventually(lambda: own.live() == "0-16383", awaited="the first has all slots")
+
+
+def test_logs_without_an_identity_are_told_apart_by_their_epochs(registry: Callable[..., int], tmp_path: Path) -> None:
+    state = StateDescriptor("s", key="k", value="v")
+    with LogWriter(tmp_path, "job", [state], "q") as writer:
+        for number in range(3):
+            writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"%d" % number)])
+    (tmp_path / "log.json").unlink()
+    job = ChangeLog(tmp_path).job("job")
+    current = job.visible()
+    assert current is not None
+    epoch = job.newest(current)
+    assert epoch is not None
+    port = registry()
+    seen = {"generation": current.generation, "term": 1, "epoch": 2, "digest": epoch.digest, "log": "/log"}
+    cases = {
+        "the right one": (seen, ""),
+        "one that lags": (seen | {"epoch": 1, "digest": None}, ""),
+        "one whose epoch this log no longer has": (seen | {"epoch": -1}, ""),
+        "a copy that was written": (
+            seen | {"epoch": 9, "digest": 7},
+            "does not have epoch 9, term 1, of job 'job' (was a",
+        ),
+        "an older server": ({name: seen[name] for name in ("generation", "term", "epoch")}, ""),
+        "a diverged copy": (seen | {"digest": 7}, f"has the digest 7 there, and {epoch.digest} in {tmp_path}"),
+        "a copy of another writer": (seen | {"term": 2}, f"has the term 2 there, and 1 in {tmp_path}"),
+        "another query": (seen | {"generation": "z.1", "epoch": 7, "digest": 7}, "began the generation z.1 there"),
+    }
+    for number, (name, (reported, expected)) in enumerate(cases.items()):
+        server = Server(port, 0)
+        is_old = "digest" not in reported
+        facts = {"id": f"{100 + number:040x}", "port": 7100 + number, "jobs": {"job": reported}}
+        facts |= {} if is_old else {"logs": {"/log": ""}}
+
+        def outcome(server: Server = server, facts: dict[str, Any] = facts) -> str:
+            return str(server.report(**facts))
+
+        if expected:
+            eventually(outcome, lambda found, expected=expected: expected in found, awaited=name)  # type: ignore[misc]
+        else:
+            assert outcome() == "b'OK'", name
+            eventually(lambda server=server: server.live(), lambda found: found != "None", awaited=name)  # type: ignore[misc]
+            assert outcome() == "b'OK'", name
+
+
+def test_servers_whose_common_epoch_differs_are_not_both_members(registry: Callable[..., int], tmp_path: Path) -> None:
+    port, identity = registry(), ensure_identity(open_filesystem(tmp_path))
+    first, second, third = (Server(port, number) for number in range(3))
+    seen = {"generation": "g.1", "term": 1, "epoch": 3, "digest": 5, "log": "/log"}
+    first.report(logs={"/log": identity, "/more": "m"}, jobs={"job": seen})
+    logs = {"/copy": identity}
+    refusal = str(second.report(logs=logs, jobs={"job": seen | {"digest": 6, "log": "/copy"}}))
+    assert "has epoch 3 of job 'job', term 1, with the digest 6, from the log /copy" in refusal
+    assert "has it with 5, from /log. Was a copy of the log written?" in refusal
+    assert second.report(jobs={"job": seen | {"epoch": 4, "digest": 6, "log": "/copy"}}) == b"OK"
+    # A root that the registry does not have.
+    first.report(jobs={"more": seen | {"log": "/more"}})
+    refusal = str(third.report(logs={"/log": identity, "/old": "n"}, jobs={"more": seen | {"log": "/old", "epoch": 9}}))
+    assert "serves job 'more' from the log /old with the identity n; server" in refusal
+    first.socket.close()
+    eventually(lambda: third.report() == b"OK", awaited="the first is gone")
 
 
 def test_two_servers_at_one_address_are_refused(registry: Callable[..., int]) -> None:

@@ -42,6 +42,7 @@ class Appliers:
         self.owned_slots = NONE
         self.visible = {"job": Visible("g", 1, 7)}
         self.has_room = True
+        self.identities: dict[str, str | None] = {}
         self.noticed: list[str] = []
 
     def set_desired_slots(self, slots: KeyGroups) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from resp_server.programs.state_server import Identity, add_options
 from resp_server.registry.record import FencedError, Record, RegistryLease, read_record
 from resp_server.registry.report import Report, ReportError
+from resp_server.serving.appliers import Visible
 from resp_server.serving.token import token_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import LogCorruptError
@@ -104,5 +107,23 @@ def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: 
 def test_a_report_is_read_back() -> None:
     report = Report("0" * 40, "host", 7400, True, False, 3, KeyGroups.parse("1-5"))
     assert Report.parse(report.to_json()) == report
+    report = replace(
+        report, jobs={"job": Visible("g", 1, 2, 3, "/log")}, logs={"/log": "id", "/more": "", "/far": None}
+    )
+    assert Report.parse(report.to_json()) == report
+
+
+def test_reports_are_understood_by_older_registries_and_those_of_older_servers_are_understood() -> None:
+    report = Report("0" * 40, "host", 7400, jobs={"job": Visible("g", 1, 2, 3, "/log")}, logs={"/log": "id"})
+    content = json.loads(report.to_json())
+    # An older registry reads these fields, and ignores all others.
+    older = {name: content[name] for name in ("id", "host", "port", "is_draining", "has_room", "topology_version")}
+    older |= {"owned_slots": content["owned_slots"], "zone": content["zone"], "driver": content["driver"]}
+    older["jobs"] = {"job": {name: content["jobs"]["job"][name] for name in ("generation", "term", "epoch")}}
+    assert Report.parse(json.dumps(older)) == replace(report, jobs={"job": Visible("g", 1, 2)}, logs={})
+    assert Report.parse(json.dumps(content | {"of_a_newer_version": 1})) == report
+
+
+def test_what_is_not_a_report_is_refused() -> None:
     with pytest.raises(ReportError, match="not a report of a state server"):
         Report.parse("{}")

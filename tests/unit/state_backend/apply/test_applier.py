@@ -149,6 +149,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
         "term",
         "applied",
         "is_incomplete",
+        "digest",
         "skipped_rows",
         "held_back_epoch",
         "held_back_since_ms",

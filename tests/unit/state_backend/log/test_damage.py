@@ -14,6 +14,7 @@ from state_backend.apply.compact import compact_log
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.log.filesystems import LocalFilesystem
+from state_backend.log.identity import identity_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError
@@ -66,6 +67,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(log: ChangeLog) -> Iterator[Any]:
     """Iterate over all that servers and writers learn from a log; LogCorruptError for a sign of damage."""
     yield log.jobs()
+    yield identity_of(log.filesystem)
     job = log.job("job")
     current, visible = job.current(), job.visible()
     assert current is not None and visible is not None

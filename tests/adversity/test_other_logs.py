@@ -1,0 +1,72 @@
+"""A state server whose --log leads to another log than the registry's gets no slots, and answers nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import redis
+from redis.exceptions import MovedError
+
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.adversity.fleet import JOB, KEYS, Fleet
+
+STATE = StateDescriptor("n", key="k", value="v")
+REFUSED = "refuses this server"
+
+
+def other_log(fleet: Fleet, kind: str) -> Path:
+    """Return a folder that is not the fleet's log."""
+    folder = fleet.folder / kind
+    if kind == "copy that was written":
+        eventually(lambda: fleet.epoch > 3, awaited="the log has epochs")
+        shutil.copytree(fleet.log, folder)
+    folder.mkdir(exist_ok=True)
+    if kind != "unmounted":
+        with LogWriter(folder, JOB, [STATE], takeover=True) as writer:
+            for _ in range(20):
+                writer.publish([Change("n", Op.PUT, key.encode(), value=b"-1") for key in KEYS])
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["unmounted", "leftover", "copy that was written"])
+def test_a_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, kind: str) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    reader = fleet.read()
+    wrong = fleet.server(1, "--registry", fleet.record().address, log=other_log(fleet, kind))
+    eventually(lambda: REFUSED in wrong.said, awaited="it is refused")
+    since = fleet.epoch
+    eventually(lambda: fleet.epoch > since + 15, awaited="the job goes on")
+    assert {number: slots for number, (_, slots, _) in fleet.nodes().items()} == {0: "0-16383"}
+    # It may know the topology from the time before it was found out.
+    with redis.Redis(port=wrong.port) as client, pytest.raises((redis.BusyLoadingError, MovedError)):
+        client.get(KEYS[0])
+    assert wrong.said.count(REFUSED) == 1
+    fleet.wait_for_all_keys()
+    reader.stop()
+
+
+def test_a_member_whose_log_is_replaced_answers_nothing_until_it_has_the_right_one_again(fleet: Fleet) -> None:
+    fleet.registry()
+    mounted = fleet.folder / "mounted"
+    mounted.symlink_to(fleet.log)
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1, log=mounted)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    leftover = other_log(fleet, "leftover")
+    mounted.unlink()
+    mounted.symlink_to(leftover)
+    eventually(lambda: REFUSED in second.said, awaited="it is refused")
+    fleet.wait_for(_0="0-16383")
+    fleet.wait_for_all_keys()
+    mounted.unlink()
+    mounted.symlink_to(fleet.log)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_for_all_keys()
