@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from resp_server.commands.generic import TYPE_NAMES
 from resp_server.net.client import Client, ClientError
 from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState
 from resp_server.upstream.rules import Owner
 from state_backend.log.change_log import ChangeLog
-from state_backend.model.descriptor import Kind
+from state_backend.model.descriptor import Kind, StateDescriptor
 
 
 def states_of_log(root: str) -> Iterator[AnalyzedState]:
     """Iterate over the states of a log's jobs."""
+    for name, states in _states_by_job(root):
+        for state in states:
+            yield AnalyzedState(f"{name}:{state.name}", state.format_for(name).text, TYPE_NAMES[state.kind])
+
+
+def key_formats_of_log(root: str) -> Mapping[str, Mapping[str, str]]:
+    """Return the key formats of a log's jobs, by job and state, also of jobs that no server serves; SparkisError."""
+    return {
+        name: {state.name: state.format_for(name).text for state in states} for name, states in _states_by_job(root)
+    }
+
+
+def _states_by_job(root: str) -> Iterator[tuple[str, Sequence[StateDescriptor]]]:
+    """Iterate over the jobs that readers see, with their states."""
     log = ChangeLog(root)
     for name in log.jobs():
         job = log.job(name)
         generation = job.visible()
-        if generation is None:
-            continue
-        for state in job.description(generation.generation).states:
-            yield AnalyzedState(f"{name}:{state.name}", state.format_for(name).text, TYPE_NAMES[state.kind])
+        if generation is not None:
+            yield name, job.description(generation.generation).states
 
 
 def states_of_server(server: Client) -> Iterator[AnalyzedState]:

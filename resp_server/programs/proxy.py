@@ -18,6 +18,7 @@ from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
+from resp_server.programs.analyzed_states import key_formats_of_log
 from resp_server.programs.command_line import Mistakes, Program, whole_number
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
@@ -48,6 +49,7 @@ from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MA
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream
 from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import SparkisError
 from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.proxy")
@@ -132,7 +134,9 @@ def serve(options: argparse.Namespace) -> None:
     for source in sources:
         source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
         source.cluster.certificates = certificates
-    event_loop.run(answer_clients(options, config, sources, swap))
+    # Jobs of an application whose log is not named are known from its servers only.
+    logs = options.log if len(options.log) == len(sources) else ()
+    event_loop.run(answer_clients(options, config, sources, swap, logs=logs))
 
 
 def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
@@ -175,12 +179,14 @@ async def answer_clients(
     *,
     loading_grace_s: float = 0.0,
     unused: asyncio.Event | None = None,
+    logs: Sequence[str] = (),
     **further_ports: int | None,
 ) -> None:
     """Answer clients from the servers of all sources, and an upstream, until a signal or the end of the parent.
 
     supervised: as in `programs.supervisor`. loading_grace_s: the proxy listens when the owners of keys are known, or
-    after this time; then it replies LOADING. unused: the event that ends the proxy in place of the end of its parent.
+    after this time; then it replies LOADING. logs: those of all jobs; their jobs' keys are known before servers report
+    them. unused: the event that ends the proxy in place of the end of its parent.
     further_ports: more fields for the line of JSON that a child prints.
     """
     drain = Drain(options)
@@ -213,8 +219,10 @@ async def answer_clients(
             for source in sources:
                 source.begin()
                 source_tasks.append(asyncio.create_task(source.follow()))
-            if swap is not None:
-                await _until_known(swap[1], loading_grace_s)
+            if isinstance(server.dispatcher, SwapDispatcher):
+                if logs and server.dispatcher.is_loading:
+                    source_tasks.append(asyncio.create_task(_learn_from_logs(server.dispatcher, logs)))
+                await _until_loaded(server.dispatcher, loading_grace_s)
             if config.shares_port:  # it takes over at once, so it must be able to answer
                 while not all(source.cluster.slots.is_complete for source in sources):
                     await asyncio.sleep(KNOWN_POLL_S)
@@ -280,10 +288,22 @@ def _make_server(
     return server
 
 
-async def _until_known(ownership: Ownership, seconds_max: float) -> None:
+async def _learn_from_logs(dispatcher: SwapDispatcher, roots: Sequence[str]) -> None:
+    """Read which keys are states' from the logs. If a log cannot be read, requests with keys wait for the servers."""
+    try:
+        formats = [await asyncio.to_thread(key_formats_of_log, root) for root in roots]
+    except SparkisError as error:
+        logger.warning(
+            "the key formats of the states are not read from the log: %s; the servers will report them", error
+        )
+        return
+    dispatcher.learn_from_logs(formats)
+
+
+async def _until_loaded(dispatcher: SwapDispatcher, seconds_max: float) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
-    while not ownership.is_known and loop.time() < deadline_s:
+    while dispatcher.is_loading and loop.time() < deadline_s:
         await asyncio.sleep(KNOWN_POLL_S)
 
 

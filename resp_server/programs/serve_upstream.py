@@ -72,6 +72,7 @@ async def serve_with_upstream(
                 supervised,
                 loading_grace_s=LOADING_GRACE_S,
                 unused=None if options.linger is None else server.is_unused,
+                logs=options.log,
                 control_port=server.control_port,
             )
             remove_record(options.record)

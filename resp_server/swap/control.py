@@ -21,8 +21,11 @@ NAMES_MAX = 128
 class OwnershipControl:
     """Shows and changes the owners of keys."""
 
-    def __init__(self, ownership: Ownership, shadow: Shadow, reload: RulesReload) -> None:
+    def __init__(
+        self, ownership: Ownership, shadow: Shadow, reload: RulesReload, is_loading: Callable[[], bool]
+    ) -> None:
         self._ownership, self._shadow, self._reload = ownership, shadow, reload
+        self._is_loading = is_loading
 
     def owners(self) -> Reply:
         """Return a map for each job: its name, status, key formats, and examples of keys that it waits for."""
@@ -40,6 +43,8 @@ class OwnershipControl:
         """Return an array for each key: its owner, its state as `job:state` (empty: none has it), and its writes."""
         if not self._ownership.is_known:
             raise LoadingError("the key formats of the states are not known yet; retry in a moment")
+        if self._is_loading():
+            raise LoadingError("the state servers have not reported their jobs yet; retry in a moment")
         if len(keys) > NAMES_MAX:
             raise PlainError(f"{len(keys)} keys are given; at most {NAMES_MAX} are possible")
         matcher = self._ownership.matcher

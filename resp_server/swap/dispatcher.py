@@ -112,6 +112,9 @@ class SwapDispatcher(SideSender):
         self._cache = ResultCache(time.monotonic)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
         self.cached = CachedReads(self._cache, self._key_changes)
+        self._is_ahead_of_servers = (
+            False  # the owners are known from logs, and not all servers have reported their jobs
+        )
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._subscriptions = SwapSubscriptions(
@@ -140,7 +143,7 @@ class SwapDispatcher(SideSender):
             time.monotonic,
         )
         reload = RulesReload(ownership, self.copiers, self.watch_copiers, self._key_changes, lambda: upstream.is_down)
-        self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload)
+        self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload, lambda: self.is_loading)
         self._long = LongRequests(self, applications, server.clients.defer)
         self._set_hop_commands()
         self._set_hop_patterns()
@@ -268,8 +271,27 @@ class SwapDispatcher(SideSender):
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         self._ownership.learn(formats)
         if self._applications.has_key_formats:
+            self._is_ahead_of_servers = False
             self._ownership.complete()
             self._set_hop_patterns()
+
+    def learn_from_logs(self, formats: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
+        """Take the key formats of all jobs of each log at a first start: other keys are the upstream's from now on.
+
+        The jobs need not be served yet, or ever. Their keys are states' keys, and wait for a server.
+        """
+        if self._ownership.is_known:
+            return
+        self._is_ahead_of_servers = True
+        for each in formats:
+            self._ownership.learn(each)
+        self._ownership.complete()
+        self._set_hop_patterns()
+
+    @property
+    def is_loading(self) -> bool:
+        """Tell whether some requests with keys get LOADING because servers have not reported their jobs yet."""
+        return self._is_ahead_of_servers or not self._ownership.is_known
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""

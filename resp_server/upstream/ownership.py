@@ -206,7 +206,7 @@ class Ownership:
         return self._formats_of(job)
 
     def complete(self) -> None:
-        """Declare the formats complete: all servers have reported their jobs."""
+        """Declare the formats complete: all servers have reported their jobs, or the logs of all jobs were read."""
         if not self.is_known:
             self.is_known = True
             self._write()
@@ -300,7 +300,7 @@ class Ownership:
         self.decide: Callable[[bytes], Decision] = matcher.decide
 
     def _write(self) -> None:
-        # A file alone makes a restarted proxy ready, so there is none before all servers have reported their jobs.
+        # A file alone makes a restarted proxy ready, so there is none before the formats are complete.
         if self._path is None or not self.is_known:
             return
         new = self._path.with_name(f"{self._path.name}.new")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from compat.conformance.servers import (
     redis_server,
     sparkis_program,
 )
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
@@ -124,6 +125,41 @@ def test_keys_of_both_sides_are_answered_from_the_start(scene: Scene) -> None:
     with scene.start("new").connect() as connection:  # without a file of owners
         assert connection.call("GET", "job:speed:1").plain == b"10"
         assert connection.call("GET", "nobody's").plain is None
+
+
+def test_before_servers_have_reported_their_jobs_only_keys_that_a_state_of_the_log_could_have_wait(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """No server of this log is known to a registry, so none ever reports its jobs."""
+    options = ("--log", str(scene.log), "--upstream", f"redis://127.0.0.1:{scene.port}")
+    program = ("-m", "resp_server.programs.proxy")
+    with sparkis_program(program, "--port", "0", *options, "--ownership", str(tmp_path / "owners.json")) as proxy:
+        with proxy.connect() as client:
+            eventually(lambda: client.call("SET", "mine", "0").plain == b"OK")
+            client.send(request("GET", "mine") + request("SELECT", "1") + request("GET", "mine"))
+            assert [client.read().plain for _ in range(3)] == [b"0", b"OK", None]
+            client.call("SELECT", "0")
+            assert client.call("DEL", "mine").plain == 1
+            for key in (*VALUES, ABSENT):
+                assert client.call("GET", key).is_error  # not the upstream's old copy
+                assert b"is owned by state job:" in client.call("SET", key, "x").plain
+            assert client.call("STATE", "OWNER", "mine").plain.startswith(b"LOADING ")
+        done = sparkis(proxy, "health")
+        assert done.returncode == 1 and "the state servers have not reported their jobs yet" in done.stderr
+
+
+def test_if_the_log_cannot_be_read_all_keys_wait_until_servers_have_reported_their_jobs(
+    scene: Scene, tmp_path: Path
+) -> None:
+    shutil.copytree(scene.log, tmp_path / "log")
+    (term,) = (tmp_path / "log" / "job" / "terms").glob("*.json")
+    term.write_bytes(term.read_bytes()[:-9])
+    options = ("--log", str(tmp_path / "log"), "--upstream", f"redis://127.0.0.1:{scene.port}")
+    program = ("-m", "resp_server.programs.proxy")
+    started = sparkis_program(program, "--port", "0", *options, "--ownership", str(tmp_path / "owners.json"))
+    with started as proxy, proxy.connect() as client:
+        for _ in range(50):  # long enough to read a log that small
+            assert client.call("GET", "mine").plain.startswith(b"LOADING ")
 
 
 def test_one_address_answers_keys_of_both_sides(client: Connection) -> None:
