@@ -42,7 +42,7 @@ from resp_server.protocol.errors import (
     ReplyError,
     not_served,
 )
-from resp_server.protocol.replies import Frames, Pending, ReplyStream, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import Frames, Pending, ReplyStream, Retry, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
 from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
@@ -189,7 +189,7 @@ class ProxyDispatcher(Dispatcher):
                     if perf_counter_ns() >= ends_ns:
                         break
                     continue
-                delayed = self.delayed_by_pause(session, request) if self._server.paused_until_ms else None
+                delayed = self.delayed(session, request)
                 if delayed is not None:
                     answered -= 1
                     break
@@ -218,6 +218,10 @@ class ProxyDispatcher(Dispatcher):
         del requests[:answered]
         incomplete = self._finish(batch, later, session.protocol, out)
         return delayed if incomplete is None else incomplete
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        """Return what a request waits for before it is handled; None: it is handled now."""
+        return self.delayed_by_pause(session, request) if self._server.paused_until_ms else None
 
     @staticmethod
     def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:

@@ -98,6 +98,7 @@ class PipelineBatch:
 
 class Hop:
     has_partial: bool
+    holds_upstream: bool
     last_command: str
     def __init__(
         self, cluster: HopCluster, server: HopServer, commands: Sequence[tuple[str, int, int, CommandStats]]

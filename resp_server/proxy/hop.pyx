@@ -610,7 +610,8 @@ cdef class Hop:
     """Forwards plain requests of a proxy's clients to the servers of one application, and to an upstream.
 
     commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
-    has_partial: the last input ends with an incomplete request.
+    has_partial: the last input ends with an incomplete request. holds_upstream: the general path gets the upstream's
+    requests, which may have to wait.
 
     A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
     """
@@ -640,7 +641,7 @@ cdef class Hop:
     cdef int used[CONNECTIONS_MAX]
     cdef int used_count
     cdef list batches
-    cdef public bint has_partial
+    cdef public bint has_partial, holds_upstream
     cdef readonly object last_command
     cdef uint64_t last_count  # requests of the batch that was sent last
 
@@ -798,6 +799,8 @@ cdef class Hop:
                 side = patterns.side_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
             first = self.item_count
             if side == UPSTREAM_SIDE:
+                if self.holds_upstream:
+                    break
                 if self.upstream_connection is None:
                     self.upstream_connection = self.upstream(sink.client_id, protocol, database)
                     node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers

@@ -20,7 +20,7 @@ from resp_server.execution.dispatcher import MAY_REPLICATE, QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
-from resp_server.protocol.replies import Reply, encode
+from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
@@ -44,6 +44,7 @@ from resp_server.swap.sending import SideSender
 from resp_server.swap.sentinel_replies import sentinel_reply
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import OwnRequests
+from resp_server.swap.subscription_order import PUBLISHING, SubscriptionOrder
 from resp_server.swap.subscription_parts import MONITOR
 from resp_server.swap.subscriptions import LISTENING, SwapSubscriptions, is_about_keys
 from resp_server.swap.upstream_events import UpstreamEvents
@@ -66,6 +67,15 @@ from state_backend import VERSION
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
 PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED)
+# Requests that do not wait for the upstream, or may not have to.
+NOT_FOR_UPSTREAM = (
+    Destination.LOCAL,
+    Destination.STATES,
+    Destination.MAPPED,
+    Destination.PREFERRED,
+    Destination.DROPPED,
+    Destination.DENIED,
+)
 NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"
 NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
@@ -117,6 +127,7 @@ class SwapDispatcher(SideSender):
         )
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
+        self._order = SubscriptionOrder(time.monotonic, self._hold_requests)
         self._subscriptions = SwapSubscriptions(
             self.upstream_of,
             self._own_pool,
@@ -125,6 +136,7 @@ class SwapDispatcher(SideSender):
             server.clients,
             self._is_dropped_notification,
             self._invalidate,
+            self._order,
         )
         server.leave_upstream = self._leave
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
@@ -161,6 +173,11 @@ class SwapDispatcher(SideSender):
             plain = [each for each in self.router.commands.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
             rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
             self.hop.set_upstream(self._shared_connection, self._cache_of, rows)
+
+    def _hold_requests(self) -> None:
+        """Have the hop leave the upstream's requests to the general path while these wait for a subscription."""
+        if self.hop is not None:
+            self.hop.holds_upstream = self._order.holds_requests
 
     def _set_hop_patterns(self) -> None:
         """Give the hop the owners of keys. Before all owners are known, it forwards nothing."""
@@ -583,6 +600,8 @@ class SwapDispatcher(SideSender):
         command.check_arity(request)
         self.check_rights(context, routed, request)
         if len(batch):
+            if self._subscriptions.needs_upstream(routed.name, request, session):
+                self._subscriptions.keep_order(routed.name, request, session)
             return Taken.IN_NEXT_BATCH
         is_confirmed = self._subscriptions.was_confirmed(request, session)
         if is_confirmed is None and self._subscriptions.needs_upstream(routed.name, request, session):
@@ -596,6 +615,35 @@ class SwapDispatcher(SideSender):
         if command is not None and command.name == "exec":
             self._pinned.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
         return super()._rejected(context, command, request, error)
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        return super().delayed(session, request) or (self._delayed_by_order(session, request) if self._order else None)
+
+    def _delayed_by_order(self, session: Session, request: Request) -> Retry | None:
+        """Return what a request waits for that could send something to a client whose SUBSCRIBE is not confirmed."""
+        if not session.is_authenticated:
+            return None
+        requests: Sequence[Request] = (request,)
+        if session.transaction is not None:
+            requests = session.transaction.requests if request[0].lower() == b"exec" else ()
+        publishes = any(map(self._publishes, requests))
+        if not publishes and not any(self._is_for_upstream(each, session.db) for each in requests):
+            return None
+        return self._order.delay(session.id, publishes=publishes)
+
+    def _publishes(self, request: Request) -> bool:
+        routed = self.router.commands.of(request)
+        return routed is not None and routed.name in PUBLISHING
+
+    def _is_for_upstream(self, request: Request, database: int) -> bool:
+        """Tell whether the upstream must answer a request; it may only."""
+        if is_long(request):
+            return self.may_replicate(request)  # a request of states only reads
+        try:
+            route = self.router.route(request, database)
+        except PlainError:
+            return self.router.needs_getkeys(request)  # otherwise it is refused
+        return route is not None and route.destination not in NOT_FOR_UPSTREAM
 
     def may_replicate(self, request: Request) -> bool:
         routed = self.router.commands.of(request)

@@ -22,8 +22,9 @@ from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
+from resp_server.swap.subscription_order import SubscriptionOrder
 from resp_server.swap.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
-from resp_server.upstream.connection import UpstreamRequest, unreachable
+from resp_server.upstream.connection import CONNECT_S_MAX, UpstreamRequest, unreachable
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.pushed_frames import (
@@ -48,7 +49,8 @@ class SwapSubscriptions:
 
     upstream_of: returns a client's upstream. pool_of: returns the pool of the node for a client's subscriptions; None:
     no node is known. is_dropped: tells whether states send the notifications of a key in a database.
-    on_invalidation: called with keys that the upstream has invalidated for a client; None: all keys.
+    on_invalidation: called with keys that the upstream has invalidated for a client; None: all keys. order: holds other
+    clients' requests until the upstream has confirmed these.
     """
 
     def __init__(
@@ -60,11 +62,12 @@ class SwapSubscriptions:
         clients: Clients,
         is_dropped: Callable[[bytes, bytes], bool],
         on_invalidation: Callable[[Session, Sequence[bytes] | None], None],
+        order: SubscriptionOrder,
     ) -> None:
         self._url, self._upstream_of = url, upstream_of
         self._on_invalidation = on_invalidation
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
-        self._is_dropped = is_dropped
+        self._is_dropped, self._order = is_dropped, order
         # By client the request that the upstream has answered, and whether it confirmed it.
         self._answered: dict[int, tuple[Request, bool]] = {}
         # By client what it gets after the confirmation, which the general path sends in the client's next batch.
@@ -99,8 +102,26 @@ class SwapSubscriptions:
             self._clients.defer(partial(self._release, session.id))
         return is_confirmed if answered is request else None
 
+    def keep_order(self, name: str, request: Request, session: Session) -> None:
+        """Have requests that this proxy receives later wait until the upstream has confirmed this one."""
+        if name == MONITOR or (name == TRACKING and not is_broadcasting(request)):
+            return  # tracking is about keys that this client reads later
+        pool = self._pool_of(session)
+        if pool is not None:  # otherwise nothing can be sent
+            is_about_requests = name == TRACKING or is_about_keys(name, request)
+            seconds_max = CONNECT_S_MAX + pool.timeout_s
+            self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
+
     def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the upstream; the batch gets its error, if any. PlainError if it cannot be sent."""
+        self.keep_order(name, request, session)
+        try:
+            self._send(name, request, session, batch)
+        except BaseException:
+            self._order.end(session.id)
+            raise
+
+    def _send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
         if name in SUBSCRIBE:
             (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
         if name == TRACKING:
@@ -112,7 +133,7 @@ class SwapSubscriptions:
         if len(parts) > 1 and name in SUBSCRIBE:
             self._hold(session.id)  # a node may send messages before another one has confirmed
         sink = _PartsSink(
-            _ConfirmationSink(self._answered, session.id, request, batch, lambda _: self._hold(session.id)),
+            _ConfirmationSink(self._answered, session.id, request, batch, partial(self._confirmed, session.id)),
             batch.expect(session.is_silent),
             len(parts),
             upstream.checked,
@@ -175,6 +196,7 @@ class SwapSubscriptions:
                 each.pinned.pin_listener(session.id)
 
         def confirm(is_confirmed: bool) -> None:
+            self._order.end(session.id)
             if is_on and is_confirmed and session.id in self._sessions:
                 upstream.begin_tracking(session.id, tracking)
 
@@ -199,6 +221,11 @@ class SwapSubscriptions:
         """Forget a client that has left, or sent RESET."""
         self._answered.pop(session.id, None)
         self._held.pop(session.id, None)
+        self._order.leave(session.id)
+
+    def _confirmed(self, client: int, is_confirmed: bool) -> None:
+        self._hold(client)
+        self._order.end(client)
 
     def _hold(self, client: int) -> None:
         """Hold a client's messages back until its confirmation is sent."""
@@ -235,6 +262,11 @@ class SwapSubscriptions:
 def is_about_keys(name: str, request: Request) -> bool:
     """Tell whether a request may subscribe to notifications of keys."""
     return any(may_match_of_any_database(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
+
+
+def is_broadcasting(request: Request) -> bool:
+    """Tell whether a CLIENT TRACKING asks for invalidations of keys that the client has not read."""
+    return b"BCAST" in map(bytes.upper, request[3:])
 
 
 class _PartsSink(ReplySink):

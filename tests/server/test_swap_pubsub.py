@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from time import sleep
 
 import pytest
 import redis
@@ -260,3 +261,65 @@ def test_a_message_never_comes_before_the_confirmation_of_its_subscription(
                 if replies[-1]:
                     break
             assert client.read().plain[0] == line.split(" ")[0].lower().encode()
+
+
+# For each line what another client sends after it, and what the listening client gets by it.
+LATER = [
+    ("SUBSCRIBE a", "PUBLISH a x", b"message"),
+    ("PSUBSCRIBE a*", "PUBLISH a x", b"pmessage"),
+    ("SSUBSCRIBE a", "SPUBLISH a x", b"smessage"),
+    ("SUBSCRIBE a", "EVAL return(redis.call('publish','a','x')) 0", b"message"),
+    ("SUBSCRIBE __keyevent@0__:set", "SET mine x", b"message"),
+    ("PSUBSCRIBE __key*", "SET mine x", b"pmessage"),
+    ("PSUBSCRIBE __key*", "GET absent", b"pmessage"),
+    ("CLIENT TRACKING ON BCAST", "SET mine x", b"invalidate"),
+]
+
+
+@pytest.mark.parametrize(("line", "later", "expected"), LATER)
+def test_what_a_later_request_of_another_client_causes_is_never_lost(
+    swap: Swap, direct: Connection, line: str, later: str, expected: bytes
+) -> None:
+    direct.call("CONFIG", "SET", "notify-keyspace-events", "KEAm")
+    with swap.proxy.connect() as other:
+        assert not other.call(*later.split(" ")).is_error
+        for number in range(40):
+            with swap.proxy.connect() as client:
+                client.call("HELLO", 3)
+                client.send(request(*line.split(" ")))
+                sleep(number % 4 * 0.0005)
+                assert not other.call(*later.split(" ")).is_error
+                found = [client.read().plain for _ in range(2)]
+                if expected == b"invalidate":  # it may come before the reply
+                    assert b"OK" in found and [expected, [b"mine"]] in found
+                else:
+                    assert found[0] == [*line.lower().encode().split(b" "), 1] and found[1][0] == expected
+
+
+def test_a_later_publisher_does_not_count_a_client_that_unsubscribes(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client, swap.proxy.connect() as other:
+        for _ in range(40):
+            subscribe(client, "SUBSCRIBE", "a")
+            client.send(request("UNSUBSCRIBE", "a"))
+            assert other.call("PUBLISH", "a", "x").plain == 0
+            assert client.read().plain == [b"unsubscribe", b"a", 0]
+
+
+def test_while_the_upstream_does_not_confirm_a_subscription_only_what_it_may_get_waits(
+    swap: Swap, direct: Connection
+) -> None:
+    with swap.proxy.connect() as client, swap.proxy.connect() as other, swap.proxy.connect() as gone:
+        subscribe(client, "SUBSCRIBE", "none")  # its connection to the upstream is open
+        swap.signal_upstream(signal.SIGSTOP)
+        try:
+            client.send(request("PSUBSCRIBE", "*"))
+            other.send(request("SET", "mine", "x") + request("GET", "mine"))
+            gone.send(request("PUBLISH", "a", "the last of a client that does not wait for the reply"))
+            gone.__exit__()
+            with swap.proxy.connect() as reader:
+                assert reader.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", b"20"]
+        finally:
+            swap.signal_upstream(signal.SIGCONT)
+        assert [other.read().plain for _ in range(2)] == [b"OK", b"x"]
+        assert client.read().plain == [b"psubscribe", b"*", 2]
+        assert client.read().plain[1:3] == [b"*", b"a"]

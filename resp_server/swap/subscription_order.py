@@ -1,0 +1,87 @@
+"""The order of a client's SUBSCRIBE and what other clients of this proxy send after it.
+
+A client's SUBSCRIBE goes over a connection of its own, which may have to be opened first; a PUBLISH of another client
+goes over one that is open. At one Redis the message of a PUBLISH that was received later always arrives. So a request
+that could send something to the subscriber waits until the upstream has confirmed each SUBSCRIBE that this proxy
+received before it. It does not wait for later ones, so many subscribers do not hold a publisher back for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from resp_server.protocol.replies import Retry
+
+# They send messages, or run commands that do.
+PUBLISHING = frozenset(("eval", "evalsha", "fcall", "publish", "spublish"))
+
+
+@dataclass(slots=True)
+class _Unconfirmed:
+    """A SUBSCRIBE, or the like, without the upstream's reply.
+
+    is_about_requests: it is about what any request may cause: notifications of keys, or invalidations.
+    """
+
+    number: int
+    is_about_requests: bool
+    until_s: float
+    waiting: list[Retry] = field(default_factory=list)
+
+
+class SubscriptionOrder:
+    """The unconfirmed requests of this proxy's clients, and the clients that wait for them.
+
+    clock: a monotonic clock, in seconds. on_changed: called when `holds_requests` may have changed.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_changed: Callable[[], None]) -> None:
+        self._clock, self._on_changed = clock, on_changed
+        self._number = 0
+        self._unconfirmed: dict[int, _Unconfirmed] = {}  # by client, in the order of their numbers
+        self._newest: dict[int, int] = {}  # by client that waits the number of the newest request that it waits for
+
+    def __bool__(self) -> bool:
+        return bool(self._unconfirmed)
+
+    @property
+    def holds_requests(self) -> bool:
+        """Tell whether all requests to the upstream wait, not only those that send messages."""
+        return any(each.is_about_requests for each in self._unconfirmed.values())
+
+    def begin(self, client: int, seconds_max: float, *, is_about_requests: bool) -> None:
+        """Have later requests wait for this client's request, for at most some seconds. It keeps its place if known."""
+        if client not in self._unconfirmed:
+            self._number += 1
+            until_s = self._clock() + seconds_max
+            self._unconfirmed[client] = _Unconfirmed(self._number, is_about_requests, until_s)
+            self._on_changed()
+
+    def end(self, client: int) -> None:
+        """Handle that the upstream has replied to a client's request, or that it is not sent any more."""
+        ended = self._unconfirmed.pop(client, None)
+        if ended is not None:
+            if not self._unconfirmed:
+                self._newest.clear()
+            self._on_changed()
+            for each in ended.waiting:
+                each.resolve(lambda: None)
+
+    def leave(self, client: int) -> None:
+        """Forget a client that has left."""
+        self._newest.pop(client, None)
+        self.end(client)
+
+    def delay(self, client: int, *, publishes: bool) -> Retry | None:
+        """Return what a request of a client waits for; None: it is sent now. publishes: its command is `PUBLISHING`."""
+        now_s = self._clock()
+        for each in [each for each, found in self._unconfirmed.items() if found.until_s <= now_s]:
+            self.end(each)
+        newest = self._newest.setdefault(client, self._number)
+        for other, found in reversed(self._unconfirmed.items()):
+            if found.number <= newest and other != client and (publishes or found.is_about_requests):
+                found.waiting.append(retry := Retry(found.until_s - now_s))
+                return retry
+        del self._newest[client]
+        return None
