@@ -24,7 +24,7 @@ def other_log(fleet: Fleet, kind: str) -> Path:
     folder = fleet.folder / kind
     if kind == "copy that was written":
         eventually(lambda: fleet.epoch > 3, awaited="the log has epochs")
-        shutil.copytree(fleet.log, folder)
+        shutil.copytree(fleet.log, folder, ignore=shutil.ignore_patterns("*.tmp"))  # it is being written
     folder.mkdir(exist_ok=True)
     if kind != "unmounted":
         with LogWriter(folder, JOB, [STATE], takeover=True) as writer:
