@@ -156,7 +156,7 @@ class Counter:
     """A job whose keys all have the number of the last epoch."""
 
     def __init__(self, log: Path, generation: str, number: int = 0) -> None:
-        self._writer = LogWriter(log, "job2", [COUNT], generation)
+        self._writer = LogWriter(log, "job2", [COUNT], generation, takeover=True)
         self.number = number
 
     @property
