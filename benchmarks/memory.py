@@ -25,8 +25,8 @@ from state_backend.apply.applier import (
     COMPACT_PAUSE_S,
     IDLE_AFTER_S,
 )
-from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.lmdb.store import LmdbStore
+from state_backend.log.filesystems.filesystem import Filesystem
 
 KEYS = 1_000_000
 EPOCHS = 100
@@ -88,7 +88,7 @@ def wait_until_at_rest(server: Sparkis) -> None:
         store.close()
         return free < max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
 
-    time.sleep(IDLE_AFTER_S + PROBE_INTERVAL_S)
+    time.sleep(IDLE_AFTER_S + Filesystem.probe_interval_s_max)
     eventually(
         is_compact,
         awaited="a copy of the store without its free pages",

@@ -37,7 +37,7 @@ PATIENT_REGISTRY = (
 import sys
 from resp_server.registry import service
 from resp_server.programs import registry as process
-service.SILENT_S = service.DRAIN_S_MAX = {WAIT_S_MAX}
+service.SILENT_S = service.PEER_SILENT_S = service.DRAIN_S_MAX = {WAIT_S_MAX}
 sys.exit(process.main())
 """,
 )

@@ -15,7 +15,7 @@ from resp_server.exporter.registry_source import RegistrySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
-from resp_server.net.listeners import cannot_listen, raise_file_limit
+from resp_server.net.listeners import LOOPBACK, cannot_listen, raise_file_limit
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
 from resp_server.programs.command_line import Mistakes, Program, add_log_options, tcp_port, whole_number
 from resp_server.programs.config_reload import ConfigReload
@@ -161,6 +161,12 @@ async def _assign(
     source.registry = registry
     running = asyncio.create_task(registry.run())
     try:
+        if not options.child and host in (*LOOPBACK, "localhost"):
+            logger.warning(
+                "registry.json has the address %s, which only processes of this machine reach; if others are to, start "
+                "the registry with --bind, and --advertise HOST if that is not their address for it",
+                address,
+            )
         logger.info("started registry @ %s, term %d", address, registry.term)
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)

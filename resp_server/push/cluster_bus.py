@@ -1,7 +1,8 @@
 """Forwards clients' messages to the other nodes of a cluster, so that subscribers may be at any node.
 
-There is one connection to each node, opened for the first message. Replies are ignored, and a message that cannot be
-sent is lost: delivery is at most once, as on the bus of a Redis Cluster.
+There is one connection to each node, opened for the first message. Replies only show that the node is there: if one
+does not come in time, the next message gets a new connection. A message that cannot be sent is lost: delivery is at
+most once, as on the bus of a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Protocol
+
+import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
@@ -22,6 +25,8 @@ logger = logging.getLogger("sparkis.server")
 # The unsent bytes to one node; further messages are dropped.
 WAITING_BYTES_MAX = 8 << 20
 CONNECT_S_MAX = 1.0
+# A node that replies to nothing for this long is left: the network may have dropped the connection (guess).
+SILENT_S = 5.0
 # After a failed connection, messages to that node are dropped for this long.
 PAUSE_S = 0.5
 
@@ -42,6 +47,9 @@ class NodeConnection(asyncio.Protocol):
         self._buffered_bytes = 0
         self._not_before_s = 0.0
         self._is_full = False
+        self._replies = hiredis.Reader(notEnoughData=Ellipsis)
+        self._unanswered = 0
+        self._silence: asyncio.TimerHandle | None = None
 
     def send(self, packed: bytes) -> None:
         """Send now, or once connected; drop if too much is unsent, or if the last attempt to connect just failed."""
@@ -54,7 +62,7 @@ class NodeConnection(asyncio.Protocol):
         if is_full:
             return
         if transport is not None:
-            transport.write(packed)
+            self._write(transport, packed, 1)
         elif self._loop.time() >= self._not_before_s:
             self._buffered.append(packed)
             self._buffered_bytes += len(packed)
@@ -76,19 +84,52 @@ class NodeConnection(asyncio.Protocol):
             )
         else:
             self._transport = transport
-            greeting = pack_request("CLIENT", "SETNAME", "sparkis-node")
+            self._replies = hiredis.Reader(notEnoughData=Ellipsis)
+            greeting = [pack_request("CLIENT", "SETNAME", "sparkis-node")]
             if self._password is not None:
-                greeting = pack_request("AUTH", DEFAULT_USER, self._password) + greeting
-            transport.write(greeting + b"".join(self._buffered))
+                greeting.insert(0, pack_request("AUTH", DEFAULT_USER, self._password))
+            self._write(transport, b"".join(greeting + self._buffered), len(greeting) + len(self._buffered))
         finally:
             self._connecting = None
             self._buffered, self._buffered_bytes = [], 0
 
+    def _write(self, transport: asyncio.Transport, packed: bytes, requests: int) -> None:
+        transport.write(packed)
+        self._unanswered += requests
+        if self._silence is None:
+            self._silence = self._loop.call_later(SILENT_S, self._leave)
+
+    def _leave(self) -> None:
+        """Leave a node that does not reply. The next message is sent over a new connection."""
+        logger.warning("%s does not reply to clients' messages; it gets a new connection", self._address)
+        if self._transport is not None:
+            self._transport.abort()
+        self._end()
+
+    def _end(self) -> None:
+        self._transport, self._unanswered = None, 0
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
     def data_received(self, data: bytes) -> None:
-        """Ignore replies."""
+        """Count the replies."""
+        self._replies.feed(data)
+        try:
+            while self._replies.gets() is not Ellipsis:
+                self._unanswered -= 1
+        except hiredis.ProtocolError:
+            self._leave()
+            return
+        self._stop_waiting()
+        if self._unanswered > 0:
+            self._silence = self._loop.call_later(SILENT_S, self._leave)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        self._end()
 
     def close(self) -> None:
         """Close the connection."""

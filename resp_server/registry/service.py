@@ -32,6 +32,7 @@ from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 from resp_server.cluster.topology import NODES_MAX, Topology
+from resp_server.net.addresses import address_of
 from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import PlainError, WrongLogError
@@ -57,6 +58,9 @@ WAIT_MS_MAX = 600_000
 
 # A server reports four times a second; one that is silent for this long has failed.
 SILENT_S = 1.0
+# The connection of a server or watcher that repeats its requests is closed when nothing has come for this long: the
+# network may have dropped it, and then neither end is told (guess: longer than a process is stopped for by intention).
+PEER_SILENT_S = 15.0
 # Servers that join within this time are admitted together.
 ADMIT_AFTER_S = 0.5
 # Servers look for a new registry once a second; a new registry waits this long for the servers of its topology.
@@ -91,10 +95,13 @@ class RegistryStatus(NamedTuple):
 class RegistryConnection:
     """One connection: of a server, a watcher or a driver."""
 
-    def __init__(self, registry: Registry, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, registry: Registry, writer: asyncio.StreamWriter, now_s: float) -> None:
         self._registry = registry
         self._writer = writer
         self.is_watching = False
+        # Whether the peer repeats its requests; proxies of earlier versions send WATCH once.
+        self.has_heartbeat = False
+        self.last_seen_s = now_s
         # The last topology version sent, and the desired slots sent with it.
         self.sent: tuple[int, str] = (-1, "")
 
@@ -115,9 +122,15 @@ class RegistryConnection:
         """Handle the loss of the connection."""
         self._registry.disconnected(self)
 
+    @property
+    def address(self) -> str:
+        """The peer's end of the connection, for the log."""
+        host, port, *_ = self._writer.get_extra_info("peername") or ("a closed connection", 0)
+        return address_of(host, port)
+
     def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+        """Close the connection at once: the network may never take what is unsent."""
+        self._writer.transport.abort()
 
 
 @dataclass
@@ -246,10 +259,19 @@ class Registry:
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             self._wake.clear()
             now_s = self._clock.tick()
+            self._close_silent(now_s)
             self._check_members(now_s)
             if not self._is_settling(now_s) and self._update(now_s):
                 await self._save()
             self._send_directives()
+
+    def _close_silent(self, now_s: float) -> None:
+        """Close the connections whose peers have stopped to repeat their requests."""
+        for peer in self._peers:
+            if peer.has_heartbeat and now_s - peer.last_seen_s > PEER_SILENT_S:
+                peer.has_heartbeat = False
+                logger.warning("%s has been silent for %g s; its connection is closed", peer.address, PEER_SILENT_S)
+                peer.close()
 
     def _check_members(self, now_s: float) -> None:
         """Mark silent servers, admit new ones, remove servers that will not return."""
@@ -368,7 +390,7 @@ class Registry:
     # -- connections --------------------------------------------------------------------------------------------------
 
     def _accept(self, writer: asyncio.StreamWriter) -> RegistryConnection:
-        peer = RegistryConnection(self, writer)
+        peer = RegistryConnection(self, writer, self._clock())
         self._peers.add(peer)
         return peer
 
@@ -385,11 +407,13 @@ class Registry:
 
     async def answer(self, peer: RegistryConnection, request: Request) -> Reply:
         """Answer a request of a peer that has authenticated."""
+        peer.last_seen_s = self._clock()
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
                 case [b"REPORT", str(text)]:
                     return self._accept_report(peer, Report.parse(text))
                 case [b"WATCH"]:
+                    peer.has_heartbeat = peer.is_watching
                     peer.is_watching = True
                     self._wake.set()
                     return OK
@@ -444,6 +468,7 @@ class Registry:
             if member.peer is not None:
                 member.peer.close()  # the server has a newer connection
             member.peer = peer
+        peer.has_heartbeat = True
         if member.is_silent:
             logger.info("server %s reports again", _label(report))
         if report != member.report or member.is_silent:

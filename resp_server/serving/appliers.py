@@ -22,7 +22,7 @@ from resp_server.net import children
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
-from state_backend.apply.resting import PROBE_INTERVAL_S, RestingJob
+from state_backend.apply.resting import RestingJob
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.identity import identity_of
 from state_backend.log.past import Moment
@@ -88,7 +88,7 @@ class ApplierProcess:
         records_events: bool,
         changed: Callable[[], None],
         rest_after_s: float,
-        probe_interval_s: float,
+        probe_interval_s: float | None,
         log_watch: LogWatch,
         moment: Moment | None = None,
     ) -> None:
@@ -216,7 +216,8 @@ class ApplierProcess:
         """Poll the log of the job at rest until there is work for an applier, or a caller wakes the job."""
         logger.info("job %s: at rest", self.name)
         job = RestingJob(self.log, self.name, rest)
-        interval_s, is_stale = self._probe_interval_s, rest["is_stale"]
+        first_s = job.poll_interval_s if self._probe_interval_s is None else self._probe_interval_s
+        interval_s, is_stale = first_s, rest["is_stale"]
         # These differ at once if a line was sent after the process had last read its input.
         while (rest["slots_lines"], rest["records_events"]) == (self._slots_lines, self._records_events):
             self._woken.clear()
@@ -231,13 +232,14 @@ class ApplierProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), min(interval_s, remaining_s))
                 return
-            interval_s = min(2 * interval_s, max(self._probe_interval_s, job.poll_interval_s_max))
+            interval_s = min(2 * interval_s, max(first_s, job.poll_interval_s_max))
 
     async def _run(self) -> None:
         """Run one applier process until it ends."""
         command = [sys.executable, "-m", "state_backend.apply.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
-        command += ["--probe-interval-s", str(self._probe_interval_s)]
+        if self._probe_interval_s is not None:
+            command += ["--probe-interval-s", str(self._probe_interval_s)]
         slots = self._desired
         if slots != ALL:
             command += ["--slots", str(slots)]
@@ -419,7 +421,7 @@ class Appliers:
     snapshot replaces.
     slots: the slots that the appliers own; `set_desired_slots` changes them.
     rest_after_s: a job without a new epoch for this long has no applier process until its next epoch.
-    probe_interval_s: the shortest interval between polls of a log without news.
+    probe_interval_s: the first interval between polls of a log without news; None: that of the log's filesystem.
     moments: a past moment of each job to serve, by log and name. Then no log is followed, and no other job is served.
     on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
@@ -435,7 +437,7 @@ class Appliers:
         slots: KeyGroups = ALL,
         records_events: bool = False,
         rest_after_s: float = REST_AFTER_S,
-        probe_interval_s: float = PROBE_INTERVAL_S,
+        probe_interval_s: float | None = None,
         moments: Mapping[tuple[str, str], Moment] | None = None,
     ) -> None:
         self._moments = moments

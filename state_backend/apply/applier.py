@@ -64,7 +64,6 @@ from state_backend import log_lines
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
 from state_backend.apply.heartbeats import HeartbeatPolls, HeartbeatWatch
-from state_backend.apply.resting import PROBE_INTERVAL_S
 from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
@@ -126,6 +125,8 @@ COMPACT_IDLE_SHARE = 8
 COMPACT_IDLE_ABOVE_BYTES = 4 << 20
 # The shortest time from one look at the log to the next: lines are hints, and many of them cost no more than this.
 LOOK_EVERY_S = 0.02
+# The pause before a past moment is read again after an error.
+PAST_RETRY_S = 1.0
 # A store is rebuilt after so many reports of damage by readers that `verify` did not find.
 DAMAGE_REPORTS_MAX = 2
 
@@ -837,7 +838,7 @@ class Applier:
 
 
 def follow_until_end(
-    applier: Applier, input_file: int, probe_interval_s: float, rest_after_s: float = math.inf
+    applier: Applier, input_file: int, probe_interval_s: float | None, rest_after_s: float = math.inf
 ) -> None:
     """Call `step` at each line of the input (a file descriptor), and by itself (see `rhythm`), until the input ends.
 
@@ -845,7 +846,8 @@ def follow_until_end(
     """
     rest = b""
     filesystem = applier.log.filesystem
-    rhythm = Rhythm(probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
+    first_s = filesystem.probe_interval_s if probe_interval_s is None else probe_interval_s
+    rhythm = Rhythm(first_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
     is_notified = False
     while True:
         before, epochs, began_s = applier.last_report, applier.applied_epochs, time.monotonic()
@@ -872,11 +874,11 @@ def follow_until_end(
         rest = read
 
 
-def apply_past(applier: Applier, input_file: int, epoch: int, probe_interval_s: float) -> None:
+def apply_past(applier: Applier, input_file: int, epoch: int) -> None:
     """Apply the epochs up to a past one, and then wait until the input ends: the log is not followed."""
     rest: bytes | None = b""
     while rest is not None and (applier.step() or applier.last_report.get("applied") != epoch):
-        ready, _, _ = select.select([input_file], [], [], probe_interval_s if applier.last_report.get("error") else 0)
+        ready, _, _ = select.select([input_file], [], [], PAST_RETRY_S if applier.last_report.get("error") else 0)
         if ready:
             rest = _obey_lines(applier, input_file, rest)
     while rest is not None:
@@ -932,7 +934,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rest-after-s", type=float, default=math.inf, help="end after this long without work")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="how long --compact retains epochs")
     parser.add_argument("--moment", nargs=3, metavar=("GENERATION", "EPOCH", "MS"), help="serve this past moment only")
-    parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
+    parser.add_argument(
+        "--probe-interval-s", type=float, help="the first interval between polls, instead of the filesystem's"
+    )
     return parser
 
 
@@ -975,7 +979,7 @@ def main(arguments: list[str] | None = None) -> None:
         applier.delete_all_stores()
     with suppress(KeyboardInterrupt, BrokenPipeError):
         if moment is not None:
-            apply_past(applier, sys.stdin.fileno(), moment.epoch, options.probe_interval_s)
+            apply_past(applier, sys.stdin.fileno(), moment.epoch)
         else:
             follow_until_end(applier, sys.stdin.fileno(), options.probe_interval_s, options.rest_after_s)
     applier.close()

@@ -15,10 +15,6 @@ from state_backend.lmdb.store import SUSPECT
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import SparkisError
 
-# The shortest interval between polls of the log. The interval doubles while the log has nothing new, up to the limit of
-# the log's filesystem.
-PROBE_INTERVAL_S = 1.0
-
 
 class RestingJob:
     """Polls the log of a job at rest.
@@ -33,6 +29,11 @@ class RestingJob:
         self._suspect = Path(event["path"]) / SUSPECT
         self._heartbeats = HeartbeatWatch(was_alive=not event["is_stale"])
         self.is_stale = event["is_stale"]
+
+    @property
+    def poll_interval_s(self) -> float:
+        """The first interval between polls."""
+        return self._log.filesystem.probe_interval_s
 
     @property
     def poll_interval_s_max(self) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compat.conformance.servers import Running, sparkis_proxy, wait_for_keys
+from compat.conformance.servers import Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import requests
 from compat.waiting import eventually
-from tests.server.nodes import HALVES, PATIENT
+from tests.server.nodes import HALVES, PATIENT, Nodes
 from tests.server.relay import Relay
 from tests.server.test_proxy_replica_choice import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, _started, wait_for
 
@@ -118,3 +118,32 @@ def test_a_proxy_of_a_registry_that_fell_silent_finds_the_servers_that_came_sinc
         eventually(lambda: relay.accepted > 1, awaited="the proxy leaves the silent connection")
         relay.restore()
         wait_for(proxy, KEYS)
+
+
+def test_clients_messages_reach_a_node_again_after_its_connection_was_lost_without_an_end(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, *HALVES)
+        Job(nodes.log, "j")
+        away = nodes.start(1)
+        relay = relay_to(stack, nodes.ports[1])
+        topology = json.loads(nodes.topology.read_text())
+        topology["nodes"][1]["port"] = relay.port
+        relayed = tmp_path / "relayed.json"
+        relayed.write_text(json.dumps(topology))
+        given = ("--cluster", str(relayed), "--cluster-node", f"127.0.0.1:{nodes.ports[0]}")
+        here = stack.enter_context(sparkis_server(tmp_path / "store0", nodes.log, *given, port=nodes.ports[0]))
+        with here.connect() as publisher, away.connect() as subscriber:
+            nodes.wait_for_slots(publisher)
+            subscriber.call("SUBSCRIBE", "c")
+            publisher.call("PUBLISH", "c", "first")
+            assert subscriber.read().plain == [b"message", b"c", b"first"]
+            relay.drop()
+            publisher.call("PUBLISH", "c", "lost")
+            relay.restore()
+
+            def is_left() -> bool:
+                publisher.call("PUBLISH", "c", "again")
+                return relay.accepted > 1
+
+            eventually(is_left, awaited="a new connection", interval_s=0.1)
+            assert subscriber.read().plain == [b"message", b"c", b"again"]

@@ -27,11 +27,14 @@ from state_backend.log.identity import ensure_identity
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.relay import Relay
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
 PROGRAM = [sys.executable, "-m", "resp_server.programs.registry", "--port", "0"]
 # One thread plays all the servers, and that may stand still for long.
 PATIENT = [sys.executable, *PATIENT_REGISTRY, "--port", "0"]
+IMPATIENT = [sys.executable, "-c", PATIENT_REGISTRY[1].replace("sys.exit", "service.PEER_SILENT_S = 0.5; sys.exit")]
+IMPATIENT += ["--port", "0"]
 
 
 class Talk:
@@ -359,6 +362,27 @@ def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Call
     assert first.report() == b"OK"  # its connection is still there
 
 
+def test_the_connection_of_a_server_or_watcher_that_falls_silent_is_closed(registry: Callable[..., int]) -> None:
+    port = registry(program=IMPATIENT)
+    relay = Relay(port)
+    try:
+        server, asks = Server(relay.port, 0), Talk(port)
+        server.report()
+        repeats, watches, waits = Talk(port), Talk(port), Talk(port)
+        for peer in (repeats, repeats, watches):
+            assert peer.call("WATCH") == b"OK"
+        relay.drop()
+        # The row stays while the server has slots.
+        eventually(lambda: all(row[b"connected"] == 0 for row in asks.call("MEMBERS")), awaited="the server is away")
+        with pytest.raises((EOFError, ConnectionError)):
+            repeats.next_push(b"none")
+        # A proxy of an earlier version sends WATCH once; a driver is silent between its epochs.
+        assert watches.call("WATCH") == b"OK"
+        assert waits.call("MEMBERS") == asks.call("MEMBERS")
+    finally:
+        relay.stop()
+
+
 def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Callable[..., int]) -> None:
     port = registry()
     full, other = Server(port, 0), Server(port, 1)
@@ -441,6 +465,27 @@ def test_bad_options_are_named(tmp_path: Path) -> None:
         done = _run(*options, **environment)
         assert done.returncode != 0
         assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--advertise", "host.example")])
+def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_record(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "--log", str(tmp_path), *options],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"SPARKIS_CONTROL_TOKEN": "t"},
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    while "started registry" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    process.terminate()
+    process.communicate(timeout=WAIT_S_MAX)
+    assert ("only processes of this machine reach" in said) == (not options), said
 
 
 def test_a_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:

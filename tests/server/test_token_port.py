@@ -319,3 +319,19 @@ def test_handshakes_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPat
         await eventually_async(lambda: port.counts, lambda counts: counts == (0, 0))
 
     played(play, certificates=certificates)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not list the timers of connections")
+def test_connections_that_are_silent_for_hours_have_a_keepalive(port_of_process: tuple[int, int]) -> None:
+    port, _ = port_of_process
+
+    def timer_of(client: socket.socket) -> int:
+        """Return the kind of timer of the connection's other end: 2 is a keepalive."""
+        ends = f":{port:04X}", f":{client.getsockname()[1]:04X}"
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return next(int(row[5][:2], 16) for row in rows if (row[1][-5:], row[2][-5:]) == ends)
+
+    with socket.create_connection(("127.0.0.1", port), WAIT_S_MAX) as client:
+        client.sendall(AUTH)
+        assert client.recv(100) == b"+OK\r\n"
+        eventually(lambda: timer_of(client), lambda timer: timer == 2)  # at first that of the reply

@@ -25,16 +25,20 @@ class Filesystem(ABC):
     """File operations below one root.
 
     heartbeat_interval_s: the interval of a writer's heartbeats. probe_interval_s_max, jobs_interval_s_max: the longest
-    intervals at which readers poll for epochs, and for jobs. probe_interval_s_min: the shortest one, while an epoch is
-    expected. Polling is cheap in a folder, and costs money in an object store. checks_interval_s: the time between two
-    polls that also look for a new writer and for missing epochs; polls in between look for the next epoch only.
-    reads_at_a_time: above 1 where a request takes long, and several of them take no longer.
+    intervals at which readers poll for epochs, and for jobs. probe_interval_s: the one after news; it doubles while
+    there is none. probe_interval_s_min: the shortest one, while an epoch is expected. Polling is cheap in a folder, and
+    costs money in an object store. checks_interval_s: the time between two polls that also look for a new writer and
+    for missing epochs; polls in between look for the next epoch only. reads_at_a_time: above 1 where a request takes
+    long, and several of them take no longer.
     """
 
     root: str
     heartbeat_interval_s: float = 1.0
     probe_interval_s_min: float = 0.02
-    probe_interval_s_max: float = 1.0
+    # Much less than a proxy waits for the last of its servers to find an epoch (`state_cluster.TIMEOUT_S`), also where
+    # an applier has to be started first.
+    probe_interval_s: float = 0.25
+    probe_interval_s_max: float = 0.25
     jobs_interval_s_max: float = 1.0
     checks_interval_s: float = 0.0
     reads_at_a_time: int = 1

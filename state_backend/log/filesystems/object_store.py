@@ -54,6 +54,7 @@ class ObjectStoreFilesystem(Filesystem):
     # Requests cost money (see docs/object-stores.md); a PUT costs as much as twelve GETs.
     heartbeat_interval_s = 20.0
     probe_interval_s_min = 0.1
+    probe_interval_s = 1.0
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
     checks_interval_s = 15.0

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from resp_server.proxy import state_cluster
 from state_backend.apply.rhythm import GAPS_MIN, Rhythm
+from state_backend.log.filesystems.local import LocalFilesystem
 
 LONGEST_S, FINEST_S = 15.0, 0.02
 
@@ -89,3 +91,16 @@ def test_an_idle_job_is_looked_at_rarely() -> None:
     job.follow(1)  # the last epoch before the long pause
     _, looks = job.follow(1)
     assert looks < 86_400 / LONGEST_S + 200
+
+
+def test_servers_that_only_poll_a_folder_find_an_epoch_well_within_a_proxys_wait() -> None:
+    filesystem, chance = LocalFilesystem, random.Random(3)
+    rhythm = Rhythm(filesystem.probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
+    now_s, pauses = 0.0, []
+    for _ in range(1_000):
+        pauses.append(rhythm.pause_s(now_s))
+        now_s += pauses[-1]
+        rhythm.waited()
+        found = chance.random() < 0.2
+        rhythm.looked(now_s, has_news=found, epochs=int(found), was_announced=False)
+    assert max(pauses) <= state_cluster.TIMEOUT_S / 4
