@@ -55,13 +55,17 @@ ROW_BITS = 16
 COLUMN_HASH_BYTES_MAX = 256
 
 
+# For each row of a batch, whether something holds of it.
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
 class RowError(SparkisError):
     """A row cannot be written; the message names the state and the column.
 
     is_bad: for each row of the batch, whether it is such a row; None if it is no single row's fault.
     """
 
-    def __init__(self, message: str, is_bad: npt.NDArray[np.bool_] | None = None) -> None:
+    def __init__(self, message: str, is_bad: Mask | None = None) -> None:
         super().__init__(message)
         self.is_bad = is_bad
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import sys
@@ -23,6 +22,7 @@ import sparkis
 from compat.waiting import eventually
 from spark_hooks.publish import task as sink_task
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.checked_json import checked_object
 from state_backend.log.log_writer import LogWriter
 from tests.adversity import driver
 from tests.adversity.driver import JOB, counts, states
@@ -343,11 +343,11 @@ def test_storage_that_refuses_fails_the_batch_with_its_reason(job: Job, scene: S
 def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene):
     scene.add_files(1)
     job.run()
-    with LogWriter(scene.log, JOB, states(), takeover=True) as newer:
+    with LogWriter(scene.log, JOB, states(), takeover=True, sends_heartbeats=False) as newer:
         path = scene.log / JOB / "heartbeats" / f"{newer.current.term}.json"
 
         def heartbeat() -> Any:
-            return json.loads(path.read_text())
+            return checked_object(path.read_bytes())
 
         newer.send_heartbeat()
         threads = eventually(lambda: [each.name for each in enumerate_threads()], lambda names: BEAT not in names)
