@@ -225,7 +225,7 @@ class Watcher:
             await (await self._tracking_of(endpoint)).subscribe(patterns)
         for pattern in patterns - self._keys_of.keys():
             found = await read_keys(self._client, pattern, nodes=self._nodes)
-            self._keys_of[pattern] = {}
+            self._keys_of.setdefault(pattern, {})  # it has the keys that were notified meanwhile
             for key, _ in found.keys[:KEYS_MAX]:
                 self._found(pattern, key)
         due, self._due = self._due, {}

@@ -119,7 +119,7 @@ def sides(read: Read) -> dict[str, Any]:
             value = row.value.asDict()
             for column, given in value.items():
                 if isinstance(given, datetime):
-                    value[column] = given.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+                    value[column] = given.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             found.setdefault(f"{side}:{row.key.field0}", {})[str(row.key["index"])] = value
     return found
 

@@ -314,7 +314,10 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"metrics": "nowhere"}, "metrics='nowhere': 'nowhere' is not [HOST:]PORT, such as 9379, 10.0.0.1:9379 or [::1]:9379"),
+        (
+            {"metrics": "nowhere"},
+            "metrics='nowhere': 'nowhere' is not [HOST:]PORT, such as 9379, 10.0.0.1:9379 or [::1]:9379",
+        ),
         ({"port": 99_999}, "port=99999: give a number from 0 to 65535"),
         ({"placement": "nowhere"}, "placement='nowhere': give one of 'driver', 'executors'"),
         ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
