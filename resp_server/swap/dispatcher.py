@@ -122,9 +122,8 @@ class SwapDispatcher(SideSender):
         self._cache = ResultCache(time.monotonic)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
         self.cached = CachedReads(self._cache, self._key_changes)
-        self._is_ahead_of_servers = (
-            False  # the owners are known from logs, and not all servers have reported their jobs
-        )
+        # The owners are known from logs, and not all servers have reported their jobs.
+        self._is_ahead_of_servers = False
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._order = SubscriptionOrder(time.monotonic, self._hold_requests)

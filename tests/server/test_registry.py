@@ -467,12 +467,10 @@ def test_bad_options_are_named(tmp_path: Path) -> None:
         assert complaint in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--advertise", "host.example")])
-def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_record(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def _started(log: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a registry; return its process and what it has logged until it has started."""
     process = subprocess.Popen(
-        [*PROGRAM, "--log", str(tmp_path), *options],
+        [*PROGRAM, "--log", str(log), *options],
         stderr=subprocess.PIPE,
         env=os.environ | {"SPARKIS_CONTROL_TOKEN": "t"},
         text=True,
@@ -483,6 +481,14 @@ def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_recor
         line = process.stderr.readline()
         assert line, said
         said += line
+    return process, said
+
+
+@pytest.mark.parametrize("options", [(), ("--advertise", "host.example")])
+def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_record(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    process, said = _started(tmp_path, *options)
     process.terminate()
     process.communicate(timeout=WAIT_S_MAX)
     assert ("only processes of this machine reach" in said) == (not options), said
@@ -490,20 +496,9 @@ def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_recor
 
 def test_a_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "registry.json").write_text("{")
-    process = subprocess.Popen(
-        [*PROGRAM, "--log", str(tmp_path)],
-        stderr=subprocess.PIPE,
-        env=os.environ | {"SPARKIS_CONTROL_TOKEN": "t"},
-        text=True,
-    )
-    assert process.stderr is not None
-    said = ""
-    while "started registry" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(WAIT_S_MAX) == 0
-    process.stderr.close()
+    process, said = _started(tmp_path)
+    process.terminate()
+    process.communicate(timeout=WAIT_S_MAX)
+    assert process.returncode == 0
     assert "is not a registry's record" in said
     assert json.loads((tmp_path / "registry.json").read_text())["term"] == 1
