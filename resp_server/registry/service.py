@@ -417,11 +417,8 @@ class Registry:
                     peer.is_watching = True
                     self._wake.set()
                     return OK
-                case [b"NOTICE", str(job), str(epoch)]:
-                    self._notice(job, int(epoch))
-                    return OK
-                case [b"NOTICE", str(job), str(epoch), str(term)]:
-                    self._notice(job, int(epoch), int(term))
+                case [b"NOTICE", str(job), str(epoch), *_] if len(request) <= 4:
+                    self._notice(job, int(epoch), *map(int, request[3:]))
                     return OK
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)

@@ -65,11 +65,8 @@ class _Writer:
     async def _answer(self, request: Request) -> Reply:
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
-                case [b"NOTICE", str(job), str(epoch)]:
-                    await self._appliers.notice(job, int(epoch))
-                    return OK
-                case [b"NOTICE", str(job), str(epoch), str(term)]:
-                    await self._appliers.notice(job, int(epoch), int(term))
+                case [b"NOTICE", str(job), str(epoch), *_] if len(request) <= 4:
+                    await self._appliers.notice(job, int(epoch), *map(int, request[3:]))
                     return OK
         except ValueError:
             pass
