@@ -109,7 +109,7 @@ class OwnLog:
                 self._compared[place] = outcome
 
     def awaits(self, report: Report) -> bool:
-        """Tell whether a job of a server is to be compared with this log by the next `read`, for a limited time."""
+        """Return whether a job of a server is to be compared with this log by the next `read`, for a limited time."""
         now_s, is_awaited = time.monotonic(), False
         for job, seen in self._own_jobs(report):
             place = (report.id, job, seen.generation, seen.term)

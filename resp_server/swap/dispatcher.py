@@ -306,7 +306,7 @@ class SwapDispatcher(SideSender):
 
     @property
     def is_loading(self) -> bool:
-        """Tell whether some requests with keys get LOADING because servers have not reported their jobs yet."""
+        """Whether some requests with keys get LOADING because servers have not reported their jobs yet."""
         return self._is_ahead_of_servers or not self._ownership.is_known
 
     def info_fields(self) -> Mapping[str, object]:
@@ -635,7 +635,7 @@ class SwapDispatcher(SideSender):
         return routed is not None and routed.name in PUBLISHING
 
     def _is_for_upstream(self, request: Request, database: int) -> bool:
-        """Tell whether the upstream must answer a request; it may only."""
+        """Return whether the upstream may get a request."""
         if is_long(request):
             return self.may_replicate(request)  # a request of states only reads
         try:

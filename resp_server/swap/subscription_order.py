@@ -47,7 +47,7 @@ class SubscriptionOrder:
 
     @property
     def holds_requests(self) -> bool:
-        """Tell whether all requests to the upstream wait, not only those that send messages."""
+        """Whether all requests to the upstream wait, not only those that send messages."""
         return any(each.is_about_requests for each in self._unconfirmed.values())
 
     def begin(self, client: int, seconds_max: float, *, is_about_requests: bool) -> None:

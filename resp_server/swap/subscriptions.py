@@ -265,7 +265,7 @@ def is_about_keys(name: str, request: Request) -> bool:
 
 
 def is_broadcasting(request: Request) -> bool:
-    """Tell whether a CLIENT TRACKING asks for invalidations of keys that the client has not read."""
+    """Return whether a CLIENT TRACKING asks for invalidations of keys that the client has not read."""
     return b"BCAST" in map(bytes.upper, request[3:])
 
 

@@ -256,7 +256,7 @@ def _with_text_forms(members: Sequence[_StructField]) -> list[_StructField]:
 
 
 def _has_other_json(kind: T.DataType) -> bool:
-    """Tell whether Spark's JSON has another text for a type than `json_text`."""
+    """Return whether Spark's JSON has another text for a type than `json_text`."""
     if isinstance(kind, T.StructType):
         return any(_has_other_json(each.dataType) for each in kind)
     if isinstance(kind, T.MapType):

@@ -378,7 +378,7 @@ def _sparks_json(column: Column, options: dict[str, str]) -> Column:
 
 
 def _has_json(kind: T.DataType) -> bool:
-    """Tell whether `json_text` writes a type."""
+    """Return whether `json_text` writes a type."""
     if isinstance(kind, T.StructType):
         return all(_has_json(each.dataType) for each in kind)
     if isinstance(kind, T.ArrayType):
