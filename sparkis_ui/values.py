@@ -162,15 +162,17 @@ class Keys:
     steps: int
 
 
-async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Sequence[Node] = ()) -> Keys:
-    """Return the next page of keys that match a pattern, by SCAN alone.
+async def read_keys(
+    client: Client, pattern: bytes, cursor: str = "", nodes: Sequence[Node] = (), count_min: int = KEYS_OF_A_PAGE
+) -> Keys:
+    """Return the next keys that match a pattern, by SCAN alone: at least `count_min`, if SCAN soon finds as many.
 
     nodes: the masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
     """
     at_node, _, at = cursor.rpartition(":")
     number, position = decimal(at_node), decimal(at)
     found: dict[bytes, None] = {}
-    count, steps = KEYS_OF_A_PAGE, 0
+    count, steps = count_min, 0
     while steps < SCAN_STEPS_MAX:
         steps += 1
         server = client.at(nodes[number].host, nodes[number].port) if number < len(nodes) else client
@@ -179,7 +181,7 @@ async def read_keys(client: Client, pattern: bytes, cursor: str = "", nodes: Seq
         found |= dict.fromkeys(keys)
         if position == 0:
             number += 1
-        if len(found) >= KEYS_OF_A_PAGE or (position == 0 and number >= max(1, len(nodes))):
+        if len(found) >= count_min or (position == 0 and number >= max(1, len(nodes))):
             break
     is_end = position == 0 and number >= max(1, len(nodes))
     kinds = await asyncio.gather(*(kind_of(client, key) for key in found))

@@ -224,7 +224,7 @@ class Watcher:
         for endpoint in self._endpoints(patterns):
             await (await self._tracking_of(endpoint)).subscribe(patterns)
         for pattern in patterns - self._keys_of.keys():
-            found = await read_keys(self._client, pattern, nodes=self._nodes)
+            found = await read_keys(self._client, pattern, nodes=self._nodes, count_min=KEYS_MAX)
             self._keys_of.setdefault(pattern, {})  # it has the keys that were notified meanwhile
             for key, _ in found.keys[:KEYS_MAX]:
                 self._found(pattern, key)

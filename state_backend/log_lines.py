@@ -32,6 +32,7 @@ FORMATS = ("text", "json")
 # The parts of sparkis, by what they log about.
 PARTS = {
     "sparkis.acl": "users and their rights",
+    "sparkis.announcements": "announcements of a writer's epochs to servers",
     "sparkis.applier": "applying a log's epochs to a store",
     "sparkis.attach": "attachments",
     "sparkis.clients": "clients' connections and requests",

@@ -281,12 +281,13 @@ def test_what_a_later_request_of_another_client_causes_is_never_lost(
     swap: Swap, direct: Connection, line: str, later: str, expected: bytes
 ) -> None:
     direct.call("CONFIG", "SET", "notify-keyspace-events", "KEAm")
-    with swap.proxy.connect() as other:
+    with swap.proxy.connect() as other, swap.proxy.connect() as third:
         assert not other.call(*later.split(" ")).is_error
         for number in range(40):
             with swap.proxy.connect() as client:
                 client.call("HELLO", 3)
                 client.send(request(*line.split(" ")))
+                third.call("ECHO", "the proxy has received the line")
                 sleep(number % 4 * 0.0005)
                 assert not other.call(*later.split(" ")).is_error
                 found = [client.read().plain for _ in range(2)]
