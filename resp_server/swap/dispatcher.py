@@ -602,7 +602,7 @@ class SwapDispatcher(SideSender):
             if self._subscriptions.needs_upstream(routed.name, request, session):
                 self._subscriptions.keep_order(routed.name, request, session)
             return Taken.IN_NEXT_BATCH
-        is_confirmed = self._subscriptions.was_confirmed(request, session)
+        is_confirmed = self._subscriptions.was_confirmed(routed.name, request, session)
         if is_confirmed is None and self._subscriptions.needs_upstream(routed.name, request, session):
             if is_about_keys(routed.name, request):
                 self._events.read()

@@ -95,9 +95,12 @@ class SwapSubscriptions:
             raise unreachable(self._url, "no node is known")
         return parts_of(name, request, session, self._upstream_of(session), main)
 
-    def was_confirmed(self, request: Request, session: Session) -> bool | None:
+    def was_confirmed(self, name: str, request: Request, session: Session) -> bool | None:
         """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
         answered, is_confirmed = self._answered.pop(session.id, (None, False))
+        if answered is request and name == TRACKING:
+            # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
+            self._clients.defer(partial(self._order.end, session.id))
         if session.id in self._held:
             self._clients.defer(partial(self._release, session.id))
         return is_confirmed if answered is request else None
@@ -166,7 +169,7 @@ class SwapSubscriptions:
 
         The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
         """
-        if self.was_confirmed(request, session) is not None:
+        if self.was_confirmed("reset", request, session) is not None:
             return False
         own = [each for each in self._pinned(session) if each.is_listening]
         if not own:
@@ -196,9 +199,10 @@ class SwapSubscriptions:
                 each.pinned.pin_listener(session.id)
 
         def confirm(is_confirmed: bool) -> None:
-            self._order.end(session.id)
             if is_on and is_confirmed and session.id in self._sessions:
-                upstream.begin_tracking(session.id, tracking)
+                upstream.begin_tracking(session.id, tracking)  # `was_confirmed` ends the wait of later requests
+            else:
+                self._order.end(session.id)
 
         if not is_on:
             upstream.end_tracking(session.id)
