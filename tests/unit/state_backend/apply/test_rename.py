@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ STATES = (
 )
 CLOCK_MS = 1_700_000_000_000
 FAR_MS = 4_000_000_000_000
+
+
+# A writer that is not closed, and does not say that it lives.
+silent_writer = partial(LogWriter, sends_heartbeats=False)
 
 
 def old_job(root: Any, **more: Any) -> LogWriter:
@@ -102,7 +107,7 @@ def test_the_query_goes_on_under_the_new_name_and_a_replay_is_known(
 ) -> None:
     old_job(tmp_path)
     rename(tmp_path, "old", "new")
-    writer = LogWriter(tmp_path, "new", STATES, "q")
+    writer = silent_writer(tmp_path, "new", STATES, "q")
     with caplog.at_level(logging.WARNING):
         replayed = [Change("trail", Op.APPEND, b"old:trail:a", None, b"%d" % number) for number in range(3)]
         writer.publish(replayed, epoch=2, clock_ms=CLOCK_MS + 9)
@@ -112,7 +117,7 @@ def test_the_query_goes_on_under_the_new_name_and_a_replay_is_known(
         assert (snapshot.value(b"new:temp:a"), snapshot.applied.epoch) == (b"9", 3)
         assert snapshot.list_size(b"new:trail:a") == 3
     with pytest.raises(DescriptorError, match=r"sparkis rename --log .* new old"):
-        LogWriter(tmp_path, "old", STATES, "q")
+        silent_writer(tmp_path, "old", STATES, "q")
 
 
 def test_a_total_is_carried_on(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
 
     def add(job: str, number: int) -> None:
         fold = Change("total", Op.FOLD, f"{job}:total:a".encode(), None, b"%d" % number)
-        LogWriter(tmp_path, job, totals, "q").publish([fold])
+        silent_writer(tmp_path, job, totals, "q").publish([fold])
 
     add("old", 2)
     add("old", 3)
@@ -131,11 +136,11 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
 
 
 def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
-    LogWriter(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
+    silent_writer(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
     rename(tmp_path, "old", "new")
     assert ChangeLog(tmp_path).job("new").description("q.1").incomplete == ("temp",)
-    LogWriter(tmp_path, "late", STATES[:1], "p").publish([])
-    LogWriter(tmp_path, "late", STATES[:2], "p").publish([])
+    silent_writer(tmp_path, "late", STATES[:1], "p").publish([])
+    silent_writer(tmp_path, "late", STATES[:2], "p").publish([])
     rename(tmp_path, "late", "later")
     assert ChangeLog(tmp_path).job("later").description("p.1").incomplete == ("facts",)
     rename(tmp_path, "later", "late")
@@ -144,7 +149,7 @@ def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
 
 def test_a_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
     old_job(tmp_path)
-    LogWriter(tmp_path, "old", STATES[1:], "q")
+    silent_writer(tmp_path, "old", STATES[1:], "q")
     rename(tmp_path, "old", "new")
     assert {change.state for change in content(tmp_path, "new")} == {"facts", "hours", "trail", "planes"}
 
@@ -165,7 +170,7 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
             assert content(root, job) == (before if job == "old" else as_new(before))
         if allowed % 2 and "old" in jobs:  # it is as if nothing had happened, or the command is run again
             added = Change("temp", Op.PUT, b"old:temp:c", None, b"3")
-            LogWriter(root, "old", STATES, "q").publish([added])
+            silent_writer(root, "old", STATES, "q").publish([added])
             if jobs == ["old"]:
                 rename(root, "old", "new")
                 assert content(root, "new") == as_new([*before, added])
@@ -190,7 +195,7 @@ def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
     with pytest.raises(FencedWriterError, match="was renamed to 'new'"):
         writer.publish([])
     with pytest.raises(EpochHoleError):
-        LogWriter(tmp_path, "new", STATES, "q").publish([], epoch=4)
+        silent_writer(tmp_path, "new", STATES, "q").publish([], epoch=4)
 
 
 def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
@@ -225,7 +230,7 @@ def test_a_job_whose_new_generation_is_held_back_is_not_renamed(tmp_path: Path) 
 def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="has no job 'old'; jobs: none"):
         rename(tmp_path, "old", "new")
-    LogWriter(tmp_path, "empty", STATES[:1], "e")
+    silent_writer(tmp_path, "empty", STATES[:1], "e")
     with pytest.raises(LogError, match="job 'empty' has no epoch yet; start its query under the new name"):
         rename(tmp_path, "empty", "new")
     old_job(tmp_path)
@@ -235,10 +240,10 @@ def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
         rename(tmp_path, "old", "a b")
     with pytest.raises(DescriptorError, match="has a job 'empty' already; take another name"):
         rename(tmp_path, "old", "empty")
-    LogWriter(tmp_path, "attached", STATES[:1], "q-0", source={"states": {}}).publish([])
+    silent_writer(tmp_path, "attached", STATES[:1], "q-0", source={"states": {}}).publish([])
     with pytest.raises(DescriptorError, match="attach, or publish, with job='new', and drop 'attached'"):
         rename(tmp_path, "attached", "new")
-    LogWriter(tmp_path, "old", STATES, "q").publish([])
+    silent_writer(tmp_path, "old", STATES, "q").publish([])
 
 
 def test_the_command_says_what_it_did_or_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -245,7 +245,7 @@ def test_a_term_that_was_made_void_ends_its_writer_before_anything_counts(tmp_pa
                 LogWriter(tmp_path, "job", [STATE], "q").publish([put(b"newer")])
             return super().create(path, content)
 
-    LogWriter(tmp_path, "job", [STATE], "q").publish([put(b"1")])
+    LogWriter(tmp_path, "job", [STATE], "q", sends_heartbeats=False).publish([put(b"1")])
     with pytest.raises(FencedWriterError):
         LogWriter(Late(tmp_path), "job", [STATE], "other")
     with read_snapshot(tmp_path, "job") as shown:
