@@ -54,7 +54,7 @@ class Followed:
         self.start(**more)
 
     def writer(self, *states: StateDescriptor, query_id: str = "q1", **more: Any) -> LogWriter:
-        return LogWriter(self.log, "job", states or (TEMP,), query_id, **more)
+        return LogWriter(self.log, "job", states or (TEMP,), query_id, **{"sends_heartbeats": False} | more)
 
     def step(self) -> dict[str, Any]:
         """Step once; return what is known after it, as a reader of all events knows it."""

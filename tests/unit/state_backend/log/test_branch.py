@@ -28,7 +28,7 @@ def put(number: int) -> Change:
 
 
 def writer_of(root: Path, query_id: str = "q", **more: Any) -> LogWriter:
-    return LogWriter(root, "job", [STATE], query_id, **more)
+    return LogWriter(root, "job", [STATE], query_id, **{"sends_heartbeats": False} | more)
 
 
 def job_of(root: Path) -> tuple[JobLog, CurrentGeneration]:

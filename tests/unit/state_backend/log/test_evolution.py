@@ -21,7 +21,7 @@ MEMBERS: dict[str, Any] = {"key": "k", "member": "m"}
 
 
 def begin(root: Path, *states: StateDescriptor, **more: Any) -> LogWriter:
-    return LogWriter(root, "job", states, "q", **more)
+    return LogWriter(root, "job", states, "q", **{"sends_heartbeats": False} | more)
 
 
 def state(name: str = "s", **arguments: Any) -> StateDescriptor:
