@@ -224,6 +224,12 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
         "attachment (default %(default)s)",
     )
     parser.add_argument(
+        "--json-decimals",
+        choices=("number", "text"),
+        default="number",
+        help="decimals in JSON: numbers, or texts, which no reader rounds (default %(default)s)",
+    )
+    parser.add_argument(
         "--states",
         metavar="FILE",
         help="a TOML file with a table [[state]] for each state: name, operator, key, columns and the other options",

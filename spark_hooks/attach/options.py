@@ -41,6 +41,8 @@ SINGLE_STATE_OPTIONS = (
     "encoding",
     "length_max",
 )
+# The options of all states, by their names in `AttachedState`.
+ALL_STATES_OPTIONS = ("on_bad_key", "json_decimals")
 # The pause between two checks of the attachment for an error.
 POLL_INTERVAL_S = 0.5
 
@@ -107,15 +109,19 @@ def announce_to(log: str, addresses: str) -> None:
 
 def states_of(options: argparse.Namespace) -> list[AttachedState]:
     """Return the state on the command line: one that is chosen, or a description of each state."""
-    given: dict[str, Any] = {}
     if options.states is not None:
         return _states_in(options)
+    given = _of_all_states(options)
     for name in SINGLE_STATE_OPTIONS:
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.column:
         given["columns"] = pairs("--column", options.column)
-    return [AttachedState(options.state, **given, on_bad_key=options.on_bad_key)]
+    return [AttachedState(options.state, **given)]
+
+
+def _of_all_states(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ALL_STATES_OPTIONS}
 
 
 def _states_in(options: argparse.Namespace) -> list[AttachedState]:
@@ -135,7 +141,7 @@ def _states_in(options: argparse.Namespace) -> list[AttachedState]:
     known = ["name", *AttachedArguments.__annotations__]
     found = []
     for table in tables:
-        given = {"on_bad_key": options.on_bad_key} | {name.replace("-", "_"): each for name, each in table.items()}
+        given = _of_all_states(options) | {name.replace("-", "_"): each for name, each in table.items()}
         if unknown := sorted(given.keys() - set(known)):
             raise DescriptorError(
                 f"--states {path}: {unknown[0]} is no option of a state; the options are {', '.join(known)}"

@@ -89,7 +89,7 @@ class AttachedState:
     @property
     def is_for_all(self) -> bool:
         """Whether this chooses no state and no columns: it then describes each state of the query."""
-        return self == AttachedState(on_bad_key=self.on_bad_key)
+        return self == AttachedState(on_bad_key=self.on_bad_key, json_decimals=self.json_decimals)
 
     def matches(self, operator: int, variable: str | None) -> bool:
         """Tell whether `operator` and `variable` match a state of an operator."""

@@ -7,8 +7,9 @@ import json
 import re
 import sys
 
-from state_backend.history.key_history import Version, history_of, to_json
+from state_backend.history.key_history import Version, history_of
 from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
+from state_backend.history.whole_values import value_in_json
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.clock import iso_text
 from state_backend.model.errors import LogError, SparkisError
@@ -69,12 +70,21 @@ def job_of(log: ChangeLog, key: bytes) -> str:
 
 
 def _json_line(version: Version) -> str:
-    made = to_json(version)
-    return json.dumps({"epoch": made.pop("epoch"), "committed_at": iso_text(made.pop("clock_ms")), **made})
+    return json.dumps(
+        {
+            "epoch": version.epoch,
+            "committed_at": iso_text(version.clock_ms),
+            "kind": version.kind,
+            **value_in_json(version.value),
+            "is_oldest": version.is_oldest,
+        }
+    )
 
 
 def _line(version: Version) -> str:
-    text = "(no key)" if version.value is None else json.dumps(to_json(version)["value"])
+    made = value_in_json(version.value)
+    text = f"hex {json.dumps(made['value_hex'])}" if "value_hex" in made else json.dumps(made["value"])
+    text = "(no key)" if version.value is None else text
     if len(text) > SHOWN_CHARACTERS_MAX:
         text = f"{text[:SHOWN_CHARACTERS_MAX]}..."
     since = "or before " if version.is_oldest else ""

@@ -122,16 +122,3 @@ def _size(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_size, value))
     return 50 + (len(value) if isinstance(value, bytes) else 0)
-
-
-def to_json(version: Version) -> dict[str, Any]:
-    """Return a version as JSON, with bytes as Latin-1."""
-    return version._asdict() | {"value": _json_value(version.value)}
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
-    if isinstance(value, dict):
-        return {name.decode("latin-1"): each.decode("latin-1") for name, each in value.items()}
-    return [_json_value(each) for each in value] if isinstance(value, (list, tuple)) else value

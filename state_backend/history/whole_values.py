@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from typing import Any
 
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import KeyInfo, Snapshot
@@ -33,6 +36,30 @@ def key_in_json(key: bytes) -> dict[str, str | None]:
         return {"key": key.decode()}
     except UnicodeDecodeError:
         return {"key": None, "key_hex": key.hex()}
+
+
+def value_in_json(value: WholeValue | None) -> dict[str, Any]:
+    """Return the members of a JSON object for a value.
+
+    If some bytes of the value are no text, `value` is null, and `value_hex` has the value with all bytes in hex.
+    """
+    try:
+        return {"value": _with_texts(value, bytes.decode)}
+    except UnicodeDecodeError:
+        return {"value": None, "value_hex": _with_texts(value, bytes.hex)}
+
+
+def _with_texts(value: Any, text_of: Callable[[bytes], str]) -> Any:
+    """Return a value with texts in place of bytes. Scores that JSON lacks are texts, as in all JSON of sparkis."""
+    if isinstance(value, bytes):
+        return text_of(value)
+    if isinstance(value, dict):
+        return {text_of(name): text_of(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_texts(each, text_of) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e21 else value
 
 
 def shown_key(key: bytes) -> str:

@@ -29,10 +29,22 @@ def test_each_checkpoint_is_a_job_of_its_own() -> None:
 
 
 def test_options_without_a_state_are_for_each_state() -> None:
-    (each,) = states_of(parsed("--on-bad-key", "fail"))
-    assert (each.is_for_all, each.on_bad_key) == (True, "fail")
+    (each,) = states_of(parsed("--on-bad-key", "fail", "--json-decimals", "text"))
+    assert (each.is_for_all, each.on_bad_key, each.json_decimals) == (True, "fail", "text")
     (single,) = states_of(parsed("--key", "a", "b", "--separator", "|"))
     assert single == AttachedState(key=["a", "b"], separator="|")
+
+
+def test_the_decimals_of_json_are_an_option_beside_columns_and_in_a_file(tmp_path: Path) -> None:
+    columns = {"mean": "avg(v)"}
+    (single,) = states_of(parsed("--column", "mean=avg(v)", "--json-decimals", "text"))
+    assert single == AttachedState(columns=columns, json_decimals="text")
+    file = tmp_path / "states.toml"
+    file.write_text('[[state]]\noperator = 0\n[[state]]\noperator = 1\njson-decimals = "number"\n')
+    assert states_of(parsed("--states", file, "--json-decimals", "text")) == [
+        AttachedState(operator=0, json_decimals="text"),
+        AttachedState(operator=1, json_decimals="number"),
+    ]
 
 
 def test_a_file_has_the_options_of_several_states(tmp_path: Path) -> None:

@@ -75,3 +75,39 @@ def test_a_key_of_bytes_differs_from_a_text_that_looks_alike(
     assert main(["diff", "job", "0", "1", "--log", str(tmp_path)]) == 0
     shown = {line.split()[2] for line in capsys.readouterr().out.splitlines()}
     assert shown == {'"job:temp:k\\xff"', "job:temp:k\\xff"}
+
+
+def test_a_value_of_bytes_is_shown_in_hex_and_never_as_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = StateDescriptor("fields", key="k", field="f", value="v")
+    scores = StateDescriptor("scores", key="k", member="m", score="s")
+    values = (b"caf\xc3\xa9", b"\xe9", b"\xc3\xa9")
+    with LogWriter(tmp_path, "job", [STATE, fields, scores]) as writer:
+        for value in values:
+            writer.publish(
+                [
+                    Change("temp", Op.PUT, b"job:temp:a", None, value),
+                    Change("fields", Op.PUT, b"job:fields:a", b"f", value),
+                    Change("scores", Op.PUT, b"job:scores:a", value, b"inf"),
+                    Change("scores", Op.PUT, b"job:scores:a", b"b", b"7"),
+                ]
+            )
+
+    def shown(key: str) -> list[tuple[object, object]]:
+        assert main(["history", key, "--log", str(tmp_path), "--json"]) == 0
+        lines = [json.loads(line, parse_constant=pytest.fail) for line in capsys.readouterr().out.splitlines()]
+        return [(each["value"], each.get("value_hex")) for each in lines]
+
+    assert shown("job:temp:a") == [("é", None), (None, "e9"), ("café", None)]
+    assert shown("job:fields:a")[1] == (None, {"66": "e9"})
+    assert shown("job:scores:a")[1:] == [
+        (None, [["62", 7], ["636166c3a9", "inf"], ["e9", "inf"]]),
+        ([["b", 7], ["café", "inf"]], None),
+    ]
+    assert main(["history", "job:temp:a", "--log", str(tmp_path)]) == 0
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()] == [
+        '"\\u00e9"',
+        'hex "e9"',
+        '"caf\\u00e9"',
+    ]
