@@ -17,14 +17,14 @@ from state_backend.store.store import EpochChanges, Snapshot
 
 
 def read_snapshot(
-    root: str | Path | Filesystem, job: str, epoch: int | None = None, at_ms: int | None = None
+    log: str | Path | Filesystem, job: str, epoch: int | None = None, at_ms: int | None = None
 ) -> Snapshot:
     """Return a job's state as of an epoch and a time, read from its log into memory.
 
     No server is needed. Reading begins with the newest snapshot up to the epoch; time and memory grow with the state.
 
     Args:
-        root: The root of the change log.
+        log: The root of the change log.
         job: The job's name.
         epoch: The number of the epoch. Default: the newest that readers may see.
         at_ms: The time that decides what has expired, in milliseconds since 1970 UTC. Default: now.
@@ -43,12 +43,14 @@ def read_snapshot(
         b'12.5'
         b'12.75'
     """
-    log = ChangeLog(root).job(job)
-    moment = moment_of(log, None if epoch is None else AsOf(epoch))
-    past = PastJobLog(log, moment)
+    if epoch is not None and not isinstance(epoch, int):
+        raise LogError(f"epoch={epoch!r} is no epoch's number: read_snapshot(log, job, epoch) has no state")
+    job_log = ChangeLog(log).job(job)
+    moment = moment_of(job_log, None if epoch is None else AsOf(epoch))
+    past = PastJobLog(job_log, moment)
     store = MemoryStore(moment.generation)
     for changes in epochs_of(past):
-        store.apply(changes, log.description(moment.generation).all_states)
+        store.apply(changes, job_log.description(moment.generation).all_states)
     return store.snapshot(now_ms() if at_ms is None else at_ms)
 
 

@@ -53,9 +53,9 @@ Row = tuple[Any, ...]
 
 def read_table(
     log: str | Path | Filesystem,
+    job: str | None,
     state: str,
     *,
-    job: str | None = None,
     as_of: int | str | datetime | None = None,
     raw: bool = False,
 ) -> pa.Table:
@@ -88,8 +88,8 @@ def read_table(
 
     Args:
         log: The root of the change log.
+        job: The job's name. None: the only job with such a state.
         state: The state's name.
-        job: The job's name. Default: the only job with such a state.
         as_of: A past moment at which the log can still be read: an epoch's number, a datetime (UTC if it has no zone),
             or a text in ISO 8601. A time selects the newest epoch committed by then. Keys that had expired by the
             moment are left out. Default: now.
@@ -103,9 +103,9 @@ def read_table(
         >>> with sparkis.LogWriter(path, "market", states) as writer:
         ...     for price in (b"12.5", b"12.75"):
         ...         epoch = writer.publish([sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=price)])
-        >>> sparkis.read_table(path, "price").to_pylist()
+        >>> sparkis.read_table(path, "market", "price").to_pylist()
         [{'ticker': 'ACME', 'price': 12.75, 'expire_at': None}]
-        >>> sparkis.read_table(path, "price", as_of=0).column("price").to_pylist()
+        >>> sparkis.read_table(path, "market", "price", as_of=0).column("price").to_pylist()
         [12.5]
     """
     change_log = ChangeLog(log)
@@ -124,7 +124,7 @@ def find_state(log: ChangeLog, state: str, job: str | None) -> tuple[str, StateD
     """Return a state, and the name of its job; LogError if there is none, or if several jobs have one."""
     names = log.jobs()
     if job is not None and job not in names:
-        raise log.no_such_job(job)
+        raise _swapped(log, job) or log.no_such_job(job)
     found: list[tuple[str, StateDescriptor]] = []
     others: list[tuple[str, StateDescriptor]] = []
     for name in names if job is None else [job]:
@@ -134,9 +134,22 @@ def find_state(log: ChangeLog, state: str, job: str | None) -> tuple[str, StateD
     if len(found) == 1:
         return found[0]
     if found:
-        raise LogError(f"the jobs {', '.join(name for name, _ in found)} have a state {state!r}; name one with job=")
+        raise LogError(f"the jobs {', '.join(name for name, _ in found)} have a state {state!r}; name one of them")
     there = ", ".join(f"{each.name} of job {name}" for name, each in others) or "none"
     raise LogError(f"the log {log.filesystem.root} has no state {state!r}; states: {there}")
+
+
+def _swapped(log: ChangeLog, job: str) -> LogError | None:
+    """Return the error for a state's name in place of the job's; None if no state has this name."""
+    for name in log.jobs():
+        current = log.job(name).visible()
+        states = () if current is None else log.job(name).description(current.generation).states
+        if any(each.name == job for each in states):
+            return LogError(
+                f"the log {log.filesystem.root} has no job {job!r}, which is a state of job {name!r}: the job precedes "
+                f"the state, read_table(log, job, state)"
+            )
+    return None
 
 
 class _Rows:

@@ -130,7 +130,7 @@ def test_a_query_that_stops_writing_change_logs_and_begins_again_is_followed(
         batch = run(*keys, changelog=changelog)
         expected.update(keys)
         assert by_files.wait(batch, WAIT_S_MAX)
-        table = sparkis.read_table(by_files.log, "aggregation").to_pylist()
+        table = sparkis.read_table(by_files.log, None, "aggregation").to_pylist()
         assert {row["k"]: row["count"] for row in table} == expected
     with pytest.raises(DescriptorError, match=f"start the query with {CHANGELOG}=true.*or use reader='files'"):
         by_spark.wait(timeout_s=WAIT_S_MAX)

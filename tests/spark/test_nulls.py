@@ -58,7 +58,7 @@ def test_a_sink_and_a_table_keep_a_row_unless_all_its_columns_are_null(
     )
     start(writer, "nulls", tmp_path / "checkpoint")
     log = spark.conf.get("spark.sparkis.log")
-    by_key = {each["k"]: each for each in sparkis.read_table(log, "value", job="nulls", raw=True).to_pylist()}
+    by_key = {each["k"]: each for each in sparkis.read_table(log, "nulls", "value", raw=True).to_pylist()}
     by_name = client.hgetall("nulls-field")
     for key, row in found.items():
         expected = object_of(row)

@@ -216,9 +216,9 @@ def test_a_text_that_is_not_utf8_is_its_bytes_and_replaced_in_json(spark: SparkS
             assert snapshot.value(b"q:newest:" + content) == content
         assert dict(snapshot.map_pairs(b"fields")) == {content: content for content in contents}
         assert set(snapshot.members(b"members")) == set(contents)
-    table = sparkis.read_table(tmp_path / "log", "value")
+    table = sparkis.read_table(tmp_path / "log", "q", "value")
     assert sorted(table.column("k").to_pylist()) == sorted(contents.values())
-    assert set(sparkis.read_table(tmp_path / "log", "value", raw=True).column("k").to_pylist()) == set(contents)
+    assert set(sparkis.read_table(tmp_path / "log", "q", "value", raw=True).column("k").to_pylist()) == set(contents)
 
 
 def test_bytes_that_are_not_utf8_are_replaced_as_spark_replaces_them(spark: SparkSession):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from state_backend.apply.replay import read_snapshot
 from state_backend.history.table import read_table
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -72,7 +73,7 @@ def rows(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_columns_have_the_types_of_spark(log: Path) -> None:
-    found = {row["key"]: row for row in rows(log, "typed")}
+    found = {row["key"]: row for row in rows(log, "job", "typed")}
     assert found["job:typed:2024-01-02/Oslo"] == {
         "key": "job:typed:2024-01-02/Oslo",
         "day": date(2024, 1, 2),
@@ -88,7 +89,7 @@ def test_columns_have_the_types_of_spark(log: Path) -> None:
 
 
 def test_parts_of_a_key_that_cannot_be_told_apart_are_null(log: Path) -> None:
-    (row,) = [row for row in rows(log, "typed") if row["key"].endswith("a/b")]
+    (row,) = [row for row in rows(log, "job", "typed") if row["key"].endswith("a/b")]
     assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
 
 
@@ -99,7 +100,7 @@ def test_a_time_in_a_key_is_told_from_what_follows_it(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [windows]) as writer:
         keys = ("2024-01-02T03:04:05.5Z:le:ft", "2024-01-02T03:04:05Z:", "none:left")
         writer.publish([put(windows, f"job:windows:{key}", b"1") for key in keys])
-    assert sorted((str(row["window"]), row["side"]) for row in rows(tmp_path, "windows")) == [
+    assert sorted((str(row["window"]), row["side"]) for row in rows(tmp_path, "job", "windows")) == [
         ("2024-01-02 03:04:05+00:00", ""),
         ("2024-01-02 03:04:05.500000+00:00", "le:ft"),
         ("None", None),
@@ -107,41 +108,53 @@ def test_a_time_in_a_key_is_told_from_what_follows_it(tmp_path: Path) -> None:
 
 
 def test_a_document_has_a_column_for_each_value_and_the_expiry(log: Path) -> None:
-    assert sorted(rows(log, "document", as_of=0), key=lambda row: row["id"]) == [
+    assert sorted(rows(log, "job", "document", as_of=0), key=lambda row: row["id"]) == [
         {"id": 7, "a": 1000.0, "b": "text", "expire_at": EXPIRY},
         {"id": 8, "a": None, "b": "8", "expire_at": None},
     ]
 
 
 def test_the_newest_epoch_is_the_default(log: Path) -> None:
-    assert {row["id"]: row["a"] for row in rows(log, "document")} == {7: 2.0, 8: None}
+    assert {row["id"]: row["a"] for row in rows(log, "job", "document")} == {7: 2.0, 8: None}
 
 
 def test_fields_elements_members_and_scores_are_rows(log: Path) -> None:
-    fields = sorted(rows(log, "by_field"), key=lambda row: row["field"])
+    fields = sorted(rows(log, "job", "by_field"), key=lambda row: row["field"])
     assert [(row["id"], row["field"], row["n"], row["expire_at"]) for row in fields] == [
         (1, date(2024, 1, 2), 3, EXPIRY),
         (1, date(2024, 1, 3), 4, None),
     ]
-    assert [(row["position"], row["v"]) for row in rows(log, "last")] == [(0, 3), (1, 1)]
-    assert sorted(row["member"] for row in rows(log, "tags")) == ["blue", "red"]
-    assert [(row["member"], row["score"]) for row in rows(log, "top")] == [("bob", 1.5), ("ann", 2.0)]
+    assert [(row["position"], row["v"]) for row in rows(log, "job", "last")] == [(0, 3), (1, 1)]
+    assert sorted(row["member"] for row in rows(log, "job", "tags")) == ["blue", "red"]
+    assert [(row["member"], row["score"]) for row in rows(log, "job", "top")] == [("bob", 1.5), ("ann", 2.0)]
 
 
 def test_a_text_that_is_not_utf8_is_replaced_and_readable_as_bytes(log: Path) -> None:
-    assert rows(log, "any") == [{"key": "x", "v": "\ufffd", "expire_at": None}]
-    assert rows(log, "any", raw=True) == [{"key": b"x", "v": b"\xff", "expire_at": None}]
+    assert rows(log, "job", "any") == [{"key": "x", "v": "\ufffd", "expire_at": None}]
+    assert rows(log, "job", "any", raw=True) == [{"key": b"x", "v": b"\xff", "expire_at": None}]
 
 
 def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
     with pytest.raises(LogError, match="has no state 'none'; states: typed of job job"):
-        read_table(log, "none")
+        read_table(log, "job", "none")
     with pytest.raises(LogError, match="epoch 5 is not committed; the last one is 1"):
-        read_table(log, "document", as_of=5)
+        read_table(log, "job", "document", as_of=5)
     with pytest.raises(LogError, match="before the first epoch of its state, epoch 0"):
-        read_table(log, "document", as_of=datetime(2001, 1, 1))
+        read_table(log, "job", "document", as_of=datetime(2001, 1, 1))
     with pytest.raises(LogError, match="'yesterday' is not an epoch's number, or a time"):
-        read_table(log, "document", as_of="yesterday")
+        read_table(log, "job", "document", as_of="yesterday")
+
+
+def test_the_job_precedes_the_state_and_another_order_is_an_error(log: Path) -> None:
+    assert read_table(log, None, "document").equals(read_table(log, "job", "document"))
+    with pytest.raises(LogError, match=r"'document', which is a state of job 'job'.*read_table\(log, job, state\)"):
+        read_table(log, "document", "job")
+    with pytest.raises(LogError, match="has no job 'none'; jobs: job"):
+        read_table(log, "none", "document")
+    with pytest.raises(TypeError, match="'state'"):
+        read_table(log, "document")  # type: ignore[call-arg]
+    with pytest.raises(LogError, match=r"'document' is no epoch's number: read_snapshot\(log, job, epoch\)"):
+        read_snapshot(log, "job", "document")  # type: ignore[arg-type]
 
 
 def test_times_beyond_the_year_9999_and_bytes_in_json_are_read(tmp_path: Path) -> None:
@@ -150,7 +163,7 @@ def test_times_beyond_the_year_9999_and_bytes_in_json_are_read(tmp_path: Path) -
     with LogWriter(tmp_path, "job", [state]) as writer:
         document = b'{"at":"+10000-01-01T00:00:00.5Z","b":"AP8="}'
         writer.publish([put(state, "job:far:+12345-01-02", document), put(state, "job:far:-0044-03-15", document)])
-    table = read_table(tmp_path, "far")
+    table = read_table(tmp_path, "job", "far")
     assert sorted(table.column("k").cast("int32").to_pylist()) == [-735525, 3789392]
     assert table.column("at").cast("int64").to_pylist() == [253402300800500000] * 2
     assert table.column("b").to_pylist() == [b"\x00\xff"] * 2
