@@ -143,7 +143,7 @@ def sparkis_program(
 @contextmanager
 def sparkis_server(
     folder: Path,
-    log: Path,
+    log: Path | str,
     *options: str,
     password: str | None = None,
     server_password: str | None = None,

@@ -1,6 +1,7 @@
 """Transactions: EXEC runs the queued commands at one epoch of each job and at one clock reading.
 
-STATE AT, STATE MARK and STATE EXPECT are for proxies, whose transactions span several servers.
+STATE AT, STATE MARK and STATE EXPECT are for proxies, whose transactions span several servers. So is STATE NOTICE: a
+request of a proxy's client waits until the server has an epoch that another one has.
 """
 
 from __future__ import annotations
@@ -108,6 +109,31 @@ def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
         for job, term, epoch in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
     }
     context.session.read_point = ReadPoint(epochs, integer(clock))
+    return OK
+
+
+@command(
+    "state|notice",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(1)",
+        flags=("readonly", "loading", "stale", "fast", "no_multi"),
+        acl_categories=("@read", "@fast"),
+        arguments=[
+            {"name": "job", "type": "string", "display_text": "job"},
+            {"name": "term", "type": "integer", "display_text": "term"},
+            {"name": "epoch", "type": "integer", "display_text": "epoch"},
+        ],
+    ),
+)
+def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> Reply:
+    """Has this server look for an epoch of a job at once, because another server has it; nothing of this is served."""
+    check_reads_all_keys(context)
+    name = job.decode("utf-8", "surrogateescape")
+    reached = context.server.view.term_epochs().get(name)
+    if reached is None or reached < (term, epoch):
+        context.server.on_awaited_epoch(name, epoch, term)
     return OK
 
 

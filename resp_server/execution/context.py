@@ -138,6 +138,8 @@ class ServerContext:
         self.message_bus = MessageBus(self)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
+        # Called with a job, an epoch and its term, for which a request at a proxy waits (see STATE NOTICE).
+        self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
 
     def _on_epoch(self) -> None:
         self.pinned_epochs.update(self.clock())

@@ -374,6 +374,7 @@ async def _serve_until(
     retention_ms = int(options.retention * 60_000)
     appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
     server.watch_event_demand(appliers.record_events)
+    server.watch_awaited_epochs(appliers.notice_soon)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)
     driver_leases = None if options.linger is None else DriverLeases(options.linger)

@@ -238,6 +238,7 @@ async def _serve(
         slots=identity.desired_slots,
     )
     server.watch_event_demand(appliers.record_events)
+    server.watch_awaited_epochs(appliers.notice_soon)
     ended = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
 

@@ -151,6 +151,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._floor: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
         self.epochs: Epochs = EMPTY_EPOCHS
         self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs` in the form of a reply's epochs
+        self._awaited: dict[str, JobEpoch] = {}  # the epochs that the server was asked to look for since the last check
         self._follows_keys = False  # the server reports changed keys
         self.is_ready = False
         self.is_detaching = False  # it left its socket to a long reply, and is connecting again
@@ -191,6 +192,20 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._queue.append(request)
             self._queued_bytes += len(request.packed)
             self.connect()
+            self.await_epochs(request.floor or EMPTY_EPOCHS)
+
+    def await_epochs(self, epochs: Epochs) -> None:
+        """Have the server look for these epochs, for which a request waits, unless it has them or is looking.
+
+        Otherwise it could find them later than requests wait: it looks ever more rarely at a bucket without news.
+        """
+        for job, awaited in epochs.items() if self._link is not None else ():
+            known = max(self.epochs.get(job, REMOVED), self._awaited.get(job, REMOVED))
+            if known < awaited and job not in self._cluster.removed_jobs:
+                self._awaited[job] = awaited
+                packed = pack((b"STATE", b"NOTICE", job.encode(), *(b"%d" % number for number in awaited)))
+                deadline_s = self._cluster.deadline_s()
+                self.send(packed, ServerRequest(packed, 0, 2, deadline_s, DiscardSink(), 0, self.key.address))
 
     @property
     def _open_link(self) -> ServerProtocol | None:
@@ -246,6 +261,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         patience_s: a server that sends nothing for this time counts as failed; shorter if another server can answer.
         """
         timeout_s = self._cluster.timeout_s
+        self._awaited.clear()
         if self._link is not None:
             if now_s > self._connected_s + PAUSE_S_MAX:
                 self._pause_s = 0.0

@@ -35,6 +35,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import split_in_steps
 from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.proxy.transaction_plan import (
     SHORT_COMMANDS_MAX,
@@ -224,6 +225,8 @@ class ProxyExec(ReplyStage):
                 epochs[job] = reached[-1]
             elif epochs[job] not in reached:
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
+        awaited = {job: epochs[job] for job in pinned}
+        block.cluster.connection(ConnectionKey(block.address, 2, False)).await_epochs(awaited)
 
     def _retry(self, reason: str, then: Callable[[], None], *, is_last: bool = False) -> None:
         """Call back after a pause; finish with an error if the deadline would be over then, or nothing can change."""

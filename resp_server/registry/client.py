@@ -60,8 +60,8 @@ class SlotLoader(Protocol):
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Own these slots and no others."""
 
-    async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
-        """Check a job's log for an announced epoch now."""
+    def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
+        """Check a job's log for an announced epoch, in the background."""
 
     @property
     def owned_slots(self) -> KeyGroups:
@@ -138,7 +138,6 @@ class RegistryClient:
         self._wake = asyncio.Event()
         self._assigned = asyncio.Event()
         self._reading: asyncio.Future[list[Record]] | None = None
-        self._notices: dict[str, asyncio.Task[None]] = {}
         self._logged_error = ""
 
     def report_soon(self) -> None:
@@ -312,15 +311,9 @@ class RegistryClient:
                 except (ValueError, KeyError, TypeError, TopologyError, KeyGroupsError) as error:
                     logger.error("the registry's assignment is invalid and not carried out: %s", error)
             case [b"notice", bytes(job), int(epoch), *term]:
-                self._notice(job.decode(), epoch, *term[:1])
+                self._appliers.notice_soon(job.decode(), epoch, *term[:1])
             case [b"end"] if self._on_end is not None:
                 self._on_end()
-
-    def _notice(self, job: str, epoch: int, term: int = 0) -> None:
-        """Have a job's log checked: in the background, because storage may hang, and once at a time for each job."""
-        running = self._notices.get(job)
-        if running is None or running.done():
-            self._notices[job] = asyncio.create_task(self._appliers.notice(job, epoch, term))
 
     def _assign(self, topology: Topology, desired_slots: KeyGroups) -> None:
         self._topologies.take(topology, self._id)

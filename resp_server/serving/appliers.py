@@ -456,6 +456,7 @@ class Appliers:
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
         self._appliers: dict[str, ApplierProcess] = {}
+        self._notices: dict[str, asyncio.Task[None]] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
         self._listed: set[str] = set()
@@ -563,6 +564,12 @@ class Appliers:
             await self._list_jobs_for_notices()
         if job in self._appliers:
             self._appliers[job].announce(term, epoch)
+
+    def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
+        """Notice in the background, because storage may hang, and once at a time for each job."""
+        if job not in self._notices:
+            self._notices[job] = asyncio.create_task(self.notice(job, epoch, term))
+            self._notices[job].add_done_callback(lambda _: self._notices.pop(job))
 
     async def _list_jobs_for_notices(self) -> None:
         """List the logs, once for all notices of unknown jobs that come meanwhile, and with a pause between two."""

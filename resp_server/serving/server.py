@@ -266,6 +266,10 @@ class Server:
         self.context.notifications.on_demand_change = then
         then(self.context.notifications.is_needed)
 
+    def watch_awaited_epochs(self, then: Callable[[str, int, int], None]) -> None:
+        """Call back with a job, an epoch and its term, when a request at a proxy waits for this epoch here."""
+        self.context.on_awaited_epoch = then
+
     async def settled(self) -> None:
         """Return once earlier changes apply to all clients: in a single process, at once."""
 

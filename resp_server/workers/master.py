@@ -130,6 +130,8 @@ class _Worker:
             case "notify":
                 self.wants_events = line["is_needed"]
                 self._workers.update_event_interest()
+            case "awaited":
+                self._workers.on_awaited_epoch(line["job"], line["epoch"], line["term"])
             case "response":
                 response = self._pending_requests.get(line["id"])
                 if response is not None and not response.done():
@@ -171,6 +173,7 @@ class Workers(JobCatalog):
         self._configured: dict[str, Any] = {}
         self.wants_events = enables_messages(classes_of(config.notify_events))
         self._on_event_demand: Callable[[bool], None] = lambda is_needed: None
+        self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
         self._next_id = 1
         self.users = Users(command_table(), config.password, config.acl_file)
         self._stats = Stats()
@@ -210,6 +213,10 @@ class Workers(JobCatalog):
         """Call back now, and on each change, with whether appliers have to store the events of keys."""
         self._on_event_demand = then
         then(self.wants_events)
+
+    def watch_awaited_epochs(self, then: Callable[[str, int, int], None]) -> None:
+        """Call back with a job, an epoch and its term, when a request at a proxy waits for this epoch here."""
+        self.on_awaited_epoch = then
 
     def update_event_interest(self) -> None:
         """Notify the appliers whether any worker's clients need keyspace events."""

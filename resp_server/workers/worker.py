@@ -163,6 +163,7 @@ class Worker:
         server.context.slow_requests.log.set_id_sequence(line["number"] - 1, line["count"])
         server.context.peers = self
         server.watch_event_demand(self._request_events)
+        server.watch_awaited_epochs(self._await_epoch)
         server.begin_polling()
         server.start_sweeping()
 
@@ -218,6 +219,9 @@ class Worker:
 
     def _request_events(self, is_needed: bool) -> None:
         self._channel.send({"event": "notify", "is_needed": is_needed})
+
+    def _await_epoch(self, job: str, epoch: int, term: int) -> None:
+        self._channel.send({"event": "awaited", "job": job, "epoch": epoch, "term": term})
 
     # -- the other processes (see `push.clients.PeerProcesses`) -------------------------------------------------------
 

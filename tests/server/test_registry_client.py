@@ -48,7 +48,7 @@ class Appliers:
     def set_desired_slots(self, slots: KeyGroups) -> None:
         self.owned_slots = slots
 
-    async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
+    def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
         self.noticed.append(job)
 
 
