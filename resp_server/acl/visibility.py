@@ -150,7 +150,7 @@ class Visibility:
         """Return the number of keys, with expired ones that are not removed yet; None if they have to be counted."""
         if isinstance(self.view, SlotView) and not self.view.is_counted:
             return None
-        self.view.check_complete()
+        self.view.check_all_listed()
         counts = [each.keys for each in self.jobs()]
         return None if None in counts else sum(each for each in counts if each is not None)
 

@@ -55,6 +55,7 @@ from resp_server.serving.server import Server
 from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
+from state_backend.apply.store_log import check_stores
 from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.past import AS_OF_HELP, AsOf, BeforeFirstEpochError, Moment, moment_of
@@ -299,7 +300,10 @@ def compacted_logs(roots: Sequence[str], choice: str | None) -> list[str]:
 
 @contextmanager
 def store_folder(store_option: str | None, roots: Sequence[str], wait_s: float = 0.0) -> Iterator[Path]:
-    """Lock and return the folder of the stores; StoreError if another process has it for longer than `wait_s`."""
+    """Lock and return the folder of the stores.
+
+    StoreError if another process has it for longer than `wait_s`, or if it has the stores of other logs than `roots`.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
     folder = Path(store_option).expanduser() if store_option else cache / named
@@ -310,6 +314,7 @@ def store_folder(store_option: str | None, roots: Sequence[str], wait_s: float =
         raise StoreError(f"--store {folder}: {error.strerror}; name a folder that this server can write to") from None
     with open(folder / "lock", "a+b") as lock:
         _lock(lock, folder, time.monotonic() + wait_s)
+        check_stores(folder, roots)
         yield folder
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from resp_server.session.epoch_feed import REMOVED, JobEpoch
 from state_backend.model.descriptor import KeyFormat
+from state_backend.store.keyspace import UNREADABLE
 
 
 class JobKeys:
     """The jobs of one application. A job's name is known as soon as a server announces it, its key formats soon after.
 
-    A job has the keys `job:...`, and the keys of its states' key formats.
+    A job has the keys `job:...`, and the keys of its states' key formats. The formats are not complete while a server
+    reports a job that it cannot read: its keys are unknown.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,11 @@ class JobKeys:
 
     def epoch_reported(self, job: str, reached: JobEpoch) -> bool:
         """Handle a server's report of a job's epoch; return whether the job's key formats have to be requested."""
-        if reached == REMOVED or reached[0] <= self._terms.get(job, -1):
+        if reached == REMOVED:
+            if self._terms.get(job) == UNREADABLE[0] and job not in self._format_terms:
+                self.remove(job)  # no client has seen an epoch of it
+            return False
+        if reached[0] <= self._terms.get(job, -1):
             return False
         self._terms[job] = reached[0]
         return True

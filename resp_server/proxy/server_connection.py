@@ -28,6 +28,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.requests import PING, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
+from state_backend.store.keyspace import UNREADABLE
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -344,6 +345,9 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._cluster.on_topology_version(int(words[3][1:]), self.key.address)
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
+            if reached == UNREADABLE:  # no request waits for its epochs
+                self._cluster.keys.epoch_reported(job, reached)
+                return
             others = {name: each for name, each in self.epochs.items() if name != job}
             self.reply_epochs = self._cluster.shared_epochs(others if reached == REMOVED else {**others, job: reached})
             self.epochs = self.reply_epochs[0]

@@ -66,6 +66,7 @@ from state_backend.apply.compactor import Compactor
 from state_backend.apply.heartbeats import HeartbeatPolls, HeartbeatWatch
 from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
+from state_backend.apply.store_log import StoreLog
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
@@ -520,6 +521,9 @@ class Applier:
 
     def _has_applied(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
         """Tell whether the log still has the applied epoch: the log may have been removed and written again."""
+        if not self._is_of_this_log():
+            logger.warning("job %s: the log %s was begun anew", self._log.job, self._log.filesystem.root)
+            return False
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
             self._log.newest(current)  # raises an error if the epoch is missing, but was not swept
@@ -589,6 +593,7 @@ class Applier:
         """
         self.close()
         self._store = self._open_store(current.generation, is_new=is_new)
+        self._is_of_this_log()  # a store of a log that was begun anew is replaced once the log has an epoch
         self._store.own(self._desired)
         self._description = None
         self._writer = ""
@@ -602,6 +607,19 @@ class Applier:
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
         if is_only and self._store.applied.epoch >= 0:
             self._open_to_readers(current)
+
+    def _is_of_this_log(self) -> bool:
+        """Return whether this log filled the store; StoreError if another log did. An empty store is this log's."""
+        assert self._store is not None
+        log, kept = StoreLog.of_log(self._log.filesystem), StoreLog.of_store(self._store.path)
+        if log is None or log == kept:
+            return True
+        if kept is None or kept.id == log.id or self._store.applied.epoch < 0:
+            log.write(self._store.path)
+            return True
+        if kept.root != log.root:
+            raise kept.refusal(self._folder.parent, log)
+        return False
 
     def _open_store(self, generation: str, *, is_new: bool) -> LmdbStore:
         """Open a store of a generation: the newest one that is not damaged, or an empty one."""
@@ -831,8 +849,11 @@ class Applier:
             )
             return
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
+        kept = StoreLog.of_store(self._store.path)
         self.close()
         self._store = self._open_store(current.generation, is_new=False)
+        if kept is not None:
+            kept.write(self._store.path)
         self._open_to_readers(current)
         logger.info("job %s: the store was copied without %d MB of free pages", self._log.job, free >> 20)
 

@@ -30,6 +30,8 @@ OnExpiry = Callable[[Snapshot, int], None]
 # The rates of a job are those of the last minute, or of this many epochs if the minute had more.
 RATE_WINDOW_MS = 60_000
 RECENT_EPOCHS = 16
+# In place of the term and epoch of a job that exists, and cannot be read. Terms begin at 1.
+UNREADABLE = (0, -1)
 
 
 @dataclass
@@ -94,7 +96,8 @@ class Keyspace:
     """The jobs by name. Changed only between requests, on the server's own thread.
 
     unreadable: by job, why it cannot be read here; None while the job is being opened. Reads of such a job's keys are
-    errors, because "the key does not exist" would be a wrong reply. version: changes with the jobs.
+    errors, because "the key does not exist" would be a wrong reply. The key formats of a job that cannot be read may be
+    unknown, so a key of no other job may be its key. version: changes with the jobs.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -284,7 +287,12 @@ class KeyspaceView:
                 raise JobLoadingError(f"job '{name}' is being opened, retry in a moment")
             raise StoreError(f"job '{name}' cannot be read: {reason}")
         match = self._formats.match(key) if self._formats is not None else None
-        return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
+        if match and match.lastindex:
+            return self._format_jobs[match.lastindex - 1]
+        for name, reason in self._unreadable.items():
+            if reason is not None:
+                raise StoreError(f"job '{name}' cannot be read, and the key may be one of its keys: {reason}")
+        return None
 
     def snapshot_of(self, name: str) -> Snapshot:
         """Return the current snapshot of a job; KeyError for an unknown one."""
@@ -315,8 +323,15 @@ class KeyspaceView:
         else:
             self._missing.pop(name, None)
 
+    def check_all_listed(self) -> None:
+        """Raise StoreError if keys can be neither counted nor listed: those of a job or of a slot cannot be read."""
+        for name, reason in self._unreadable.items():
+            if reason is not None:
+                raise StoreError(f"job '{name}' cannot be read, and its keys can be neither counted nor listed: {reason}")
+        self.check_complete()
+
     def check_complete(self) -> None:
-        """Raise SlotLoadingError if a store lacks served slots: then keys can be neither counted nor listed."""
+        """Raise SlotLoadingError if a store lacks served slots: then the keys of a job cannot be counted."""
         for _ in self.snapshots():
             pass  # opens or renews the snapshot, which finds its missing slots
         for name, slots in self._missing.items():
@@ -379,15 +394,19 @@ class KeyspaceView:
         return view
 
     def term_epochs(self) -> dict[str, tuple[int, int] | None]:
-        """Return the term and epoch of each job's snapshot, by job; None for a job that was not read yet."""
-        found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
+        """Return the term and epoch of each job's snapshot, by job; None for a job that was not read yet.
+
+        A job that is being opened, or cannot be read, has `UNREADABLE`.
+        """
+        found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._unreadable, UNREADABLE)
+        found |= dict.fromkeys(self._jobs)
         for name, snapshot in self._snapshots.items():
             found[name] = (snapshot.applied.term, snapshot.applied.epoch)
         return found
 
     def key_count(self) -> int:
         """Return the number of keys in all jobs; as in DBSIZE, expired keys count until they are announced."""
-        self.check_complete()
+        self.check_all_listed()
         return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
@@ -396,7 +415,7 @@ class KeyspaceView:
         All jobs are scanned from the same position. The cursor is the first position at which one of them has more
         keys; keys of other jobs from there on are left for the next call.
         """
-        self.check_complete()
+        self.check_all_listed()
         steps = [snapshot.scan(cursor, count, kinds) for _, snapshot in self.snapshots()]
         if len(steps) == 1:
             return steps[0]
@@ -411,7 +430,7 @@ class KeyspaceView:
 
         The jobs are tried one after another, in a random order that is weighted by their numbers of keys.
         """
-        self.check_complete()
+        self.check_all_listed()
         jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
         while jobs:
             weights = [snapshot.applied.key_count for _, snapshot in jobs]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import redis
 from redis.exceptions import MovedError
 
+from compat.conformance.servers import child_environment
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
-from tests.adversity.fleet import JOB, KEYS, Fleet
+from tests.adversity.fleet import JOB, KEYS, TOKEN, Fleet
 
 STATE = StateDescriptor("n", key="k", value="v")
 REFUSED = "refuses this server"
@@ -70,3 +73,20 @@ def test_a_member_whose_log_is_replaced_answers_nothing_until_it_has_the_right_o
     mounted.symlink_to(fleet.log)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
     fleet.wait_for_all_keys()
+
+
+@pytest.mark.parametrize("program", ["serve", "state-server"])
+def test_a_server_whose_store_was_filled_from_another_log_does_not_start(fleet: Fleet, program: str) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    fleet.servers[0].kill()
+    other, store = other_log(fleet, "leftover"), fleet.folder / "store0"
+    command = [sys.executable, "-m", "sparkis", program, "--log", str(other), "--store", str(store), "--port", "0"]
+    ended = subprocess.run(
+        command, env=child_environment() | {"SPARKIS_CONTROL_TOKEN": TOKEN}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert f"the store {store} was filled from the log {fleet.log} (identity " in ended.stderr
+    assert f"and is given for the log {other} (" in ended.stderr
+    assert "Traceback" not in ended.stderr

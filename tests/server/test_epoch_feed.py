@@ -82,6 +82,13 @@ def test_an_epoch_is_told_to_who_asks_nothing(running: Any, store: Any) -> None:
     assert peer.read(len(epoch_push(5, 2))) == epoch_push(5, 2)
 
 
+def test_a_job_that_cannot_be_read_is_told_of(running: Any) -> None:
+    peer = running.connect()
+    running.call(lambda: running.server.context.keyspace.remove("job"))
+    running.call(lambda: running.server.context.keyspace.refuse("job", "its log is damaged"))
+    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(-1, 0))
+
+
 def test_a_job_that_is_not_shown_any_more_is_told_of(running: Any) -> None:
     peer = running.connect()
     peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))

@@ -397,3 +397,28 @@ def test_rules_are_reloaded_and_a_shadow_is_compared_at_it(scene: Scene, workers
 def shadow(server: Running) -> dict[str, Any]:
     (row,) = json.loads(sparkis(server, "shadow", "--json").stdout)
     return dict(row)
+
+
+@pytest.mark.parametrize("has_upstream", [False, True], ids=["alone", "with an upstream"])
+@pytest.mark.parametrize("damaged", ["first.1/epochs/0.json", "terms/1.json"])
+def test_no_key_of_a_job_whose_first_epoch_cannot_be_read_is_missing(
+    tmp_path: Path, damaged: str, has_upstream: bool
+) -> None:
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack)
+        file = scene.log / "job" / damaged
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b"first", b"FIRST", 1) if b"first" in whole else whole[:-2])
+        alone = ("--log", str(scene.log), "--store", str(tmp_path / "alone"))
+        options = scene.options("store") if has_upstream else alone
+        server = stack.enter_context(sparkis_program(PROGRAM, "--port", "0", *options))
+        with server.connect() as client:
+            for key in VALUES:
+                assert client.call("GET", key).is_error
+            for listing in (("DBSIZE",), ("KEYS", "*"), ("RANDOMKEY",)):
+                assert client.call(*listing).is_error
+            with scene.upstream.connect() as upstream:
+                upstream.call("DEL", *VALUES)
+            assert [key for key in VALUES if not client.call("GET", key).is_error] == []
+            file.write_bytes(whole)
+            wait_until_ready(client)

@@ -15,6 +15,7 @@ import pytest
 from state_backend.apply import applier as applier_module
 from state_backend.apply.applier import Applier, follow_until_end
 from state_backend.apply.heartbeats import HeartbeatWatch
+from state_backend.apply.store_log import StoreLog
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
@@ -323,6 +324,70 @@ def test_a_log_that_was_removed_and_begun_anew_under_its_name_is_followed_from_i
         assert followed.known["applied"] == new_epochs - 1
     else:
         assert followed.known["applied"] == 2
+
+
+def other_log(followed: Followed) -> Path:
+    """Return another log whose writer, term and clock are those of the log that is followed."""
+    other = followed.log.with_name("other")
+    with LogWriter(other, "job", (TEMP,), "q1", sends_heartbeats=False) as writer:
+        writer.publish([put(b"foreign")], clock_ms=1000)
+        writer.publish([put(b"foreign too")], clock_ms=1001)
+    return other
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_log_begun_anew_with_equal_terms_and_clocks_is_followed_from_its_start(
+    followed: Followed, is_running: bool
+) -> None:
+    followed.writer().publish([put(b"old")], clock_ms=1000)
+    followed.step()
+    shutil.rmtree(followed.log)
+    shutil.copytree(other_log(followed), followed.log)
+    if is_running:
+        followed.writer(takeover=True).publish([put(b"new")], clock_ms=1002)
+    else:
+        followed.restart()
+    followed.step()
+    expected = {b"foreign", b"foreign too", *([b"new"] if is_running else [])}
+    assert set(followed.values()) == expected
+
+
+def test_a_store_of_another_log_is_refused_and_the_log_that_filled_it_is_served_again(followed: Followed) -> None:
+    followed.writer().publish([put(b"own")], clock_ms=1000)
+    followed.step()
+    own, followed.log = followed.log, other_log(followed)
+    followed.restart()
+    known = followed.step()
+    assert "path" not in known
+    assert f"was filled from the log {own} (identity " in known["error"]
+    assert f"and is given for the log {followed.log} (" in known["error"]
+    followed.log = own
+    followed.restart()
+    followed.step()
+    assert set(followed.values()) == {b"own"}
+
+
+def test_a_store_of_an_older_version_takes_the_identity_of_its_log(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")], clock_ms=1000)
+    followed.step()
+    kept = followed.store / "job" / "q1.1.0" / "log.json"
+    kept.unlink()
+    followed.restart()
+    followed.step()
+    assert followed.folders() == ["q1.1.0"]
+    assert StoreLog.of_store(kept.parent) == StoreLog.of_log(ChangeLog(followed.log).filesystem)
+
+
+def test_a_log_that_was_moved_keeps_its_stores(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")], clock_ms=1000)
+    followed.step()
+    followed.log = followed.log.rename(followed.log.with_name("moved"))
+    followed.restart()
+    followed.step()
+    assert (followed.folders(), set(followed.values())) == (["q1.1.0"], {b"a"})
+    kept = StoreLog.of_store(followed.store / "job" / "q1.1.0")
+    assert kept is not None
+    assert kept.root == str(followed.log)
 
 
 def test_a_chain_that_does_not_fit_together_is_an_error_and_not_a_rebuild_for_ever(followed: Followed) -> None:

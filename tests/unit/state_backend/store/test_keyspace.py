@@ -154,13 +154,19 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
     keyspace.refuse("a", "a job that is shown stays")
     view.renew(NOW_MS)
     assert view.at(b"a:s:1").key_info(b"a:s:1") is not None
-    assert view.at(b"c:s:1").key_info(b"c:s:1") is None
     with pytest.raises(StoreError, match="job 'b' cannot be read: its log is damaged"):
         view.at(b"b:s:1")
+    # Its key formats are unknown.
+    with pytest.raises(StoreError, match="job 'b' cannot be read, and the key may be one of its keys: its log is dam"):
+        view.at(b"c:s:1")
+    for listed in (view.key_count, lambda: view.scan(0, 10), lambda: next(view.random_keys())):
+        with pytest.raises(StoreError, match="job 'b' cannot be read, and its keys can be neither counted nor listed"):
+            listed()
     keyspace.refuse("b", None)
     view.renew(NOW_MS)
     with pytest.raises(JobLoadingError, match="job 'b' is being opened"):
         view.at(b"b:s:1")
+    assert view.at(b"c:s:1").key_info(b"c:s:1") is None
     keyspace.put(job_of("b", [b"b:s:1"]))
     view.renew(NOW_MS)
     assert view.at(b"b:s:1").key_info(b"b:s:1") is not None
