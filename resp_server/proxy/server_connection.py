@@ -26,6 +26,7 @@ from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.epoch_floors import has_reached
+from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.requests import PING, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 from state_backend.store.keyspace import UNREADABLE
@@ -72,6 +73,8 @@ class ClusterFacts(Protocol):
     def seen(self) -> Mapping[str, Epochs]: ...
     @property
     def removed_jobs(self) -> set[str]: ...
+    @property
+    def keys(self) -> JobKeys: ...
     @property
     def follows_keys(self) -> bool: ...
 

@@ -1,7 +1,6 @@
 """STATE FOLLOW: the epochs and topology that were sent to a following connection, and the pushes about newer ones.
 
-    >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job, 0 and -1 for a job that is being
-                                       opened or cannot be read
+    >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job; 0 and -1: not readable yet
     >2 topology <version>
     >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: their values changed
 

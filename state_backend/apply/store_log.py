@@ -1,6 +1,6 @@
 """The log that filled a store: the file `log.json` in the store's folder, kept until the store is filled again.
 
-    <store>/<job>/<generation>.<n>/log.json    {"format": 1, "sparkis": "0.1.0", "root": "/data/log", "id": "0b6f…", ...}
+    <store>/<job>/<generation>.<n>/log.json    {"format": 1, "sparkis": "0.1.0", "root": "/data/log", "id": "0b6f…", …}
 
 `id` is the log's identity (see `log.identity`), `root` the path by which the log was read last. A log that has another
 identity under the same path was begun anew, so its stores are filled again. A store of another log under another path

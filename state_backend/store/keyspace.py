@@ -327,7 +327,9 @@ class KeyspaceView:
         """Raise StoreError if keys can be neither counted nor listed: those of a job or of a slot cannot be read."""
         for name, reason in self._unreadable.items():
             if reason is not None:
-                raise StoreError(f"job '{name}' cannot be read, and its keys can be neither counted nor listed: {reason}")
+                raise StoreError(
+                    f"job '{name}' cannot be read, and its keys can be neither counted nor listed: {reason}"
+                )
         self.check_complete()
 
     def check_complete(self) -> None:
