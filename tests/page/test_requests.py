@@ -139,6 +139,26 @@ def test_each_user_sees_what_the_server_lets_it_see(site: Site) -> None:
     assert "Some of this is refused: " not in site.signed_in("viewer", "viewer-secret").get("/slow").text
 
 
+@pytest.mark.parametrize(
+    ("user", "key", "kind"),
+    [
+        ("admin", "cars:speed:11", "string"),
+        ("admin", "cars:speed:missing", "no key"),
+        ("reader", "cars:price:11", "not read"),
+    ],
+)
+def test_a_watched_key_has_no_kind_until_it_was_read(site: Site, user: str, key: str, kind: str) -> None:
+    client = site.signed_in(user, f"{user}-secret")
+
+    def shown() -> str:
+        found = re.search(r'<p class="hint"><span class="kind [^"]*">([^<]*)</span>', client.get(f"/watch?key={key}").text)
+        assert found is not None
+        return found[1]
+
+    assert shown() == "reading…"  # the page does not wait for the read
+    eventually(shown, lambda found: found == kind, kind)
+
+
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
 @pytest.mark.parametrize("path", ["/overview", "/static/ui.js", "/sign-in", "/nothing"])
 def test_other_names_and_foreign_pages_are_refused_everywhere(site: Site, path: str, headers: dict[str, str]) -> None:
