@@ -433,6 +433,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._send([self._server_context.pending_invalidations(self.session, is_within=self._pending is not None)])
 
     @property
+    def has_all_replies(self) -> bool:
+        """Whether all replies that the client waits for have arrived, and are sent in the next turn."""
+        pending = self._pending
+        return pending is not None and pending.is_resolved and not isinstance(pending, Retry)
+
+    @property
     def is_writable(self) -> bool:
         """Tell whether the client reads its output."""
         return self._is_writable

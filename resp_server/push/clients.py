@@ -19,6 +19,9 @@ class Clients(Protocol):
     def push_invalidations(self, tracking_state: TrackingState) -> None:
         """Send a client's pending invalidations to it, or to the client that it redirects to."""
 
+    def has_all_replies(self, session_id: int) -> bool:
+        """Return whether all replies that a client waits for have arrived, and are sent in the next turn."""
+
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         """Close a client's connection at once, if it is connected; `reason` is logged."""
 
@@ -53,6 +56,9 @@ class NoClients:
 
     def push_invalidations(self, tracking_state: TrackingState) -> None:
         pass
+
+    def has_all_replies(self, session_id: int) -> bool:
+        return False
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         pass

@@ -211,10 +211,13 @@ class TrackingTable:
         for client in self.clients:
             self.enqueue(client, EVERYTHING)
 
-    def enqueue(self, client: TrackingState, invalidation: Invalidation) -> None:
-        """Enqueue an invalidation for a client."""
+    def enqueue(self, client: TrackingState, invalidation: Invalidation, *, is_after_reply: bool = False) -> None:
+        """Enqueue an invalidation for a client. is_after_reply: to be sent only after the reply that is sent next."""
         if client.is_on:
-            client.enqueue(invalidation)
+            if is_after_reply:
+                client.resend.append(invalidation)
+            else:
+                client.enqueue(invalidation)
             self.pending_clients[client] = None
 
     def enqueue_resend(self, client: TrackingState, keys: Sequence[bytes] | None) -> None:

@@ -351,6 +351,10 @@ class Server:
     def push_invalidations(self, tracking_state: TrackingState) -> None:
         self._invalidations.send_to(tracking_state)
 
+    def has_all_replies(self, session_id: int) -> bool:
+        connection = self._connections.get(session_id)
+        return connection is not None and connection.has_all_replies
+
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections.get(session_id)
         if connection is not None:

@@ -250,19 +250,23 @@ class SwapDispatcher(SideSender):
         return decide(key).owner is Owner.STATE
 
     def _invalidate(self, session: Session, keys: Sequence[bytes] | None) -> None:
-        """Send an invalidation of the upstream at the end of the round, before any reply that arrives later."""
+        """Send an invalidation of the upstream at the end of the round, before any reply that arrives later.
+
+        It comes after the replies that have arrived, such as that to the client's own write, as at the upstream.
+        """
         state = session.tracking_state
         if state is None:
             return
+        enqueue = partial(self._tracking.enqueue, is_after_reply=self._server.clients.has_all_replies(session.id))
         if keys is None:
-            self._tracking.enqueue(state, EVERYTHING)
+            enqueue(state, EVERYTHING)
         else:
             decide, user = self._ownership.matcher.decider(session.db), session.user
             of_upstream = [key for key in keys if decide(key).owner is not Owner.STATE]
             visible = [key for key in of_upstream if user.reads_all_keys or user.can_read(key)]
             if not visible:
                 return
-            self._tracking.enqueue(state, Invalidation(visible, is_one_frame=True))
+            enqueue(state, Invalidation(visible, is_one_frame=True))
         self.defer(partial(self._server.clients.push_invalidations, state))
 
     def _invalidate_after_reply(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:

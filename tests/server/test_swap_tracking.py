@@ -90,6 +90,51 @@ def test_a_flush_invalidates_everything(client: Connection, direct: Connection) 
     assert client.read().raw == b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 
 
+OWN_WRITES = (["SET", "a", "1"], ["DEL", "a"], ["FLUSHDB"], ["FLUSHALL", "ASYNC"])
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("options", [[], ["BCAST"], ["NOLOOP"], ["BCAST", "PREFIX", "a"]], ids=" ".join)
+def test_a_clients_own_write_invalidates_as_often_as_at_the_upstream(
+    swap: Swap, direct: Connection, protocol: int, options: list[str]
+) -> None:
+    found = [frames_of_own_writes(port, direct, protocol, options) for port in (swap.upstream.port, swap.proxy.port)]
+    assert found[1] == found[0]
+
+
+def frames_of_own_writes(port: int, direct: Connection, protocol: int, options: list[str]) -> list[bytes]:
+    """Return what a client that tracks keys gets for its own writes; in RESP2 another client gets the invalidations."""
+    frames: list[bytes] = []
+    with Connection(port) as client, Connection(port) as other:
+        redirect: list[object] = []
+        if protocol == 3:
+            client.call("HELLO", 3)
+        else:
+            redirect = ["REDIRECT", other.call("CLIENT", "ID").plain]
+            other.call("SUBSCRIBE", "__redis__:invalidate")
+        listener = client if protocol == 3 else other
+
+        def read_to_invalidation(key: bytes) -> None:
+            frames.append(listener.read().raw)
+            while b"\r\n" + key + b"\r\n" not in frames[-1]:
+                frames.append(listener.read().raw)
+
+        direct.call("FLUSHALL")
+        assert client.call("CLIENT", "TRACKING", "ON", *options, *redirect).plain == b"OK"
+        for words in OWN_WRITES:
+            direct.call("SET", "a", "0")
+            if "BCAST" in options:
+                read_to_invalidation(b"a")
+            frames += [client.call("GET", "a").raw, client.call(*words).raw]
+            client.send(request("GET", "a:end"))
+            frames.append(client.read().raw)
+            while protocol == 3 and frames[-1][:1] == b">":
+                frames.append(client.read().raw)
+            direct.call("SET", "a:end", "1")
+            read_to_invalidation(b"a:end")
+    return frames
+
+
 def test_caching_chooses_the_keys_of_the_next_request(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTIN")
     client.call("GET", "a")
