@@ -151,7 +151,9 @@ def test_a_watched_key_has_no_kind_until_it_was_read(site: Site, user: str, key:
     client = site.signed_in(user, f"{user}-secret")
 
     def shown() -> str:
-        found = re.search(r'<p class="hint"><span class="kind [^"]*">([^<]*)</span>', client.get(f"/watch?key={key}").text)
+        found = re.search(
+            r'<p class="hint"><span class="kind [^"]*">([^<]*)</span>', client.get(f"/watch?key={key}").text
+        )
         assert found is not None
         return found[1]
 
