@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -29,7 +30,7 @@ from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
-from resp_server.net.tls import certificates_of
+from resp_server.net.tls import TlsFiles, certificates_of
 from resp_server.programs.command_line import Mistakes, Program, http_address, tcp_port, whole_number
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
@@ -369,80 +370,138 @@ async def _serve_until(
     moments: Mapping[tuple[str, str], Moment] | None,
 ) -> int:
     raise_file_limit(config.clients_max)
+    announcements_tls = config.tls
+    if options.behind_proxy:
+        config = replace(config, tls=None)  # the proxy has the clients' port, and is on this machine
     with shutdown.cancelling_start():
         catalog, server = await _make_server(config, options.workers, has_peer_processes=options.behind_proxy)
-    if options.behind_proxy:
-        catalog = ReportedCatalog(catalog, _report)
-    choice = options.compact if moments is None else "no"
-    with shutdown.cancelling_start():
-        compacted = await asyncio.to_thread(compacted_logs, roots, choice)
-    retention_ms = int(options.retention * 60_000)
-    appliers = Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
+        appliers = await _make_appliers(options, catalog, roots, folder, moments)
     server.watch_event_demand(appliers.record_events)
     server.watch_awaited_epochs(appliers.notice_soon)
-    token = os.environ.pop(TOKEN_VARIABLE, None)
     topology_source = TopologySource(server)
     driver_leases = None if options.linger is None else DriverLeases(options.linger)
-    control = None
-    if token:
-        control = ControlListener(appliers, topology_source, token, certificates_of(config.tls), driver_leases)
-    announcements = None
-    if token and options.announcements is not None:
-        announcements = AnnouncementListener(appliers, token, certificates_of(config.tls))
-    loading: asyncio.Task[None] | None = None
-    topology_task: asyncio.Task[None] | None = None
+    ports = _OtherPorts(options, config.tls, announcements_tls, server, appliers, topology_source, driver_leases)
+    tasks: list[asyncio.Task[None]] = []
     server.set_loading(True)
-    metrics = listener_of(options, WorkersSource(server) if isinstance(server, Workers) else ServerSource(server))
     try:
         with shutdown.cancelling_start():
-            await metrics.start()
+            await ports.metrics.start()
             if options.cluster is not None:
                 file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
                 file.read()
-                topology_task = asyncio.create_task(file.follow())
+                tasks.append(asyncio.create_task(file.follow()))
             await appliers.start()
-            if announcements is not None:
-                port = announcements.start(*options.announcements)
-                logger.info("announcements @ %s", address_of(options.announcements.host, port))
+            ports.listen_for_announcements()
             loading = asyncio.create_task(appliers.catch_up())
+            tasks.append(loading)
             # A process that shares its port takes over at once, so it must be able to answer.
             await _wait_for_jobs(server, loading, None if config.shares_port else LOADING_GRACE_S)
         shutdown.handle_hang_ups(server, ConfigReload(options, server).reload)
-        await server.start()
-        control_port = await control.start(options.control_port) if control else None
-        if options.behind_proxy:
-            address = f"{config.hosts[0]}:{server.port}"
-            topology_source.take(single_node_topology(address), address)
-        else:
-            log_started(config, server.port, server.tls_port)
-        ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
-        report_ports(ports, options.child, supervised)
+        await _listen(options, config, server, ports, topology_source, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
-        metrics.drain()
+        ports.metrics.drain()
         remove_record(options.record)
         await drain.run(server.drain)
     finally:
         if drain.is_urgent:
             server.cut_clients()
-        for task in (loading, topology_task):
-            if task is not None:
-                task.cancel()
-        if control:
-            await control.stop()
-        if announcements is not None:
-            announcements.stop()
+        for task in tasks:
+            task.cancel()
+        await ports.stop()
         await server.stop()
         await appliers.stop()
         remove_store(options.record)
-        await metrics.stop()
+        await ports.metrics.stop()
         logger.info("ended")
     is_unused = driver_leases is not None and driver_leases.has_ended
     return UNUSED_CODE if is_unused and options.behind_proxy else 0
+
+
+async def _make_appliers(
+    options: argparse.Namespace,
+    catalog: JobCatalog,
+    roots: Sequence[str],
+    folder: Path,
+    moments: Mapping[tuple[str, str], Moment] | None,
+) -> Appliers:
+    """Return the appliers of the logs, which are not started yet; LogUnavailableError if `--compact` cannot be done."""
+    if options.behind_proxy:
+        catalog = ReportedCatalog(catalog, _report)
+    choice = options.compact if moments is None else "no"
+    compacted = await asyncio.to_thread(compacted_logs, roots, choice)
+    retention_ms = int(options.retention * 60_000)
+    return Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
+
+
+class _OtherPorts:
+    """The ports beside the clients': of metrics, and, with a token, of writers' announcements and of drivers.
+
+    tls: of the drivers' port; announcements_tls: of that of announcements, which writers on other machines reach also
+    where a proxy has the clients' port.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        tls: TlsFiles | None,
+        announcements_tls: TlsFiles | None,
+        server: Server | Workers,
+        appliers: Appliers,
+        topology_source: TopologySource,
+        driver_leases: DriverLeases | None,
+    ) -> None:
+        self._options = options
+        token = os.environ.pop(TOKEN_VARIABLE, None)
+        self._control: ControlListener | None = None
+        self._announcements: AnnouncementListener | None = None
+        if token:
+            self._control = ControlListener(appliers, topology_source, token, certificates_of(tls), driver_leases)
+        if token and options.announcements is not None:
+            self._announcements = AnnouncementListener(appliers, token, certificates_of(announcements_tls))
+        source = WorkersSource(server) if isinstance(server, Workers) else ServerSource(server)
+        self.metrics = listener_of(options, source)
+
+    def listen_for_announcements(self) -> None:
+        """Listen for writers, if an option says so. OSError if the address cannot be bound."""
+        if self._announcements is not None:
+            port = self._announcements.start(*self._options.announcements)
+            logger.info("announcements @ %s", address_of(self._options.announcements.host, port))
+
+    async def listen_for_drivers(self) -> int | None:
+        """Listen for drivers; return the port, None without a token."""
+        return None if self._control is None else await self._control.start(self._options.control_port)
+
+    async def stop(self) -> None:
+        """Stop listening for drivers and writers."""
+        if self._control is not None:
+            await self._control.stop()
+        if self._announcements is not None:
+            self._announcements.stop()
+
+
+async def _listen(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    server: Server | Workers,
+    ports: _OtherPorts,
+    topology_source: TopologySource,
+    supervised: Mapping[str, int],
+) -> None:
+    """Listen for clients and drivers, and report the ports."""
+    await server.start()
+    control_port = await ports.listen_for_drivers()
+    if options.behind_proxy:
+        address = f"{config.hosts[0]}:{server.port}"
+        topology_source.take(single_node_topology(address), address)
+    else:
+        log_started(config, server.port, server.tls_port)
+    reported = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
+    report_ports(reported, options.child, supervised)
 
 
 async def _wait_for_jobs(server: Server | Workers, loading: asyncio.Task[None], seconds_max: float | None) -> None:

@@ -30,6 +30,7 @@ from resp_server.net import children
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
 from resp_server.net.client import Client
+from resp_server.net.tls import files_of
 from resp_server.programs.proxy import answer_clients
 from resp_server.programs.upstream_options import VARIABLE
 from resp_server.protocol.errors import internal_error
@@ -244,5 +245,6 @@ def _command(options: argparse.Namespace) -> list[str]:
     command += ["--retention", str(options.retention), *([f"--compact={options.compact}"] if options.compact else [])]
     command += [] if options.linger is None else ["--linger", str(options.linger)]
     if options.announcements is not None:
-        command += ["--announcements", address_of(*options.announcements)]
+        tls = files_of(options)  # writers reach this port, and not the proxy's
+        command += ["--announcements", address_of(*options.announcements), *([] if tls is None else tls.arguments())]
     return command if options.store is None else [*command, "--store", options.store]

@@ -13,7 +13,7 @@ from typing import Any
 from resp_server.net import children
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import is_wildcard
-from resp_server.net.tls import server_files_of
+from resp_server.net.tls import TlsFiles, files_of, server_files_of
 from resp_server.programs.listening import password_of
 from resp_server.programs.metrics_options import check_metrics
 from spark_hooks.end_signal import EndSignal
@@ -99,10 +99,10 @@ def log_of(options: argparse.Namespace) -> str:
     return str(state_folder() / "log")
 
 
-def announce_to(log: str, addresses: str) -> None:
+def announce_to(log: str, addresses: str, tls: TlsFiles | None) -> None:
     """Announce the epochs of a log to its registry and to the addresses on the command line; DescriptorError."""
     try:
-        endpoints.announce_to(log, addresses)
+        endpoints.announce_to(log, addresses, tls)
     except ValueError as error:
         raise DescriptorError(f"--announce: {error}") from None
 
@@ -169,7 +169,7 @@ def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[str,
     attach: makes the attachment of a checkpoint and a job's name.
     """
     if options.reader == "files":  # the other reader has the addresses in a setting of Spark
-        announce_to(log_of(options), options.announce)
+        announce_to(log_of(options), options.announce, files_of(options))
     with ExitStack() as stack:
         attachments = [stack.enter_context(attach(*each)) for each in checkpoints_of(options)]
         endpoint = _serve(options, attachments[0].log) if options.serve else None

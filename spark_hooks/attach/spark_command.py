@@ -25,6 +25,8 @@ MASTER = "local[2]"
 def run_with_spark(options: argparse.Namespace, ended: EndSignal) -> None:
     """List the states of a checkpoint, or follow it until a signal."""
     settings = pairs("--conf", options.conf) | ({ANNOUNCE_SETTING: options.announce} if options.announce else {})
+    tls = {"certFile": options.tls_cert_file, "keyFile": options.tls_key_file, "caCertFile": options.tls_ca_cert_file}
+    settings |= {f"spark.sparkis.tls.{name}": file for name, file in tls.items() if file}
     with _session(settings, options.master or MASTER) as spark:
         ended.install()  # Spark has handled SIGINT
         if options.list:

@@ -63,7 +63,7 @@ class BatchWriter:
         with Failure().reported():
             if self._publisher is None:
                 run = read_run(batch.sparkSession, self._checkpoint, self._name)
-                register_server(batch.sparkSession, self._options.log)
+                register_servers(batch.sparkSession, self._options.log)
                 publisher = Publisher(self._options)
                 publisher.open(run)
                 self._publisher = publisher
@@ -108,8 +108,13 @@ def read_run(session: SparkSession, checkpoint: str, name: str | None) -> QueryR
     return QueryRun(query_id, "", name, None, checkpoint)
 
 
-def register_server(session: SparkSession, log: str) -> None:
-    """Register the server that the client started as an endpoint of this worker, if it runs on this machine."""
+def register_servers(session: SparkSession, log: str) -> None:
+    """Have this worker announce the epochs of a log, as a driver does; DescriptorError.
+
+    They are announced to the server that the client started, if it runs on this machine; to the log's registry; and to
+    the addresses in the session's settings.
+    """
+    endpoints.announce_as_set(session, log)
     path = session.conf.get(endpoints.ADDRESS_SETTING, None)
     if path is not None and os.path.exists(path) and not endpoints.of_log(log):
         endpoints.add(log, endpoints.AddressFileEndpoint(Path(path)))

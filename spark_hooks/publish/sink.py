@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from resp_server.net.tls import TlsFiles
 from spark_hooks.publish.columns import check_columns
 from spark_hooks.publish.failures import Failure, SinkQuery
 from spark_hooks.publish.layout import check_layout
@@ -28,7 +27,7 @@ from spark_hooks.publish.progress import check_key_conflict, is_enabled
 from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRun, SinkOptions, partitions_of, plan_text
 from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving import endpoints
-from spark_hooks.serving.endpoints import ANNOUNCE_SETTING, LOG_SETTING
+from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import analyzed_plan, check_connect, is_connect
 from state_backend.codec.row_encoding import OnBadKey
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
@@ -91,22 +90,8 @@ def log_of(session: SparkSession | None, log: str | Path | None) -> str:
     """Return the root of the log to write to; DescriptorError if none is given, LogError if it cannot be written."""
     root = _root_of(session, log)
     check_writable(root)
-    announce_epochs(session, root)
+    endpoints.announce_as_set(session, root)
     return root
-
-
-def announce_epochs(session: SparkSession | None, root: str) -> None:
-    """Announce the epochs of a log to servers on other machines, as the session's settings say; DescriptorError."""
-
-    def setting(name: str) -> str | None:
-        return None if session is None else session.conf.get(name, None)
-
-    cert, key, ca = (setting(f"spark.sparkis.tls.{name}") for name in ("certFile", "keyFile", "caCertFile"))
-    tls = None if cert is None else TlsFiles(cert, key, ca)
-    try:
-        endpoints.announce_to(root, setting(ANNOUNCE_SETTING) or "", tls)
-    except ValueError as error:
-        raise DescriptorError(f"{ANNOUNCE_SETTING}: {error}") from None
 
 
 def _root_of(session: SparkSession | None, log: str | Path | None) -> str:
@@ -450,9 +435,9 @@ def publish(
                 takeover=takeover,
             )
             if is_connect(batch_df):
-                from spark_hooks.publish.connect import register_server
+                from spark_hooks.publish.connect import register_servers
 
-                register_server(batch_df.sparkSession, sink_options.log)
+                register_servers(batch_df.sparkSession, sink_options.log)
             active = _published[key] = _ActiveSink(run, arguments, Publisher(sink_options))
             others = (each.publisher.writer_id for each in _published.values() if each.run == run)
             active.publisher.open(run, [writer for writer in others if writer is not None])

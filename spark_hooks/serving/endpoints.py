@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import quote
 
 from resp_server.net.addresses import address_of
@@ -23,7 +23,10 @@ from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles, client_context
 from resp_server.registry.announcer import Announcer
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.errors import SparkisError
+from state_backend.model.errors import DescriptorError, SparkisError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("sparkis.serve")
 
@@ -228,6 +231,20 @@ def announce_to(log: str, addresses: str, tls: TlsFiles | None = None) -> None:
     _announcers[root], _announced_to[root] = announcer, (wanted, tls)
     if before is not None:
         before.close()
+
+
+def announce_as_set(session: SparkSession | None, log: str) -> None:
+    """Announce the epochs of a log as a session's settings say, from now on; DescriptorError. See `announce_to`."""
+
+    def setting(name: str) -> str | None:
+        return None if session is None else session.conf.get(name, None)
+
+    cert, key, ca = (setting(f"spark.sparkis.tls.{name}") for name in ("certFile", "keyFile", "caCertFile"))
+    try:
+        tls = TlsFiles(cert, key, ca)
+        announce_to(log, setting(ANNOUNCE_SETTING) or "", None if tls == TlsFiles() else tls)
+    except ValueError as error:
+        raise DescriptorError(f"{ANNOUNCE_SETTING}: {error}") from None
 
 
 def wait(log: str, job: str, epoch: int, timeout_s: float) -> bool:

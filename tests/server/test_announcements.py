@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
+from compat.conformance.certificates import Authority
+from compat.conformance.servers import free_port, redis_server
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client, ClientError
+from resp_server.net.tls import Certificates, TlsFiles, client_context
 from resp_server.registry import announcer as announcer_module
 from resp_server.registry.announcer import Announcer
 from resp_server.serving import log_watch
@@ -47,11 +52,13 @@ class Receiver:
 
 
 @contextmanager
-def listening(port: int = 0, receiver: Receiver | None = None) -> Iterator[tuple[int, Receiver]]:
+def listening(
+    port: int = 0, receiver: Receiver | None = None, certificates: Certificates | None = None
+) -> Iterator[tuple[int, Receiver]]:
     """Run a listener of announcements in a thread; yield its port and what it received."""
     receiver = receiver or Receiver()
     loop = asyncio.new_event_loop()
-    listener = AnnouncementListener(receiver, TOKEN)  # type: ignore[arg-type]
+    listener = AnnouncementListener(receiver, TOKEN, certificates)  # type: ignore[arg-type]
 
     async def begin() -> int:
         return listener.start("127.0.0.1", port)
@@ -160,6 +167,53 @@ def test_the_port_takes_announcements_with_the_token_and_nothing_else() -> None:
         with pytest.raises(ClientError, match="AUTH with the server's token must be the first request"):
             Client("127.0.0.1", port, password="wrong")
         assert receiver.noticed == [("job", 0, 1)]
+
+
+@pytest.mark.parametrize("has_certificate", [True, False])
+def test_epochs_are_announced_over_tls(tmp_path: Path, has_certificate: bool) -> None:
+    authority = Authority(tmp_path)
+    cert, key = map(str, authority.issue("server"))
+    certificates = Certificates(TlsFiles(cert, key, str(authority.ca), "yes" if has_certificate else "no"))
+    shown = TlsFiles(*map(str, authority.issue("writer"))) if has_certificate else TlsFiles()
+    with listening(certificates=certificates) as (port, receiver):
+        to = [f"127.0.0.1:{port}"]
+        with closing(Announcer(tmp_path, to, token=TOKEN)) as plain:  # it gets nowhere
+            plain.announce("plain", 1, 1)
+            with closing(Announcer(tmp_path, to, token=TOKEN, tls=replace(shown, ca=str(authority.ca)))) as announcer:
+                announcer.announce("job", 3, 7)
+                eventually(lambda: receiver.noticed, awaited="the announcement")
+        assert receiver.noticed == [("job", 3, 7)]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_with_an_upstream_takes_announcements_over_tls_as_it_serves_its_clients(
+    tmp_path: Path, start: Start, workers: str
+) -> None:
+    authority = Authority(tmp_path)
+    with LogWriter(tmp_path / "log", "job", [STATE]) as writer, redis_server(tmp_path) as upstream:
+        writer.publish([CHANGE])
+        port = free_port()
+        server = start(
+            *("serve", "--log", tmp_path / "log", "--store", tmp_path / "store", "--workers", workers, "--port", 0),
+            *("--upstream", f"redis://127.0.0.1:{upstream.port}", "--ownership", tmp_path / "owners.json"),
+            *("--announcements", port, *authority.options()),
+        )
+        clients_port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+), .*TLS")[1])
+        shown = authority.client("writer")
+        tls = client_context(TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca)))
+        with Client("127.0.0.1", port, password="of-the-test", tls=tls, timeout_s=WAIT_S_MAX) as client:
+            assert client.call("NOTICE", "job", "1", "1") == "OK"
+        with pytest.raises(ClientError):
+            Client("127.0.0.1", port, password="of-the-test", timeout_s=WAIT_S_MAX)
+        with redis.Redis(port=clients_port, ssl=True, **shown) as reader:
+            assert eventually(lambda: value_of(reader)) == b"1"
+
+
+def value_of(reader: redis.Redis) -> object:
+    """Return the state's value; None while the server is loading."""
+    with suppress(redis.ConnectionError, redis.ResponseError):
+        return reader.get("job:s:a")
+    return None
 
 
 def test_a_writer_without_spark_announces_its_epochs(tmp_path: Path, announcing: Callable[..., Announcer]) -> None:

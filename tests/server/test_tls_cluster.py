@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,24 @@ from compat.conformance.servers import sparkis_proxy, sparkis_server
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles, client_context
+from resp_server.registry.announcer import Announcer
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 
 TOKEN = "of-the-tests"
+STATE = StateDescriptor("n", key="k", value="v")
 KEYS = [f"job:n:{number}" for number in range(200)]
 # Longer than what a proxy passes on over a connection that others share.
 LARGE_KEY, LARGE = "job:n:large", b"x" * (8 << 20)
+
+
+# A server that looks at its log only when an epoch is announced.
+NEVER_LOOKS = """
+from resp_server.serving import appliers, log_watch
+log_watch.LogWatch.watch = lambda *_: None
+appliers.Appliers.__init__.__kwdefaults__["probe_interval_s"] = 3600.0
+"""
 
 
 class Cluster:
@@ -36,15 +46,16 @@ class Cluster:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.log = folder, folder / "log"
         self._stack = stack
-        with LogWriter(self.log, "job", [StateDescriptor("n", key="k", value="v")], "first") as writer:
+        with LogWriter(self.log, "job", [STATE], "first") as writer:
             changes = [Change("n", Op.PUT, key.encode(), value=key.encode()) for key in KEYS]
             writer.publish([*changes, Change("n", Op.PUT, LARGE_KEY.encode(), value=LARGE)], 0)
 
-    def start(self, name: str, program: str, *options: str) -> int:
-        """Start a process, and return the port that it listens on."""
+    def start(self, name: str, program: str, *options: str, before: str = "") -> int:
+        """Start a process, and return the port that it listens on. before: Python to run in it first."""
+        main = f"{before}\nimport sys; from resp_server.programs.{program} import main; sys.exit(main())"
         errors = self._stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"resp_server.programs.{program}", "--child", *options],
+            [sys.executable, "-c", main, "--child", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -62,9 +73,9 @@ class Cluster:
     def registry(self, *options: str) -> int:
         return self.start("registry", "registry", "--log", str(self.log), "--port", "0", *options)
 
-    def server(self, name: str, *options: str) -> int:
+    def server(self, name: str, *options: str, before: str = "") -> int:
         given = ("--log", str(self.log), "--store", str(self.folder / name), "--port", "0", *options)
-        return self.start(name, "state_server", *given)
+        return self.start(name, "state_server", *given, before=before)
 
     def proxy(self, name: str, *options: str) -> int:
         return self.start(name, "proxy", "--port", "0", "--bind", "127.0.0.1", *options)
@@ -119,6 +130,25 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     with Client("127.0.0.1", registry, password=TOKEN, tls=client_context(files), timeout_s=WAIT_S_MAX) as asking:
         assert len(asking.call("MEMBERS")) == 2
     assert all("Traceback" not in path.read_text() for path in cluster.folder.glob("*.log"))
+
+
+def test_epochs_are_announced_over_tls_to_a_registry_that_asks_for_certificates(
+    cluster: Cluster, authority: Authority
+) -> None:
+    cluster.registry(*authority.options("registry"))
+    port = cluster.server("server", *authority.options("server"), before=NEVER_LOOKS)
+    shown = authority.client("writer")
+    tls = TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca))
+    announcer = Announcer(cluster.log, token=TOKEN, tls=tls)
+    with (
+        closing(announcer),
+        LogWriter(cluster.log, "job", [STATE], "first", announce=announcer.announce) as writer,
+        redis.Redis(port=port, ssl=True, **shown) as client,
+    ):
+        eventually(lambda: reads_all(client), awaited=lambda: cluster.said("server"))
+        for value in (b"1", b"2"):
+            writer.publish([Change("n", Op.PUT, KEYS[0].encode(), value=value)])
+            eventually(lambda: client.get(KEYS[0]), lambda seen, value=value: seen == value)
 
 
 def reads_all_of_its_own(port: int, at: dict[str, Any]) -> bool:

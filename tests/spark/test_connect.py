@@ -16,9 +16,12 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.net.children import TOKEN_VARIABLE
+from spark_hooks.serving.endpoints import ANNOUNCE_SETTING
 from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError
+from tests.server.test_announcements import TOKEN, listening
 from tests.spark.micro_batches import Batches, end_shared_session, failure_of, start
 
 pytestmark = pytest.mark.slow
@@ -33,21 +36,24 @@ ROOT = Path(__file__).parents[2]
 def spark() -> Iterator[SparkSession]:
     """A session of Spark Connect, and its server in a JVM of this process, on a free port."""
     end_shared_session()
-    set_before = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_TESTING")}
+    names = ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_TESTING", TOKEN_VARIABLE)
+    set_before = {name: os.environ.get(name) for name in names}
     # The server's Python workers are to find what this process runs.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [set_before["PYTHONPATH"]])])
     os.environ["SPARK_TESTING"] = "1"  # a free port instead of 15002
+    os.environ[TOKEN_VARIABLE] = TOKEN
     session = (
         SparkSession.builder.remote("local[2]")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
+    os.environ.pop(TOKEN_VARIABLE)  # the server's Python workers announce epochs, this process does not
     yield session
     session.stop()
     for name, value in set_before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 def lag(client: redis.Redis, job: str) -> dict[str, Any]:
@@ -74,6 +80,21 @@ def test_a_query_of_a_connect_session_publishes_its_state(client: redis.Redis, b
     assert eventually(lambda: lag(client, "connected"), lambda told: not told["stale"])["applied"] == 1
     query.stop()
     eventually(lambda: lag(client, "connected"), lambda told: bool(told["stale"]))
+
+
+def test_epochs_are_announced_to_the_addresses_in_the_sessions_settings(
+    spark: SparkSession, batches: Make, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    with listening() as (port, receiver):
+        spark.conf.set(ANNOUNCE_SETTING, f"127.0.0.1:{port}")
+        try:
+            query = start(sparkis.queryable(rows.df, STATE, log=tmp_path / "log"), "announced", tmp_path / "checkpoint")
+            query.stop()
+        finally:
+            spark.conf.unset(ANNOUNCE_SETTING)
+        eventually(lambda: ("announced", 1, 0) in receiver.noticed, awaited="the announcement of the epoch")
 
 
 def test_a_function_of_the_users_own_publishes_with_the_job_and_the_checkpoint(
