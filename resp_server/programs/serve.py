@@ -387,9 +387,7 @@ async def _serve_until(
         with shutdown.cancelling_start():
             await ports.metrics.start()
             if options.cluster is not None:
-                file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
-                file.read()
-                tasks.append(asyncio.create_task(file.follow()))
+                tasks.append(_follow_topology(options, topology_source))
             await appliers.start()
             ports.listen_for_announcements()
             loading = asyncio.create_task(appliers.catch_up())
@@ -420,6 +418,13 @@ async def _serve_until(
         logger.info("ended")
     is_unused = driver_leases is not None and driver_leases.has_ended
     return UNUSED_CODE if is_unused and options.behind_proxy else 0
+
+
+def _follow_topology(options: argparse.Namespace, topology_source: TopologySource) -> asyncio.Task[None]:
+    """Serve by the topology in a file, and begin to follow it; TopologyError if it cannot be used now."""
+    file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
+    file.read()
+    return asyncio.create_task(file.follow())
 
 
 async def _make_appliers(
