@@ -229,16 +229,7 @@ async def _serve(
     server = await _start_server(keyspace, config, _ports_to_try(options, identity))
     shutdown.handle_hang_ups(server, ConfigReload(options, server).reload)
     identity_file = IdentityFile(replace(identity, port=server.port), folder)
-    appliers = Appliers(
-        LocalJobCatalog(keyspace),
-        list(roots),
-        folder,
-        retention_ms=int(options.retention * MS_PER_MINUTE),
-        compacted=roots if options.compact else (),
-        slots=identity.desired_slots,
-    )
-    server.watch_event_demand(appliers.record_events)
-    server.watch_awaited_epochs(appliers.notice_soon)
+    appliers = _make_appliers(options, server, keyspace, roots, folder, identity.desired_slots)
     ended = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
 
@@ -270,10 +261,7 @@ async def _serve(
             await appliers.start()
         tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
         tasks.append(asyncio.create_task(registry_client.run()))
-        display_host = host or config.hosts[0]
-        logger.info("started state server @ %s:%d", display_host, port or server.port)
-        if options.child:
-            print(json.dumps({"host": display_host, "port": port or server.port}), flush=True)
+        _report_started(host or config.hosts[0], port or server.port, is_child=options.child)
         await next(asyncio.as_completed([shutdown.wait(), ended.wait()]))
         metrics.drain()
         await drain.run(lambda left_s: registry_client.drain(left_s * HAND_OVER_SHARE), server.drain)
@@ -288,6 +276,35 @@ async def _serve(
         await appliers.stop()
         await metrics.stop()
         logger.info("ended")
+
+
+def _make_appliers(
+    options: argparse.Namespace,
+    server: Server,
+    keyspace: Keyspace,
+    roots: Sequence[str],
+    folder: Path,
+    slots: KeyGroups,
+) -> Appliers:
+    """Return the appliers of the logs, which are not started yet, and which the server has look for what it needs."""
+    appliers = Appliers(
+        LocalJobCatalog(keyspace),
+        list(roots),
+        folder,
+        retention_ms=int(options.retention * MS_PER_MINUTE),
+        compacted=roots if options.compact else (),
+        slots=slots,
+    )
+    server.watch_event_demand(appliers.record_events)
+    server.watch_awaited_epochs(appliers.notice_soon)
+    return appliers
+
+
+def _report_started(host: str, port: int, *, is_child: bool) -> None:
+    """Report the address for clients: in the log, and to the parent."""
+    logger.info("started state server @ %s:%d", host, port)
+    if is_child:
+        print(json.dumps({"host": host, "port": port}), flush=True)
 
 
 def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:

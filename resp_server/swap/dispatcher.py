@@ -102,21 +102,14 @@ class SwapDispatcher(SideSender):
     ) -> None:
         super().__init__(server, applications)
         self.is_strict = is_strict
-        self.defer = upstream.defer = server.clients.defer
-        upstream.on_state_lost = server.clients.cut
-        self._logins = Logins(Databases(upstream))
         self._has_client_logins = has_client_logins
+        self._logins = Logins(Databases(upstream))
         self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
         self.mapped = MappedKeys(ownership)
-        for cluster in applications.each:
-            cluster.on_changed = self._states_changed
         # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
         self.router = SwapRouter(self._table, ownership, allowed, own=("acl|load",) if server.config.acl_file else ())
         self.router.own_database = upstream.url.database
-        upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
-        server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
-        applications.on_key_formats = self._learn
         self._pinned = PinnedRequests(self._logins)
         self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
         self._cache = ResultCache(time.monotonic)
@@ -127,27 +120,9 @@ class SwapDispatcher(SideSender):
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._order = SubscriptionOrder(time.monotonic, self._hold_requests)
-        self._subscriptions = SwapSubscriptions(
-            self.upstream_of,
-            self._own_pool,
-            upstream.url,
-            server.sessions,
-            server.clients,
-            self._is_dropped_notification,
-            self._invalidate,
-            self._order,
-        )
-        server.leave_upstream = self._leave
+        self._subscriptions = self._make_subscriptions(upstream)
         self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
-        ownership.on_new = self._checks.add
-        ownership.on_changed = self._owners_changed
-        self.shadow = Shadow(
-            applications,
-            self.target_of,
-            lambda key: ownership.matcher.job_of(key),
-            ownership.rules,
-            server.clients.defer,
-        )
+        self.shadow = self._make_shadow()
         self.copiers = CopierWatch(
             lambda request, sink, index: self.shadow.send_to_states(request[1], request, 2, sink, index),
             self.check_upstream,
@@ -156,8 +131,41 @@ class SwapDispatcher(SideSender):
         reload = RulesReload(ownership, self.copiers, self.watch_copiers, self._key_changes, lambda: upstream.is_down)
         self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload, lambda: self.is_loading)
         self._long = LongRequests(self, applications, server.clients.defer)
+        self._follow_events(upstream)
         self._set_hop_commands()
         self._set_hop_patterns()
+
+    def _make_subscriptions(self, upstream: Upstream) -> SwapSubscriptions:
+        return SwapSubscriptions(
+            self.upstream_of,
+            self._own_pool,
+            upstream.url,
+            self._server.sessions,
+            self._server.clients,
+            self._is_dropped_notification,
+            self._invalidate,
+            self._order,
+        )
+
+    def _make_shadow(self) -> Shadow:
+        ownership, defer = self._ownership, self._server.clients.defer
+        return Shadow(
+            self._applications, self.target_of, lambda key: ownership.matcher.job_of(key), ownership.rules, defer
+        )
+
+    def _follow_events(self, upstream: Upstream) -> None:
+        """Have the upstream, the states' servers, the owners of keys and the clients report their changes."""
+        server = self._server
+        self.defer = upstream.defer = server.clients.defer
+        upstream.on_state_lost = server.clients.cut
+        upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
+        server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
+        server.leave_upstream = self._leave
+        for cluster in self._applications.each:
+            cluster.on_changed = self._states_changed
+        self._applications.on_key_formats = self._learn
+        self._ownership.on_new = self._checks.add
+        self._ownership.on_changed = self._owners_changed
 
     def _take_facts(self, facts: Mapping[str, Facts]) -> None:
         self.router.commands.take_facts(facts)
