@@ -79,6 +79,11 @@ class OwnLog:
         self._identities: dict[str, _Witness] = {}
         self._digests: dict[str, dict[tuple[str, int, int], _Witness]] = {}
 
+    @property
+    def identity(self) -> str | None:
+        """The identity of the log when it was last read; None: it had none."""
+        return self._identity
+
     def read(self, reports: Iterable[Report]) -> None:
         """Read the identity, and the epochs of reports that were not compared yet; LogError. Blocks."""
         found = identity_of(self._filesystem)

@@ -7,6 +7,7 @@
     NOTICE job epoch [term]      +OK; every server is notified to check the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots serves that epoch or a later one, :0 after the timeout
     MEMBERS                      a map for each server
+    LOG                          the path of the registry's log, and its identity; empty: it has none yet
     END driver                   +OK; the servers started for this driver hand their slots over, for at most four
                                  seconds, and are requested to end
 
@@ -424,6 +425,8 @@ class Registry:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
                 case [b"MEMBERS"]:
                     return self._list_members()
+                case [b"LOG"]:
+                    return [self._lease.filesystem.root.encode(), (self._own_log.identity or "").encode()]
                 case [b"END", str(driver)] if driver:
                     members = self._members.values()
                     await self._end_servers([member for member in members if member.report.driver == driver])
@@ -432,7 +435,7 @@ class Registry:
             return PlainError(str(error))
         except ValueError as error:
             return PlainError(f"a number is needed: {error}")
-        verbs = "REPORT json, WATCH, NOTICE job epoch [term], WAIT job epoch timeout_ms, MEMBERS, END driver"
+        verbs = "REPORT json, WATCH, NOTICE job epoch [term], WAIT job epoch timeout_ms, MEMBERS, LOG, END driver"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _accept_report(self, peer: RegistryConnection, report: Report) -> Reply:

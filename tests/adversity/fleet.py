@@ -133,9 +133,9 @@ class Fleet:
 
     # Processes
 
-    def registry(self, *options: str, program: Sequence[str] = PATIENT_REGISTRY) -> Process:
+    def registry(self, *options: str, program: Sequence[str] = PATIENT_REGISTRY, log: Path | None = None) -> Process:
         """Start a registry; by default its timeout is so long that a slow server does not count as silent."""
-        given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
+        given = ["--log", str(log or self.log), "--port", "0", "--replicas", str(self.replicas), *options]
         return self._started(program, given, "registry")
 
     def server(self, number: int, *more: str, log: Path | None = None) -> Process:

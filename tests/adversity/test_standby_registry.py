@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 from tests.adversity.fleet import Fleet
 
 
@@ -30,6 +35,21 @@ def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
     reader.stop()
+
+
+def test_it_ends_when_the_registry_that_its_record_names_has_another_log(fleet: Fleet) -> None:
+    fleet.registry()
+    leftover = fleet.folder / "leftover"
+    with LogWriter(leftover, "job", [StateDescriptor("n", key="k", value="v")]) as writer:
+        writer.publish([Change("n", Op.PUT, b"job:n:1", value=b"-1")])
+    shutil.copy(fleet.log / "registry.json", leftover)
+    standing = fleet.registry("--standby", log=leftover)
+    assert standing.popen.wait(WAIT_S_MAX) == 1
+    address = fleet.record().address
+    assert f"the registry at {address}, which {leftover}/registry.json names, has the log {fleet.log}" in standing.said
+    assert f"this standby's log {leftover} has " in standing.said
+    assert "Traceback" not in standing.said
+    assert fleet.record().term == 1
 
 
 @pytest.mark.slow

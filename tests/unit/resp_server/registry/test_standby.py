@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import eventually_async
-from resp_server.net.client import Client
+from resp_server.net.client import Client, ErrorReplyError
 from resp_server.registry import standby
 from resp_server.registry.record import RECORD_FILE, Record
 from resp_server.registry.standby import wait_for_absence
 from state_backend.log.filesystems import Filesystem, open_filesystem
+from state_backend.log.identity import ensure_identity
 
 CHECK_EVERY_S, ABSENT_S = 0.01, 0.5
 
@@ -67,3 +68,23 @@ def test_a_registry_that_cannot_be_reached_is_away_in_the_end(log: Filesystem, o
         raise standby.ClientError("nobody listens")
 
     asyncio.run(wait_for_absence(log, refuses))
+
+
+class OlderRegistry:
+    """A connection to a registry of an older version, which has no verb LOG."""
+
+    def __enter__(self) -> OlderRegistry:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, *words: str) -> object:
+        raise ErrorReplyError("ERR not a request of a registry")
+
+
+def test_a_registry_of_an_older_version_is_stood_by_for(log: Filesystem, other: Other) -> None:
+    ensure_identity(log)
+    compared: set[tuple[str, int]] = set()
+    assert standby._answers(log, lambda host, port: OlderRegistry(), compared)  # type: ignore[arg-type, return-value]
+    assert compared == {(f"127.0.0.1:{other.port}", 1)}
