@@ -59,7 +59,7 @@ from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.result_cache import ResultCache
-from resp_server.upstream.routed_commands import KILLS, Destination, RoutedCommand
+from resp_server.upstream.routed_commands import KILLS, ROLE_CHANGES, Destination, RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
@@ -377,7 +377,7 @@ class SwapDispatcher(SideSender):
             self.check_rights(context, routed, request)
         upstream, needs_own = self.upstream_of(session), routed.name == "watch" or routed.name in KILLS
         is_first = needs_own and not self._pinned.has_own(session.id, upstream.pools)
-        if (route.is_blocking or is_first) and len(batch):
+        if (route.is_blocking or is_first or routed.name in ROLE_CHANGES) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
         if routed.name in KILLS:
             for pool in upstream.masters:

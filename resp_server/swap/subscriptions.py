@@ -22,9 +22,11 @@ from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
+from resp_server.swap.monitor_lines import MonitorLines
 from resp_server.swap.subscription_order import SubscriptionOrder
 from resp_server.swap.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
 from resp_server.upstream.connection import CONNECT_S_MAX, UpstreamRequest, unreachable
+from resp_server.upstream.link import open_addresses
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.pushed_frames import (
@@ -72,6 +74,7 @@ class SwapSubscriptions:
         self._answered: dict[int, tuple[Request, bool]] = {}
         # By client what it gets after the confirmation, which the general path sends in the client's next batch.
         self._held: dict[int, list[bytes]] = {}
+        self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
@@ -225,6 +228,7 @@ class SwapSubscriptions:
         """Forget a client that has left, or sent RESET."""
         self._answered.pop(session.id, None)
         self._held.pop(session.id, None)
+        self._monitor_lines.pop(session.id, None)
         self._order.leave(session.id)
 
     def _confirmed(self, client: int, is_confirmed: bool) -> None:
@@ -240,6 +244,12 @@ class SwapSubscriptions:
         for text in self._held.pop(client, ()):
             self._clients.push(client, text)
 
+    def _lines_of(self, client: int) -> MonitorLines:
+        found = self._monitor_lines.get(client)
+        if found is None:
+            found = self._monitor_lines[client] = MonitorLines(open_addresses.__contains__)
+        return found
+
     def _push(self, client: int, frame: RawReply) -> None:
         session = self._sessions.get(client)
         if session is None:
@@ -253,6 +263,8 @@ class SwapSubscriptions:
             return
         notified = notified_key(frame)
         if notified is not None and self._is_dropped(*notified):
+            return
+        if isinstance(frame, bytes) and frame[:1] == b"+" and self._lines_of(client).hides(frame):
             return
         first, *others = [frame] if isinstance(frame, bytes) else frame.texts
         texts = in_protocol(first, session.protocol), *others

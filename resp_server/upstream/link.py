@@ -12,6 +12,7 @@ from resp_server.forwarding.handshake import Handshake
 from resp_server.forwarding.packing import size_of
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
+from resp_server.net.addresses import address_of
 from resp_server.net.ending import end_now
 from resp_server.net.keepalive import keep_alive
 from resp_server.protocol.errors import internal_error
@@ -23,6 +24,10 @@ REPLY_BYTES_MAX = 1 << 30
 KEEPALIVE_S = 60
 # Bytes of long requests that are given to a socket in one turn (guess: takes a millisecond).
 TURN_BYTES_MAX = 1 << 20
+
+
+# The addresses of this process's open connections to upstreams, as the upstream's MONITOR shows them.
+open_addresses: set[bytes] = set()
 
 
 class Receiver(Protocol):
@@ -54,6 +59,7 @@ class UpstreamProtocol(asyncio.Protocol):
         self._reason = "it closed the connection"
         self._unsent: deque[bytes] = deque()  # the texts of long requests, and what is behind them
         self._unsent_bytes = 0
+        self._address = b""
         self._is_paused = self._is_sending = self._is_scheduled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -61,6 +67,8 @@ class UpstreamProtocol(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket")
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._address = address_of(*sock.getsockname()[:2]).encode()
+            open_addresses.add(self._address)
             keep_alive(sock, KEEPALIVE_S)  # blocking commands have no time limit, so only probes find a dead upstream
 
     async def greet(self, words: list[tuple[bytes, ...]], role: RoleCheck) -> None:
@@ -154,6 +162,7 @@ class UpstreamProtocol(asyncio.Protocol):
             self._fail(f"its data is malformed: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
+        open_addresses.discard(self._address)
         self._fail(self._reason if error is None else f"{self._reason}: {error}")
 
     def _fail(self, reason: str) -> None:

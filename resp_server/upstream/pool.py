@@ -27,8 +27,8 @@ from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
 from resp_server.upstream.pinned import MARK_WRITE, PINNED_MAX, PinnedConnection, PinnedConnections
-from resp_server.upstream.role import RoleCheck
-from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
+from resp_server.upstream.role import AnyRole, RoleCheck
+from resp_server.upstream.routed_commands import ROLE_CHANGES, WRITE_WAITS, RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.tracking import Tracking, TrackingRequest
@@ -47,6 +47,8 @@ CONNECTIONS = 4
 BUSY_PAUSE_S = 1.0
 # Bytes of long requests that wait for the upstream (guess: two of the longest).
 LONG_BYTES_MAX = 1 << 30
+# Connections for REPLICAOF and the like, which are closed when they are idle (guess: more than there are admins).
+ROLE_CHANGES_MAX = 16
 COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
 
 
@@ -91,6 +93,7 @@ class UpstreamPool:
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.pinned.on_push = lambda client, frame: self.on_push(client, frame)
         self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
+        self._of_any_role = PinnedConnections(_AnyRoleEvents(self), ROLE_CHANGES_MAX)
         # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
         self.poller: Any = None
 
@@ -138,6 +141,7 @@ class UpstreamPool:
         for connection in self._connections.values():
             connection.stop()
         self.pinned.stop()
+        self._of_any_role.stop()
 
     node_count = 1
 
@@ -156,6 +160,10 @@ class UpstreamPool:
 
         Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
+        if routed.name in ROLE_CHANGES:
+            sent = UpstreamRequest(pack(request), sink, index, is_read=False)
+            self._of_any_role.pin(client, protocol).send_request(sent, protocol)
+            return True
         if type(request) is LongRequest:
             return send_in_steps(
                 self._send_long(client, protocol, routed, request, sink, index, caching), sink, index, self.defer
@@ -441,13 +449,57 @@ class UpstreamPool:
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self._clock.tick()
-        connections = [*self._connections.values(), *self.pinned]
+        connections = [*self._connections.values(), *self.pinned, *self._of_any_role]
+        for idle in [each for each in self._of_any_role if each.is_idle]:
+            self._of_any_role.release(idle.client)
         late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
         if late is not None:  # the upstream is one process, so it answers no other connection either
             reason = f"it did not reply within {self.timeout_s:g} s"
             self.failed(late, reason)
             for each in connections:
                 each.cut(reason)
+
+
+class _AnyRoleEvents:
+    """The events of a pool's connections to a server of any role; they do not decide whether the upstream is up."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self.role, self.breaker = AnyRole(), Breaker()
+
+    @property
+    def url(self) -> UpstreamUrl:
+        return self._pool.url
+
+    @property
+    def tls(self) -> UpstreamTls | None:
+        return self._pool.tls
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._pool.clock
+
+    @property
+    def poller(self) -> Any:
+        return self._pool.poller
+
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        self._pool.at_end_of_round(then)
+
+    def located(self) -> UpstreamUrl:
+        return self._pool.located()
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        pass
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        return 0.0
+
+    def lost(self, reason: str) -> None:
+        pass
+
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        pass
 
 
 class _RoleSink:

@@ -79,6 +79,8 @@ NEVER_ALLOWED = frozenset(["psync", "replconf", "script|debug", "sync"])
 WRITE_WAITS = ("wait", "waitaof")
 # They end a script that runs. A shared connection may be that of the script, and would deliver them after its end.
 KILLS = ("script|kill", "function|kill")
+# They make the upstream a replica or a master again. Other requests do not reach an upstream that has become a replica.
+ROLE_CHANGES = ("replicaof", "slaveof", "failover")
 # Subcommands of denied commands that only read.
 READS_OF_DENIED = frozenset(["module|help", "module|list"])
 # The compiled hop looks these up first.

@@ -18,6 +18,8 @@ DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 KINDS = ("", "+cluster", "+sentinel")
 SCHEMES = ("unix", *(name + kind for name in ("redis", "rediss") for kind in KINDS))
+# The name of a proxy's connections at the upstream.
+CLIENT_NAME = b"sparkis-proxy"
 # Options of a URL. The login of sentinels is their own.
 DATABASE, SENTINEL_USER, SENTINEL_PASSWORD = "db", "sentinel_user", "sentinel_password"
 
@@ -134,7 +136,7 @@ class UpstreamUrl:
             words.append((b"HELLO", b"%d" % protocol))
         if self.database:
             words.append((b"SELECT", b"%d" % self.database))
-        return [*words, (b"CLIENT", b"SETNAME", b"sparkis-proxy"), ROLE, (b"PING",)]
+        return [*words, (b"CLIENT", b"SETNAME", CLIENT_NAME), ROLE, (b"PING",)]
 
 
 def _address(text: str, default_port: int) -> Address:

@@ -76,7 +76,9 @@ class Load:
     def wait_until_all_are_answered(self) -> None:
         """Wait until every client has asked, and has had an answer, since now."""
         before = Counter(self.answered)
-        eventually(lambda: min(self.answered[each] - before[each] for each in range(self.clients)), lambda least: least > 1)
+        eventually(
+            lambda: min(self.answered[each] - before[each] for each in range(self.clients)), lambda least: least > 1
+        )
 
     def stop(self) -> None:
         """Stop; fail if any answer was wrong."""

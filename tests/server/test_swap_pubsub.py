@@ -248,6 +248,33 @@ def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connectio
         assert monitor.call("GET", "from").plain == b"elsewhere"
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_monitor_sees_only_what_clients_have_sent(swap: Swap, direct: Connection, protocol: int) -> None:
+    """Each client has a connection of its own, and one is of another database: the proxy greets the upstream on each."""
+    with swap.proxy.connect() as monitor, ExitStack() as stack:
+        monitor.call("HELLO", protocol)
+        assert monitor.call("MONITOR").plain == b"OK"
+        for number in range(8):
+            client = stack.enter_context(swap.proxy.connect())
+            client.call("HELLO", 2 + number % 2)
+            if number % 2:
+                client.call("CLIENT", "TRACKING", "ON", "OPTIN")
+            else:
+                client.call("SELECT", number % 3)
+                client.call("BLPOP", "l", "0.001")
+            client.call("SET", "k", number)
+        client = stack.enter_context(swap.proxy.connect())
+        client.send(request("MULTI") + request("PING") + request("SET", "k", 8) + request("EXEC"))
+        assert [client.read().raw for _ in range(4)][3] == b"*2\r\n+PONG\r\n+OK\r\n"
+        direct.call("SET", "the", "end")
+        lines: list[bytes] = []
+        while b'"the" "end"' not in (line := monitor.read().plain):
+            lines.append(line.partition(b"] ")[2])
+    assert not [line for line in lines if b"sparkis-proxy" in line or line in (b'"ROLE"', b'"CLIENT" "ID"')]
+    assert lines.count(b'"PING"') == 1  # the transaction's
+    assert [line for line in lines if line.startswith(b'"SET"')] == [b'"SET" "k" "%d"' % number for number in range(9)]
+
+
 @pytest.mark.parametrize("line", ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"])
 def test_a_message_never_comes_before_the_confirmation_of_its_subscription(
     swap: Swap, direct: Connection, line: str

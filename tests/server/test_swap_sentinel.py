@@ -12,7 +12,7 @@ import pytest
 from redis.sentinel import Sentinel
 
 from compat.conformance.servers import Running, free_port, redis_server
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from tests.server.swap import Swap
 
@@ -163,3 +163,20 @@ def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path, 
             eventually(lambda: b"it is a replica now" in client.call("GET", "k").plain)
             direct.call("REPLICAOF", "NO", "ONE")
             eventually(lambda: client.call("SET", "k", "2").plain == b"OK")
+
+
+@pytest.mark.parametrize("name", ["REPLICAOF", "SLAVEOF"])
+def test_a_client_that_made_the_upstream_a_replica_makes_it_a_master_again(
+    swap: Swap, tmp_path: Path, name: str
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two") as two:
+        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", name)
+        with proxy.connect() as client:
+            eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+            client.send(request("SET", "k", "2") + request(name, "127.0.0.1", two.port))
+            assert [client.read().plain for _ in range(2)] == [b"OK", b"OK"]
+            eventually(lambda: client.call("SET", "k", "3").plain, lambda reply: b"it is a replica now" in reply)
+            assert client.call(name, "NO", "ONE").plain == b"OK"
+            eventually(lambda: client.call("SET", "k", "4").plain == b"OK")
