@@ -19,7 +19,7 @@ NAMED = b' "SETNAME" "%b"' % CLIENT_NAME
 
 
 class MonitorLines:
-    """Follows the greetings and transactions at each address. is_own: tells whether this proxy has a connection there."""
+    """Follows the greetings and transactions at each address. is_own: tells whether this proxy is connected from it."""
 
     def __init__(self, is_own: Callable[[bytes], bool]) -> None:
         self._is_own = is_own

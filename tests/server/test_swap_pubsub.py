@@ -250,7 +250,7 @@ def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connectio
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_monitor_sees_only_what_clients_have_sent(swap: Swap, direct: Connection, protocol: int) -> None:
-    """Each client has a connection of its own, and one is of another database: the proxy greets the upstream on each."""
+    """Each client gets a connection of its own, over which the proxy greets the upstream first."""
     with swap.proxy.connect() as monitor, ExitStack() as stack:
         monitor.call("HELLO", protocol)
         assert monitor.call("MONITOR").plain == b"OK"
