@@ -395,7 +395,7 @@ COMMANDS = (
         "show what a query keeps in its checkpoint, or what a log has of its jobs",
         _of("state_backend.checkpoint.inspect_command"),
     ),
-    Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.checkpoint.get_command")),
+    Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.attach.get_command")),
     Command("history", "show the values that a key had, from a log", _of("state_backend.history.command")),
     Command(
         "diff", "show which keys differ between two past moments of a job", _of("state_backend.history.difference")

@@ -136,6 +136,8 @@ def plain(array: pa.Array) -> list[Any]:
         keys, items = plain(array.keys), plain(array.items)
         offsets = array.offsets.to_pylist()
         rows = [dict(zip(keys[start:end], items[start:end], strict=True)) for start, end in pairwise(offsets)]
+    elif pa.types.is_time32(kind):  # of years and months
+        return list(array.cast(pa.int32()).to_pylist())
     else:
         return list(readable_text(array).to_pylist())
     return [row if is_valid else None for row, is_valid in zip(rows, array.is_valid().to_pylist(), strict=True)]

@@ -22,7 +22,7 @@ from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.placement import with_passwords
 from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
-from state_backend.attach.states import AttachedArguments, AttachedState
+from state_backend.attach.states import AttachedArguments, AttachedState, pairs
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.descriptor import Kind, StateDescriptor, check_name
 from state_backend.model.errors import DescriptorError, SparkisError
@@ -45,17 +45,6 @@ SINGLE_STATE_OPTIONS = (
 ALL_STATES_OPTIONS = ("on_bad_key", "json_decimals")
 # The pause between two checks of the attachment for an error.
 POLL_INTERVAL_S = 0.5
-
-
-def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Parse the NAME=VALUE arguments of an option."""
-    parsed = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise DescriptorError(f"{option} takes NAME=VALUE, not {each!r}")
-        parsed[name] = value
-    return parsed
 
 
 def checkpoints_of(options: argparse.Namespace) -> list[tuple[str, str]]:

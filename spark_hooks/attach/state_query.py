@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 from spark_hooks.attach.operators import OperatorState
 from spark_hooks.attach.results import field_of, renamed, with_results
 from spark_hooks.checkpoint import SparkCheckpoint
-from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
+from spark_hooks.publish.columns import CAST_TYPES, INTERVALS, NESTED_TYPES, TEXT_TYPES, VARIANTS, check_columns
 from spark_hooks.publish.layout import Layout, check_layout
 from spark_hooks.sessions import current_session
 from state_backend.attach.aggregates import (
@@ -65,7 +65,7 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
-PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
+PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType) + INTERVALS
 WRITABLE_TYPES = PLAIN_TYPES + NESTED_TYPES
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
 # The value column of Spark's state reader; for other forms it is `value`.
@@ -260,10 +260,11 @@ def _has_other_json(kind: T.DataType) -> bool:
     if isinstance(kind, T.StructType):
         return any(_has_other_json(each.dataType) for each in kind)
     if isinstance(kind, T.MapType):
-        return isinstance(kind.keyType, (*INSTANTS, T.DateType, T.FractionalType)) or _has_other_json(kind.valueType)
+        is_plain = isinstance(kind.keyType, (T.StringType, T.IntegralType, T.BooleanType, T.DecimalType))
+        return not is_plain or _has_other_json(kind.valueType)
     if isinstance(kind, T.ArrayType):
         return _has_other_json(kind.elementType)
-    return isinstance(kind, (*INSTANTS, T.FractionalType))
+    return isinstance(kind, (*INSTANTS, T.FractionalType, *INTERVALS, *VARIANTS))
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
 Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text. `row_encoding` converts all
-others in the Python workers, and makes all JSON but that of variants, intervals and maps with nested keys.
+others in the Python workers, and makes all JSON but that of types that no other way than the sink has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
@@ -29,6 +29,12 @@ JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
 TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
+# Those of years and months become calendar intervals: Arrow for Python has no other type with months.
+YEAR_MONTHS = (T.YearMonthIntervalType,)
+CALENDARS: tuple[type[T.DataType], ...] = YEAR_MONTHS
+if hasattr(T, "CalendarIntervalType"):  # not in Spark 3.5
+    CALENDARS = (T.CalendarIntervalType, *YEAR_MONTHS)
+INTERVALS = (T.DayTimeIntervalType, *CALENDARS)
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
 FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
@@ -73,8 +79,14 @@ class StateColumns:
         ]
 
     def can_be_folded(self, df: DataFrame) -> bool:
-        """Tell whether Spark can reduce the rows of a key exactly: its sums of long decimals overflow."""
+        """Tell whether Spark can reduce the rows of a key exactly: sums of long decimals overflow.
+
+        It cannot group by calendar intervals.
+        """
         if self.state.reduce in (None, Reduce.LAST):
+            return False
+        grouping = [*self.state.format_for(self.job).columns, *([] if self.state.field is None else [self.state.field])]
+        if any(isinstance(type_of(df, name), CALENDARS) for name in grouping):
             return False
         kind = type_of(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
         return not isinstance(kind, T.DecimalType) or kind.precision <= SUMMED_DIGITS_MAX
@@ -174,7 +186,8 @@ class StateColumns:
         """Return a column from which `row_encoding` makes JSON, or JSON of Spark's, and its form."""
         if not _has_json(kind):
             return _sparks_json(column, _json_options(self.state)), "text"
-        return (column if self.state.time_format is None else _with_formatted_times(column, kind, self.state)), "json"
+        rewritten = YEAR_MONTHS if self.state.time_format is None else (*YEAR_MONTHS, *TIME_TYPES)
+        return (_rewritten(column, kind, self.state) if _has(kind, rewritten) else column), "json"
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
@@ -210,7 +223,9 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
 
 
 def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
-    plain = isinstance(kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType))
+    plain = isinstance(
+        kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType) + INTERVALS
+    )
     column = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
     if role in ("key", "field", "member") and not plain:
         raise DescriptorError(f"{column}, which has no text form; convert it to a string, for example with to_json()")
@@ -238,9 +253,9 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{column}; it must be boolean: true in the rows that empty the list first")
     if role == "expire_at" and not isinstance(kind, (T.TimestampType, T.LongType)):
         raise DescriptorError(f"{column}; it must be a timestamp, or milliseconds since 1970 as a bigint")
-    if role in tuple(By) and not plain:
+    if role in tuple(By) and (not plain or isinstance(kind, INTERVALS)):
         raise DescriptorError(f"{column}, whose order sparkis cannot store; choose a time, a number or a text")
-    if role == "order_by" and isinstance(kind, (T.MapType, *VARIANTS, T.NullType)):
+    if role == "order_by" and isinstance(kind, (T.MapType, *VARIANTS, *CALENDARS, T.NullType)):
         raise DescriptorError(f"{column}, which cannot be ordered; choose another column")
 
 
@@ -322,6 +337,8 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
         return column, "timestamp_ntz"
     if isinstance(kind, T.TimestampType):
         return column, "timestamp"
+    if isinstance(kind, INTERVALS):
+        return (_as_calendar(column) if isinstance(kind, YEAR_MONTHS) else column), "interval"
     if isinstance(kind, T.BinaryType):
         return column, "text"
     if (
@@ -378,27 +395,47 @@ def _sparks_json(column: Column, options: dict[str, str]) -> Column:
 
 
 def _has_json(kind: T.DataType) -> bool:
-    """Return whether `json_text` writes a type."""
+    """Return whether `json_text` writes a type: not user-defined types, times without a date, and places."""
+    return all(isinstance(each, (*JSON_TYPES, *TIME_TYPES, *INTERVALS, *VARIANTS)) for each in _leaves(kind))
+
+
+def _has(kind: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
+    """Return whether a type is one of some types, or contains one."""
+    return any(isinstance(each, kinds) for each in _leaves(kind))
+
+
+def _leaves(kind: T.DataType) -> Iterator[T.DataType]:
+    """Yield the types in a type that are not nested."""
     if isinstance(kind, T.StructType):
-        return all(_has_json(each.dataType) for each in kind)
-    if isinstance(kind, T.ArrayType):
-        return _has_json(kind.elementType)
-    if isinstance(kind, T.MapType):
-        is_plain = isinstance(kind.keyType, JSON_TYPES + TIME_TYPES) and not isinstance(kind.keyType, T.BinaryType)
-        return is_plain and _has_json(kind.valueType)
-    return isinstance(kind, JSON_TYPES + TIME_TYPES)
+        for each in kind:
+            yield from _leaves(each.dataType)
+    elif isinstance(kind, T.ArrayType):
+        yield from _leaves(kind.elementType)
+    elif isinstance(kind, T.MapType):
+        yield from _leaves(kind.keyType)
+        yield from _leaves(kind.valueType)
+    else:
+        yield kind
 
 
-def _with_formatted_times(column: Column, kind: T.DataType, state: StateDescriptor) -> Column:
-    """Return a column with the text of each date and time in it, in the state's format."""
+def _as_calendar(interval: Column) -> Column:
+    """Return an interval of years and months as a calendar interval."""
+    months = interval.cast(T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)).cast("int")
+    return F.make_interval(months=months)
+
+
+def _rewritten(column: Column, kind: T.DataType, state: StateDescriptor) -> Column:
+    """Return a column with the text of each date and time in it, in the state's format, and calendar intervals."""
+    if isinstance(kind, YEAR_MONTHS):
+        return _as_calendar(column)
     if isinstance(kind, TIME_TYPES):
-        return _formatted(column, kind, state)
+        return column if state.time_format is None else _formatted(column, kind, state)
     if isinstance(kind, T.StructType):
-        fields = [_with_formatted_times(column[each.name], each.dataType, state).alias(each.name) for each in kind]
+        fields = [_rewritten(column[each.name], each.dataType, state).alias(each.name) for each in kind]
         return F.when(column.isNotNull(), F.struct(*fields))
     if isinstance(kind, T.ArrayType):
-        return F.transform(column, lambda each: _with_formatted_times(each, kind.elementType, state))
+        return F.transform(column, lambda each: _rewritten(each, kind.elementType, state))
     if isinstance(kind, T.MapType):
-        keys = F.transform_keys(column, lambda key, _: _with_formatted_times(key, kind.keyType, state))
-        return F.transform_values(keys, lambda _, value: _with_formatted_times(value, kind.valueType, state))
+        keys = F.transform_keys(column, lambda key, _: _rewritten(key, kind.keyType, state))
+        return F.transform_values(keys, lambda _, value: _rewritten(value, kind.valueType, state))
     return column

@@ -33,13 +33,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.publish.columns import SUMS, StateColumns, folded
+from spark_hooks.publish.columns import CALENDARS, SUMS, VARIANTS, StateColumns, folded
 from state_backend.codec.row_encoding import STATE_BITS, RowPlan
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError
 
 ROLES = ("k", "f", "o", "b", "v", "d", "e", "r", "s", "l", "x")
 FOLDED_ROLES = ("s", "l", "x")
+INCOMPARABLE = (T.MapType, *CALENDARS, *VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,9 @@ class _SharedColumns:
         return [f"{role}{index}" for role in roles for index in range(len(self.types[role]))]
 
     def comparable(self) -> Callable[[str], Column]:
-        """Return a function from a shared column's name to what Spark can hash and order: of maps, their JSON."""
+        """Return a function from a shared column's name to what Spark can hash and order: of others, their JSON."""
         types = {f"{role}{index}": type_ for role in ROLES for index, type_ in enumerate(self.types[role])}
-        return lambda name: F.to_json(F.struct(F.col(name))) if _has_map(types.get(name)) else F.col(name)
+        return lambda name: F.to_json(F.struct(F.col(name))) if _is_incomparable(types.get(name)) else F.col(name)
 
     def empty(self) -> dict[str, Column]:
         """Return a row of nulls."""
@@ -205,10 +206,13 @@ class _SharedColumns:
         }
 
 
-def _has_map(kind: T.DataType | None) -> bool:
+def _is_incomparable(kind: T.DataType | None) -> bool:
+    """Return whether Spark cannot hash, or not order, a type."""
     if isinstance(kind, T.StructType):
-        return any(_has_map(each.dataType) for each in kind)
-    return isinstance(kind, T.MapType) or (isinstance(kind, T.ArrayType) and _has_map(kind.elementType))
+        return any(_is_incomparable(each.dataType) for each in kind)
+    if isinstance(kind, T.ArrayType):
+        return _is_incomparable(kind.elementType)
+    return isinstance(kind, INCOMPARABLE)
 
 
 def _renamed(shared: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -42,9 +42,10 @@ from state_backend.attach.states import (
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window, key_type
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
-from state_backend.codec.json_text import JsonForm, has_json, json_texts
+from state_backend.codec.column_text import is_interval
+from state_backend.codec.json_text import JsonForm, json_texts
 from state_backend.model.descriptor import Kind
-from state_backend.model.errors import DescriptorError, UnsupportedStateError
+from state_backend.model.errors import DescriptorError
 
 SPARKS_EXPIRE_AT = "ttlExpirationMs"
 KEY, VALUE = "key", "value"
@@ -265,10 +266,10 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
         fields = list(_without_windows(_fields(state.key.field(1).type, KEY, (1,))))
     if not key:
         key = [Column(WITHOUT_COLUMNS, pa.string(), constant=WITHOUT_COLUMNS)]
-    key = _with_text_forms(key, state)
+    key = _with_text_forms(key)
     used = {column.name for column in key}
     renamed = [replace(each, name=f"map_{each.name}") if each.name in used else each for each in fields]
-    fields = _with_text_forms(renamed, state)
+    fields = _with_text_forms(renamed)
     raw, expire_at = _value_columns(state)
     used = {column.name for column in (*key, *fields)}
     names = [column.name for column in raw]
@@ -279,7 +280,7 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
     windows = [column for column, of in zip(_key_columns(state), key_type(state), strict=False) if is_time_window(of)]
     window = single_window(_names(windows), used)
     parts = _parts_of(windows[0]) if window is not None else []
-    if len(fields) > 1 and MAP_KEY not in used and has_json(state.key.field(1).type):
+    if len(fields) > 1 and MAP_KEY not in used:
         parts.append(Column(MAP_KEY, pa.string(), KEY, (1,), is_json=True))
     default = default_value_columns(
         [ValueField(each.name, is_window(each.kind), is_plain(each.kind) or is_nested(each.kind)) for each in raw],
@@ -365,18 +366,13 @@ def _parts_of(window: Column) -> list[Column]:
     return [replace(part, name=name) for part, name in zip(parts, PARTS_OF_WINDOW, strict=True)]
 
 
-def _with_text_forms(columns: Sequence[Column], state: State) -> list[Column]:
+def _with_text_forms(columns: Sequence[Column]) -> list[Column]:
     """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
     result = []
     for column, name in zip(columns, distinct_names(_names(columns)), strict=True):
         if is_plain(column.kind):
             result.append(replace(column, name=name))
             continue
-        if not has_json(column.kind):
-            raise UnsupportedStateError(
-                f"{source_of(state)}: the part {column.name!r} of its key has the type {column.kind}, which has no "
-                f"text form in sparkis"
-            )
         result.append(replace(column, name=name, kind=pa.string(), is_json=True))
     return result
 
@@ -394,6 +390,7 @@ def is_plain(kind: pa.DataType) -> bool:
             pa.types.is_floating,
             pa.types.is_decimal,
             pa.types.is_timestamp,
+            is_interval,
         )
     )
 

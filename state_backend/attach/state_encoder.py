@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain, source_of, variable_of
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import RecordType
-from state_backend.checkpoint.spark_types import VARIANT, type_name
+from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.states import State, StateForm, stable_name
-from state_backend.codec.column_text import NUMBERS, date_text
-from state_backend.codec.json_text import JsonForm, has_json
+from state_backend.codec.column_text import NUMBERS, date_text, is_interval
+from state_backend.codec.json_text import JsonForm
 from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, changes_of
 from state_backend.model.descriptor import Encoding, JsonDecimals, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
@@ -186,11 +186,8 @@ def _check_value(column: AnyColumn, descriptor: StateDescriptor, subject: str) -
         raise DescriptorError(f"{named}, and an element of a list is no array; choose another column with value=")
     if descriptor.encoding is Encoding.BINARY and not pa.types.is_binary(column.kind):
         raise DescriptorError(f"{named}, but encoding='binary' takes binary columns; use encoding='text'")
-    if _has_variant(column.kind) or not (is_plain(column.kind) or (is_nested(column.kind) and has_json(column.kind))):
-        raise DescriptorError(
-            f"{named}, which sparkis cannot write without Spark; leave it out with value=, or use --reader spark, or "
-            f"sparkis.attach"
-        )
+    if not (is_plain(column.kind) or is_nested(column.kind)):
+        raise DescriptorError(f"{named}, which has no values; leave it out with value=")
 
 
 def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> None:
@@ -214,16 +211,6 @@ def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> Non
 def _is_array(kind: pa.DataType) -> bool:
     """Tell whether a type is an array."""
     return bool(pa.types.is_list(kind))
-
-
-def _has_variant(kind: pa.DataType) -> bool:
-    if kind.equals(VARIANT):
-        return True
-    if pa.types.is_map(kind):
-        return _has_variant(kind.key_type) or _has_variant(kind.item_type)
-    if pa.types.is_list(kind):
-        return _has_variant(kind.value_type)
-    return bool(pa.types.is_struct(kind)) and any(_has_variant(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _types(columns: Columns, descriptor: StateDescriptor, job: str) -> dict[str, str]:
@@ -272,6 +259,8 @@ def _form(column: AnyColumn) -> str:
     """Return how `row_encoding` converts a column; see `RowPlan`."""
     if pa.types.is_timestamp(column.kind):
         return "timestamp" if column.kind.tz else "timestamp_ntz"
+    if is_interval(column.kind):
+        return "interval"
     return next((form for is_kind, form in NUMBERS if is_kind(column.kind)), "text")
 
 

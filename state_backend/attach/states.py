@@ -135,6 +135,17 @@ class ColumnNames:
         return (*self.key, *self.field, *self.value)
 
 
+def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Parse the NAME=VALUE arguments of an option of a command."""
+    parsed = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise DescriptorError(f"{option} takes NAME=VALUE, not {each!r}")
+        parsed[name] = value
+    return parsed
+
+
 class ValueField(NamedTuple):
     """A field of an operator's value. has_text: whether it can be written, as a text or as JSON."""
 

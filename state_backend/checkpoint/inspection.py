@@ -1,6 +1,6 @@
-"""The facts about a checkpoint that `sparkis inspect` shows, and the look-up of one key.
+"""The facts about a checkpoint that `sparkis inspect` shows.
 
-Sizes are counted in whole states, so counting reads all of the state, one partition after the other. So does a look-up.
+Sizes are counted in whole states, so counting reads all of the state, one partition after the other.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from state_backend.checkpoint.checkpoint import CODEC, Checkpoint, Layout
-from state_backend.checkpoint.keys import exact_keys, fields, key_form, key_texts, served_key, served_type
-from state_backend.checkpoint.rows import plain_text, plain_values
+from state_backend.checkpoint.keys import key_form, served_key, served_type
+from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
 from state_backend.checkpoint.stores import StateStore
 from state_backend.model.clock import iso_text
@@ -34,20 +32,6 @@ SETTINGS = {
     "aggregation.stateFormatVersion": "StoreSave",
     "flatMapGroupsWithState.stateFormatVersion": "WithState",
 }
-# Spark's names of Arrow's types.
-TYPE_NAMES = (
-    (", tz=UTC]", "]"),
-    ("timestamp[us]", "timestamp"),
-    ("date32[day]", "date"),
-    ("duration[us]", "interval"),
-    ("int64", "long"),
-    ("int32", "int"),
-    ("int16", "short"),
-    ("int8", "byte"),
-    ("decimal128", "decimal"),
-    ("list<element: ", "array<"),
-    ("list<item: ", "array<"),
-)
 # Called with the number of partitions that have been read, and of all.
 Progress = Callable[[int, int], None]
 Result = TypeVar("Result")
@@ -78,7 +62,7 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
     layout = checkpoint.layout(batch)
     batches, offsets = checkpoint.batches(), checkpoint.offsets(batch)
     sizes, uncounted = _sizes(layout, progress) if counts else ({}, [])
-    names = _names(layout)
+    names = names_of(layout)
     return {
         "location": checkpoint.location,
         "query": checkpoint.query_id,
@@ -131,7 +115,7 @@ def _spark_of(layout: Layout, settings: Mapping[str, str]) -> str | None:
     return "3.1 to 3.5" if CODEC in settings else "3.0 or earlier"
 
 
-def _names(layout: Layout) -> dict[State, str]:
+def names_of(layout: Layout) -> dict[State, str]:
     """Return the name of each state; with the operator's number where several have one name, as `attach` does."""
     return dict(zip(layout.states, state_names(layout.states), strict=True))
 
@@ -140,7 +124,7 @@ def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[st
     """Return the rows and decoded bytes of each state in each partition, and the states whose rows cannot be read."""
     found: dict[State, list[dict[str, int]]] = {state: [] for state in layout.states}
     unread: list[UnreadableState] = []
-    for store, partition in _partitions(layout, progress):
+    for store, partition in partitions_of(layout, progress):
         if not all(state in found for state in store.states):
             continue
         rows, size = dict.fromkeys(store.states, 0), dict.fromkeys(store.states, 0)
@@ -158,7 +142,8 @@ def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[st
     return found, unread
 
 
-def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
+def partitions_of(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
+    """Iterate over the partitions of all stores, and show the progress."""
     partitions = [(store, partition) for store in layout.stores for partition in store.partitions]
     for done, partition in enumerate(partitions):
         progress(done, len(partitions))
@@ -166,81 +151,16 @@ def _partitions(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore
     progress(len(partitions), len(partitions))
 
 
-def look_up(
-    checkpoint: Checkpoint, key: str, name: str | None, batch: int | None, progress: Progress
-) -> tuple[int, dict[str, Any]]:
-    """Return a batch and the values of a key by state, as values of JSON; of one state, if its name is given."""
-    return with_batch(checkpoint, batch, lambda chosen: (chosen, _look_up(checkpoint, key, name, chosen, progress)))
-
-
 def key_forms(checkpoint: Checkpoint, batch: int) -> tuple[dict[str, str], str]:
     """Return how the keys of each state look, by the state's name, and the end of an error: what is not read."""
     layout = checkpoint.layout(batch)
-    return {name: key_form(state) for state, name in _names(layout).items()}, _not_read(layout)
+    return {name: key_form(state) for state, name in names_of(layout).items()}, not_read(layout)
 
 
-def _not_read(layout: Layout) -> str:
+def not_read(layout: Layout) -> str:
     """Return the end of an error: what may have the key, and is not read."""
     return "".join(f"; not read: {each}" for each in layout.unread)
 
 
-def _look_up(checkpoint: Checkpoint, key: str, name: str | None, batch: int, progress: Progress) -> dict[str, Any]:
-    layout = checkpoint.layout(batch)
-    layout.check()
-    names = _names(layout)
-    if name is not None and name not in names.values():
-        known = ", ".join(sorted(names.values())) or "none"
-        raise CheckpointError(f"{checkpoint.location} has no state {name!r}; its states: {known}{_not_read(layout)}")
-    found: dict[str, Any] = {}
-    keys: dict[str, set[str]] = {}
-    for store, partition in _partitions(layout, progress):
-        if name is not None and not any(names[state] == name for state in store.states):
-            continue
-        for state, rows in store.whole([partition], layout.batch):
-            if name in (None, names[state]):
-                matching = _matching(rows, key, state)
-                keys.setdefault(names[state], set()).update(exact_keys(matching.column("key"), state))
-                _add(found, names[state], state, matching)
-    for state_name, exact in keys.items():
-        if len(exact) > 1:
-            raise CheckpointError(
-                f"the state {state_name!r} of {checkpoint.location} has {len(exact)} keys that are written {key!r}: "
-                f"{', '.join(sorted(exact)[:3])}; `sparkis attach` can tell them apart by --key-format or --column"
-            )
-    return found
-
-
-def _matching(rows: pa.RecordBatch, key: str, state: State) -> pa.RecordBatch:
-    """Return the rows of a key."""
-    written = key.encode(errors="surrogateescape")  # bytes of a command's argument that are not UTF-8
-    is_match = pc.equal(key_texts(rows.column("key"), state).cast(pa.binary()), written)
-    indices = np.flatnonzero(is_match.to_numpy(zero_copy_only=False))
-    return rows.take(pa.array(indices, pa.int64()))
-
-
-def _add(found: dict[str, Any], name: str, state: State, rows: pa.RecordBatch) -> None:
-    values = plain_values(rows.column("value"))
-    by_field = fields(rows.column("key"), state)
-    if by_field is None:
-        if values:
-            found[name] = values[0]
-    elif values:
-        entries = found.setdefault(name, {})
-        entries.update({_field_text(field): value for field, value in zip(plain_values(by_field), values, strict=True)})
-
-
-def _field_text(field: Any) -> str:
-    """Return the field of a hash: the columns of a map's key, joined as those of a key are."""
-    parts = field.values() if isinstance(field, dict) else [field]
-    return ":".join(map(plain_text, parts))
-
-
 def _schema(kind: pa.StructType) -> list[dict[str, str]]:
-    return [{"name": field.name, "type": _type_name(field.type)} for field in kind]
-
-
-def _type_name(kind: pa.DataType) -> str:
-    name = str(kind)
-    for arrow, spark in TYPE_NAMES:
-        name = name.replace(arrow, spark)
-    return name
+    return [{"name": field.name, "type": type_name(field.type)} for field in kind]

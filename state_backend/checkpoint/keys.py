@@ -7,17 +7,16 @@ of a row in a join of format 4 are no part of it: they are the fields of a hash.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.checkpoint.rows import plain_text, plain_values
 from state_backend.checkpoint.spark_types import is_time_window
 from state_backend.checkpoint.states import State, StateForm
-from state_backend.codec.json_text import OF_KEYS, has_json, json_texts, plain_texts
+from state_backend.codec.column_text import any_text
+from state_backend.codec.json_text import OF_KEYS, json_objects, json_texts, plain_texts
 
 WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
 SEPARATOR = ":"
@@ -46,6 +45,14 @@ def fields(keys: pa.StructArray, state: State) -> pa.Array | None:
     return keys.flatten()[-1] if state.form is StateForm.JOIN else None
 
 
+def field_texts(keys: pa.StructArray, state: State) -> pa.Array | None:
+    """Return the fields of a hash as texts, those of several columns as JSON; None if the state has no such fields."""
+    found = fields(keys, state)
+    if found is None or not pa.types.is_struct(found.type):
+        return None if found is None else _text(found)
+    return _text(found.field(0) if found.type.num_fields == 1 and not is_window(found.type.field(0).type) else found)
+
+
 def key_texts(keys: pa.StructArray, state: State) -> pa.Array:
     """Return the keys as texts; a null part is `null`."""
     columns = zip(key_type(state), key_columns(keys, state), strict=True)
@@ -57,10 +64,8 @@ def key_texts(keys: pa.StructArray, state: State) -> pa.Array:
 
 def exact_keys(keys: pa.StructArray, state: State) -> list[str]:
     """Return the keys as JSON, which differs even where `key_texts` has one text for two keys."""
-    names = key_type(state).names
-    columns = [plain_values(column) for column in key_columns(keys, state)] or [[None] * len(keys)]
-    rows = zip(*columns, strict=True)
-    return [json.dumps(dict(zip(names, row, strict=False)), ensure_ascii=False, default=str) for row in rows]
+    found: list[str] = json_objects(key_type(state).names, key_columns(keys, state), len(keys)).to_pylist()
+    return found
 
 
 def _parts(field: pa.Field, column: pa.Array) -> list[pa.Array]:
@@ -71,13 +76,9 @@ def _parts(field: pa.Field, column: pa.Array) -> list[pa.Array]:
 
 
 def _text(column: pa.Array) -> pa.Array:
-    kind = column.type
-    if pa.types.is_nested(kind) and has_json(kind):
+    if pa.types.is_nested(column.type):
         return json_texts(column, OF_KEYS)
-    if not pa.types.is_binary(kind) and has_json(kind):
-        return plain_texts(column)
-    texts = [None if value is None else plain_text(value) for value in plain_values(column)]
-    return pa.array(texts, pa.string())
+    return any_text(column) if pa.types.is_binary(column.type) else plain_texts(column)
 
 
 def is_window(kind: pa.DataType) -> bool:

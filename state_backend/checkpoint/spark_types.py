@@ -4,7 +4,7 @@ string, char, varchar              string                  date              dat
 boolean, byte, short, integer,     bool, int8 .. int64     timestamp         timestamp[us, UTC]
 long                                                       timestamp_ntz     timestamp[us]
 float, double                      float32, float64        day-time interval duration[us]
-decimal(p, s)                      decimal128(p, s)        year-month interval   int32, in months
+decimal(p, s)                      decimal128(p, s)        year-month interval   YEAR_MONTH: months, in 32 bits
 binary                             binary                  interval          month_day_nano_interval
 struct, array, map                 struct, list, map       void              null
 variant                            struct<value, metadata> a user-defined type   the type in which it is stored
@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from state_backend.checkpoint.frames import unreadable
+from state_backend.codec.column_text import YEAR_MONTH
+from state_backend.codec.variant_text import MARK, is_variant
 from state_backend.model.errors import DescriptorError, UnsupportedStateError
 
 SIMPLE = {
@@ -36,7 +38,7 @@ SIMPLE = {
     "timestamp_ntz": pa.timestamp("us"),
     "interval": pa.month_day_nano_interval(),
     "void": pa.null(),
-    "variant": pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
+    "variant": pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata=dict([MARK]))]),
 }
 # Spark's names, as in its `simpleString`.
 NAMES = {
@@ -53,6 +55,7 @@ NAMES = {
     pa.timestamp("us", "UTC"): "timestamp",
     pa.timestamp("us"): "timestamp_ntz",
     pa.duration("us"): "interval day to second",
+    YEAR_MONTH: "interval year to month",
     pa.month_day_nano_interval(): "interval",
     pa.null(): "void",
 }
@@ -61,7 +64,7 @@ BY_NAME = {name: kind for kind, name in NAMES.items()} | {"variant": SIMPLE["var
 PATTERNS = (
     (re.compile(r"(string collate|char\(|varchar\().*"), pa.string()),
     (re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?"), pa.duration("us")),
-    (re.compile(r"interval (year|month)( to month)?"), pa.int32()),
+    (re.compile(r"interval (year|month)( to month)?"), YEAR_MONTH),
 )
 DECIMAL = re.compile(r"decimal\((\d{1,2}), *(-?\d{1,2})\)")
 # Marks a column that the function `window` made, in the metadata of its field.
@@ -179,7 +182,7 @@ def _no_type(text: str) -> DescriptorError:
 
 def type_name(kind: pa.DataType) -> str:
     """Return Spark's name of an Arrow type, as in its `simpleString`."""
-    if kind.equals(VARIANT):
+    if is_variant(kind):
         return "variant"
     if pa.types.is_struct(kind):
         return f"struct<{','.join(f'{field.name}:{type_name(field.type)}' for field in kind)}>"

@@ -22,6 +22,8 @@ import pyarrow as pa
 
 from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.spark_types import VARIANT
+from state_backend.codec.column_text import YEAR_MONTH
+from state_backend.codec.variant_text import is_variant
 from state_backend.native import state_files
 
 WORD = 8
@@ -39,6 +41,7 @@ PLAIN_WIDTHS: tuple[tuple[Callable[[pa.DataType], bool], int], ...] = (
     (pa.types.is_date32, 4),
     (pa.types.is_timestamp, 8),
     (pa.types.is_duration, 8),
+    (YEAR_MONTH.equals, 4),
 )
 DECIMAL_DIGITS_MAX = 18  # of a decimal that is in its word
 MICROSECOND_NS = 1000
@@ -119,7 +122,7 @@ class _Decoder:
         if pa.types.is_decimal(kind) and kind.precision <= DECIMAL_DIGITS_MAX:
             return self._small_decimals(slots, kind)
         starts, sizes = self._parts(slots)
-        if kind.equals(VARIANT):
+        if is_variant(kind):
             return self._variants(starts, sizes)
         if pa.types.is_struct(kind):
             return self.rows(starts, sizes, cast(pa.StructType, kind))

@@ -5,6 +5,7 @@ float       the shortest text that reads back the same; no exponent from 1e-7 up
 decimal     plain digits, never an exponent
 date        ISO 8601
 timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
+interval    ISO 8601: P1Y2M3DT4H5M6.5S, without the parts that are zero, each with its own sign; PT0S for zero
 string      its bytes: Spark does not check that they are UTF-8, so an array of texts may have any bytes
 
 A year after 9999 has a sign, as in ISO 8601 and in Spark: +10000-01-01.
@@ -39,6 +40,8 @@ NUMBERS = (
     (pa.types.is_floating, "float"),
     (pa.types.is_decimal, "decimal"),
 )
+# Intervals of years and months: Arrow for Python has no such type. This one has 32 bits, too, and is no type of Spark.
+YEAR_MONTH = pa.time32("s")
 # How Python decodes bytes that are not UTF-8, and the bytes of a surrogate, whole or not, which is no character.
 REPLACED = "sparkis.replaced"
 SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -54,6 +57,8 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
         column = _rewrite(column.cast(pa.string()), lambda text: format(Decimal(text), "f"))
     elif form.startswith("timestamp"):
         column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
+    elif form == "interval":
+        column = interval_text(column)
     return column.cast(pa.binary())
 
 
@@ -61,6 +66,42 @@ def date_text(column: pa.Array) -> pa.Array:
     """Return dates as ISO 8601."""
     days = column.cast(pa.int32())
     return _with_wide_years(column.cast(pa.string()), days, FIRST_DAY, LAST_DAY, _date_of)
+
+
+def is_interval(kind: pa.DataType) -> bool:
+    """Return whether a type is an interval of Spark's: of days and seconds, of years and months, or of a calendar."""
+    return bool(pa.types.is_duration(kind) or pa.types.is_interval(kind) or kind == YEAR_MONTH)
+
+
+def interval_text(column: pa.Array) -> pa.Array:
+    """Return intervals as ISO 8601."""
+    if pa.types.is_duration(column.type):
+        parts: Any = (
+            None if each is None else (0, *_divided(each, DAY_US))
+            for each in column.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
+        )
+    elif pa.types.is_interval(column.type):
+        parts = (None if each is None else (each[0], each[1], each[2] // 1000) for each in column.to_pylist())
+    else:
+        parts = (None if each is None else (each, 0, 0) for each in column.cast(pa.int32()).to_pylist())
+    return pa.array([None if each is None else _interval(*each) for each in parts], pa.string())
+
+
+def _divided(number: int, divisor: int) -> tuple[int, int]:
+    """Return the quotient and the rest, both with the sign of the number."""
+    quotient, rest = divmod(abs(number), divisor)
+    return (quotient, rest) if number >= 0 else (-quotient, -rest)
+
+
+def _interval(months: int, days: int, micros: int) -> str:
+    years, months = _divided(months, 12)
+    minutes, micros = _divided(micros, 60_000_000)
+    hours, minutes = _divided(minutes, 60)
+    seconds = f"{'-' if micros < 0 else ''}{abs(micros) // 1_000_000}.{abs(micros) % 1_000_000:06d}"
+    time = [(hours, "H"), (minutes, "M"), (seconds.rstrip("0").rstrip(".") if micros else 0, "S")]
+    date = "".join(f"{count}{unit}" for count, unit in ((years, "Y"), (months, "M"), (days, "D")) if count)
+    clock = "".join(f"{count}{unit}" for count, unit in time if count)
+    return f"P{date}{'T' if clock else ''}{clock}" if date or clock else "PT0S"
 
 
 def _with_wide_years(

@@ -3,51 +3,39 @@
 number, boolean   its text, as it is; "nan", "inf", "-inf"; a decimal in quotes, if the form says so
 text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F;
                   U+FFFD in place of bytes that are not UTF-8, but in keys they stay, as two keys would become one
-date, timestamp   its text in quotes
+date, timestamp,  its text in quotes
+interval
 binary            "base64"
-struct, list, map object, array, object; a map's key is its text
+struct, list, map object, array, object; a map's key is its text, its base64 or, if it is nested, its JSON as a text
+variant           the JSON of what it is
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.codec.column_text import NUMBERS, any_text, as_bytes, date_text, readable_text
+from state_backend.codec.column_text import (
+    NUMBERS,
+    any_text,
+    as_bytes,
+    date_text,
+    interval_text,
+    is_interval,
+    readable_text,
+)
+from state_backend.codec.variant_text import is_variant, variant_json
 
 NULL = "null"
 ANY_BYTES = "surrogateescape"
 ESCAPED = r'["\\\x00-\x1f]'
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-PLAIN_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_string,
-    pa.types.is_binary,
-    pa.types.is_date,
-    pa.types.is_timestamp,
-    pa.types.is_null,
-)
-
-
-def has_json(kind: pa.DataType) -> bool:
-    """Tell whether `json_texts` writes a type: not intervals, and no maps with keys of nested or binary types."""
-    if pa.types.is_struct(kind):
-        return all(has_json(kind.field(index).type) for index in range(kind.num_fields))
-    if pa.types.is_list(kind):
-        return has_json(kind.value_type)
-    if pa.types.is_map(kind):
-        is_plain = any(is_kind(kind.key_type) for is_kind in PLAIN_TYPES) and not pa.types.is_binary(kind.key_type)
-        return is_plain and has_json(kind.item_type)
-    return any(is_kind(kind) for is_kind in PLAIN_TYPES)
 
 
 class JsonForm(NamedTuple):
@@ -68,6 +56,8 @@ OF_KEYS = JsonForm(keeps_nulls=False, keeps_bytes=True)
 def json_texts(array: pa.Array, form: JsonForm = OF_VALUES) -> pa.Array:
     """Return the JSON of each value, null for a null."""
     kind = array.type
+    if is_variant(kind):
+        return _variants(array, form)
     if pa.types.is_struct(kind):
         texts = json_objects([field.name for field in kind], array.flatten(), len(array), form)
     elif pa.types.is_list(kind):
@@ -111,6 +101,8 @@ def plain_texts(array: pa.Array) -> pa.Array:
         return date_text(array)
     if pa.types.is_timestamp(kind):
         return any_text(as_bytes(array, "timestamp" if kind.tz else "timestamp_ntz"))
+    if is_interval(kind):
+        return interval_text(array)
     form = next((form for is_kind, form in NUMBERS if is_kind(kind)), None)
     return array.cast(pa.string()) if form is None else any_text(as_bytes(array, form))
 
@@ -121,7 +113,7 @@ def _plain(array: pa.Array, form: JsonForm) -> pa.Array:
     if pa.types.is_string(kind):
         return _in_quotes(_escaped(array, form))
     if pa.types.is_binary(kind):
-        return _each(array, lambda content: f'"{base64.b64encode(content).decode()}"')
+        return _in_quotes(_base64(array))
     texts = plain_texts(array)
     if pa.types.is_floating(kind):
         is_number = pc.is_finite(array)
@@ -157,7 +149,23 @@ def _with_usual_offsets(array: pa.Array) -> pa.Array:
 
 def _map_keys(keys: pa.Array, form: JsonForm) -> pa.Array:
     keys = _with_usual_offsets(keys)
+    if pa.types.is_nested(keys.type):
+        return _escaped(json_texts(keys, form), form)
+    if pa.types.is_binary(keys.type):
+        return _base64(keys)
     return _escaped(keys, form) if pa.types.is_string(keys.type) else plain_texts(keys)
+
+
+def _variants(array: pa.StructArray, form: JsonForm) -> pa.Array:
+    def write(value: object, kind: pa.DataType) -> str:
+        (text,) = _plain(pa.array([value], kind), form).to_pylist()
+        return str(text)
+
+    values, metadata = (array.field(index).to_pylist() for index in range(2))
+    rows = zip(values, metadata, array.is_valid().to_pylist(), strict=True)
+    return pa.array(
+        [variant_json(value, names, write) if is_valid else None for value, names, is_valid in rows], pa.string()
+    )
 
 
 def _joined(parts: pa.Array, counts: Any, opening: str, closing: str) -> pa.Array:
@@ -186,5 +194,7 @@ def _quoted(name: str) -> str:
     return f'"{_escape(name)}"'
 
 
-def _each(array: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
-    return pa.array([None if value is None else text_of(value) for value in array.to_pylist()], pa.string())
+def _base64(array: pa.Array) -> pa.Array:
+    return pa.array(
+        [None if each is None else base64.b64encode(each).decode() for each in array.to_pylist()], pa.string()
+    )

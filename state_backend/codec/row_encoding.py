@@ -106,7 +106,7 @@ class RowPlan:
     literals       the texts around the key parts, as in `KeyFormat`
     key_names, field_name, value_names   the DataFrame's names of the columns, for errors
     key_forms, field_form, value_forms   the conversion of each column: text (none), float, integer, decimal, timestamp,
-                   timestamp_ntz, json
+                   timestamp_ntz, interval, json
     object_names   the names in the JSON object that the values are together; else empty. A value whose form is text is
                    JSON already
     json_form      how values become JSON

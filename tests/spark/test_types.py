@@ -63,6 +63,20 @@ CASES = [
     Case("struct", "named_struct('a', 1, 'b', CAST(NULL AS INT))", '{"a":1,"b":null}', '{"a":1,"b":null}', False),
     Case("array", "array(1, NULL, 3)", "[1,null,3]", "[1,null,3]", False),
     Case("map", "map('x', 1.5D)", '{"x":1.5}', '{"x":1.5}', False),
+    Case("days", "INTERVAL '1 02:03:04.5' DAY TO SECOND", "P1DT2H3M4.5S", '"P1DT2H3M4.5S"'),
+    Case("months", "INTERVAL '-1-2' YEAR TO MONTH", "P-1Y-2M", '"P-1Y-2M"'),
+    Case("calendar", "make_interval(1, -2, 0, 3, 4, 0, -5)", "P10M3DT3H59M55S", '"P10M3DT3H59M55S"'),
+    Case("keys", "map(named_struct('a', 1), 2)", '{"{\\"a\\":1}":2}', '{"{\\"a\\":1}":2}', False),
+    Case("bytes", "map(X'FF', INTERVAL '2' HOUR)", '{"/w==":"PT2H"}', '{"/w==":"PT2H"}', False),
+    Case("times", "array(INTERVAL '3' MONTH, NULL)", '["P3M",null]', '["P3M",null]', False),
+    Case(
+        "variants",
+        'array(parse_json(\'{"b": 1e-7, "a": [2.50, true, null]}\'), '
+        "to_variant_object(named_struct('t', DATE'2013-07-04')))",
+        '[{"a":[2.50,true,null],"b":0.0000001},{"t":"2013-07-04"}]',
+        '[{"a":[2.50,true,null],"b":0.0000001},{"t":"2013-07-04"}]',
+        False,
+    ),
     Case("variant", 'parse_json(\'{"a": [1, "b"]}\')', '{"a":[1,"b"]}', '{"a":[1,"b"]}', False),
 ]
 PLAIN = [case for case in CASES if case.is_plain]

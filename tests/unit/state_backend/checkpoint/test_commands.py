@@ -36,8 +36,8 @@ def test_inspect_shows_batches_operators_and_sizes(tmp_path: Path, capsys: pytes
     assert lines[3] == "watermark  2024-03-01T10:30:29.000Z"
     assert "batches 0 to 4 are kept" in lines[2]
     assert "aggregation  4 " in output and "JOB:aggregation:<window>:<side>" in output
-    assert "  key    window struct<start: timestamp, end: timestamp>, side string" in lines
-    assert "  value  count long, sum long" in lines
+    assert "  key    window struct<start:timestamp,end:timestamp>, side string" in lines
+    assert "  value  count bigint, sum bigint" in lines
     assert "  PARTITION  ROWS  BYTES" in lines
     assert "join.stateFormatVersion" not in output
 
@@ -57,6 +57,12 @@ def test_inspect_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sum(each["rows"] for each in states["last"]["partitions"]) == 7
 
 
+def test_inspect_shows_the_names_of_types_that_spark_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [operator] = facts(capsys, unpack(NEWEST, "hdfs-types", tmp_path), "--no-counts")["operators"]
+    types = {each["type"] for each in operator["states"][0]["value"]}
+    assert types >= {"timestamp", "timestamp_ntz", "interval year to month", "map<string,array<struct<n:bigint>>>"}
+
+
 def test_inspect_reads_no_state_without_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-aggregation", tmp_path)
     for delta in folder.rglob("*.delta"):
@@ -73,7 +79,7 @@ def test_inspect_reads_no_state_without_counts(tmp_path: Path, capsys: pytest.Ca
         (
             "hdfs-aggregation",
             "bee",
-            {"aggregation": {"count": 11, "sum": 1.25, "sum_2": 48.0, "count_3": 11, "max": "bee"}},
+            {"aggregation": {"_0": 11, "_1": 1.25, "_2": 48, "_3": 11, "max": "bee"}},
         ),
         ("hdfs-window", "2024-03-01T10:40:00Z:left", {"aggregation": {"count": 8, "sum": 51}}),
         ("hdfs-whole-stream", "all", {"aggregation": {"count": 60, "max": "dog"}}),
@@ -103,7 +109,7 @@ def test_get_finds_keys_that_are_not_utf8_by_their_bytes(tmp_path: Path, capsys:
     code, output, errors = run(capsys, "get", folder, key)
     assert (code, errors) == (0, "")
     found = json.loads(output)["aggregation"]
-    assert (found["max"], found["first"], found["count"]) == ("\ufffd0", {"city": "\ufffd0", "parts": ["\ufffd0"]}, 8)
+    assert (found["max"], found["_1"], found["count"]) == ("\ufffd0", {"city": "\ufffd0", "parts": ["\ufffd0"]}, 8)
     [operator] = facts(capsys, folder)["operators"]
     assert sum(each["rows"] for each in operator["states"][0]["partitions"]) == 8
 
@@ -146,7 +152,7 @@ def test_get_refuses_a_text_that_two_keys_have(
     written.commit(0)
     code, output, errors = run(capsys, "get", tmp_path, "null")
     assert (code, output) == (1, "")
-    assert f"""of {tmp_path} has 2 keys that are written 'null': {{"sensor": "null"}}, {{"sensor": null}}; """ in errors
+    assert f"""of {tmp_path} has 2 keys that are written 'null': {{"sensor":"null"}}, {{"sensor":null}}; """ in errors
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, parse_store_schemas
 from state_backend.checkpoint.spark_types import parse_schema
+from state_backend.codec.column_text import YEAR_MONTH
 from state_backend.model.errors import CheckpointFormatError, UnsupportedStateError
 
 
@@ -88,7 +89,7 @@ def test_a_newer_version_and_an_unknown_encoder_are_refused_by_name() -> None:
         ("string collate UNICODE", pa.string()),
         ("decimal(38,18)", pa.decimal128(38, 18)),
         ("interval day to second", pa.duration("us")),
-        ("interval year to month", pa.int32()),
+        ("interval year to month", YEAR_MONTH),
         ({"type": "udt", "class": "x", "sqlType": "long"}, pa.int64()),
         ({"type": "map", "keyType": "string", "valueType": "date"}, pa.map_(pa.string(), pa.date32())),
     ],

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from state_backend.codec.column_text import YEAR_MONTH
 from state_backend.codec.json_text import OF_KEYS, JsonForm, json_texts, plain_texts
+from state_backend.codec.variant_text import MARK
+from state_backend.model.errors import UnsupportedStateError
 
 
 def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
@@ -66,6 +71,47 @@ def micros(*times: str) -> pa.Array:
     return pa.array([int(np.datetime64(each, "us").astype(np.int64)) for each in times], pa.timestamp("us", "UTC"))
 
 
+VARIANT = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata=dict([MARK]))])
+NAMES = b"\x01\x01\x00\x01a"  # one name, `a`
+OBJECT = b"\x02\x01\x00\x00\x02\x0c\x07"  # of one field, whose value is the byte 7
+
+
+def test_a_variant_is_the_json_of_what_it_is() -> None:
+    decimal = b"\x20\x02" + (1250).to_bytes(4, "little")
+    values = [
+        (OBJECT, '{"a":7}'),
+        (b"\x03\x02\x00\x02\x08" + OBJECT[-2:] + decimal, "[7,12.50]"),
+        (b'\x05"', '"\\""'),
+        (b"\x00", "null"),
+        (b"\x1c" + np.float64(1e-7).tobytes(), "0.0000001"),
+        (b"\x2c" + np.int32(15890).tobytes(), '"2013-07-04"'),
+        (b"\x3c\x01\x00\x00\x00\xff", '"/w=="'),
+    ]
+    array = pa.array([*({"value": each, "metadata": NAMES} for each, _ in values), None], VARIANT)
+    assert json_texts(array).to_pylist() == [*(text for _, text in values), None]
+    in_texts = json_texts(array[1:2], JsonForm(has_text_decimals=True))
+    assert in_texts.to_pylist() == ['[7,"12.50"]']
+    same_names = pa.array([{"value": b"\xff", "metadata": b""}])
+    assert json_texts(same_names).to_pylist() == ['{"value":"/w==","metadata":""}'], (
+        "a struct of Spark's, not a variant"
+    )
+
+
+@pytest.mark.parametrize("end", range(len(OBJECT)))
+def test_a_variant_that_is_cut_off_is_an_error(end: int) -> None:
+    array = pa.array([{"value": OBJECT[:end], "metadata": NAMES}], VARIANT)
+    with pytest.raises(UnsupportedStateError, match="a variant has a form that sparkis does not know"):
+        json_texts(array)
+
+
+def test_keys_of_maps_that_are_nested_or_bytes_are_texts() -> None:
+    nested = pa.array(
+        [[({"a": "é", "b": None}, 1)], None], pa.map_(pa.struct({"a": pa.string(), "b": pa.int8()}), pa.int8())
+    )
+    assert json_texts(nested).to_pylist() == ['{"{\\"a\\":\\"é\\",\\"b\\":null}":1}', None]
+    assert json_texts(pa.array([[(b"\xff", 1)]], pa.map_(pa.binary(), pa.int8()))).to_pylist() == ['{"/w==":1}']
+
+
 # The type's name in the documentation, and some values.
 EXAMPLES: list[tuple[str, pa.Array]] = [
     ("string", pa.array(["Oslo"])),
@@ -79,6 +125,15 @@ EXAMPLES: list[tuple[str, pa.Array]] = [
     ("struct", pa.array([{"a": 7.0, "b": None}])),
     ("array", pa.array([[7.0, None]])),
     ("map", pa.array([[(0, 7.0)]], pa.map_(pa.date32(), pa.float64()))),
+    ("map with nested keys", pa.array([[({"a": 7}, 1)]], pa.map_(pa.struct({"a": pa.int8()}), pa.int8()))),
+    ("map with binary keys", pa.array([[(b"\xff", 7)]], pa.map_(pa.binary(), pa.int8()))),
+    (
+        "interval day to second",
+        pa.array([timedelta(days=1, hours=2, seconds=3.5), -timedelta(minutes=90), timedelta()], pa.duration("us")),
+    ),
+    ("interval year to month", pa.array([14, -14], pa.int32()).cast(YEAR_MONTH)),
+    ("interval", pa.array([(14, -3, 4_000_000_000)], pa.month_day_nano_interval())),
+    ("variant", pa.array([{"value": OBJECT, "metadata": NAMES}], VARIANT)),
 ]
 
 

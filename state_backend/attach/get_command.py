@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
+from state_backend.attach.key_lookup import indented, look_up
+from state_backend.attach.states import pairs
 from state_backend.checkpoint.checkpoint import Checkpoint
-from state_backend.checkpoint.inspection import key_forms, look_up
+from state_backend.checkpoint.inspection import key_forms
+from state_backend.codec.json_text import JsonForm
 from state_backend.model.errors import SparkisError
 from state_backend.progress_bar import ProgressBar
 
-DESCRIPTION = "Look a key up in a query's checkpoint, and print its value as JSON, by state. It reads the whole state."
+DESCRIPTION = (
+    "Look a key up in a query's checkpoint, and print its value as JSON, by state, with the columns and texts of "
+    "`sparkis attach`. It reads the whole state."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +28,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the key's columns, joined by `:`; a window is its start; `all` if there are no columns",
     )
     parser.add_argument("--state", metavar="NAME", help="only this state, by its name in `sparkis inspect`")
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="NAME=SQL",
+        help="a column of the value, by an SQL expression or a function of the query, as of `sparkis attach`",
+    )
+    parser.add_argument(
+        "--json-decimals",
+        choices=("number", "text"),
+        default="number",
+        help="decimals: numbers, or texts, which no reader rounds (default %(default)s)",
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="a committed micro-batch (default: the last one)")
 
 
@@ -31,7 +49,15 @@ def run(options: argparse.Namespace) -> int:
     try:
         with ProgressBar("partitions") as progress:
             checkpoint = Checkpoint.at(options.checkpoint)
-            batch, found = look_up(checkpoint, options.key, options.state, options.batch, progress.show)
+            batch, found = look_up(
+                checkpoint,
+                options.key,
+                options.state,
+                options.batch,
+                progress.show,
+                expressions=pairs("--column", options.column),
+                form=JsonForm(has_text_decimals=options.json_decimals == "text"),
+            )
             forms, unread = ({}, "") if found else key_forms(checkpoint, batch)
     except SparkisError as error:
         print(f"sparkis get: {error}", file=sys.stderr)
@@ -41,5 +67,5 @@ def run(options: argparse.Namespace) -> int:
         hint = f"; keys have the form {', '.join(forms_of)}" if forms_of else ""
         print(f"sparkis get: no state has the key {options.key!r} after batch {batch}{hint}{unread}", file=sys.stderr)
         return 1
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    print(indented(found))
     return 0
