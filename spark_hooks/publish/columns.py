@@ -27,14 +27,14 @@ JSON_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.NumericTy
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 # The options of Spark's JSON for a `time_format`.
 TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
-TIME_TYPES = (T.DateType, T.TimestampType, T.TimestampNTZType)
+TIME_TYPES: tuple[type[T.DataType], ...] = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
 # Those of years and months become calendar intervals: Arrow for Python has no other type with months.
-YEAR_MONTHS = (T.YearMonthIntervalType,)
+YEAR_MONTHS: tuple[type[T.DataType], ...] = (T.YearMonthIntervalType,)
 CALENDARS: tuple[type[T.DataType], ...] = YEAR_MONTHS
 if hasattr(T, "CalendarIntervalType"):  # not in Spark 3.5
     CALENDARS = (T.CalendarIntervalType, *YEAR_MONTHS)
-INTERVALS = (T.DayTimeIntervalType, *CALENDARS)
+INTERVALS: tuple[type[T.DataType], ...] = (T.DayTimeIntervalType, *CALENDARS)
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
 FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
@@ -186,7 +186,7 @@ class StateColumns:
         """Return a column from which `row_encoding` makes JSON, or JSON of Spark's, and its form."""
         if not _has_json(kind):
             return _sparks_json(column, _json_options(self.state)), "text"
-        rewritten = YEAR_MONTHS if self.state.time_format is None else (*YEAR_MONTHS, *TIME_TYPES)
+        rewritten = YEAR_MONTHS if self.state.time_format is None else YEAR_MONTHS + TIME_TYPES
         return (_rewritten(column, kind, self.state) if _has(kind, rewritten) else column), "json"
 
 

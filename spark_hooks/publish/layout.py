@@ -40,7 +40,7 @@ from state_backend.model.errors import DescriptorError
 
 ROLES = ("k", "f", "o", "b", "v", "d", "e", "r", "s", "l", "x")
 FOLDED_ROLES = ("s", "l", "x")
-INCOMPARABLE = (T.MapType, *CALENDARS, *VARIANTS)
+INCOMPARABLE: tuple[type[T.DataType], ...] = (T.MapType, *CALENDARS, *VARIANTS)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import pytest
 from compat.processes import killed_at_end
 from compat.waiting import eventually
 from state_backend.attach import shard
+from state_backend.attach.key_lookup import look_up
 from state_backend.attach.start import attach_files, bind
 from state_backend.attach.states import AttachedState, without_window_ends
 from state_backend.checkpoint.checkpoint import Checkpoint
-from state_backend.checkpoint.inspection import look_up
 from state_backend.history.key_history import history_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
