@@ -100,8 +100,6 @@ def test_a_column_name_with_a_dot_is_a_column(rows: Batches, log: Path):
     ("sql", "kind"),
     [
         ("NULL", "void"),
-        ("INTERVAL '1' DAY", "interval day"),
-        ("INTERVAL '1' MONTH", "interval month"),
         ("TIME'10:00:00'", "time"),
     ],
 )
