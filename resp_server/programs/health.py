@@ -103,7 +103,12 @@ def _reason_by_redis(options: argparse.Namespace) -> str:
         if options.live or options.lag_max is None:
             return ""
         client.call("HELLO", "3")
-        lags = client.call("STATE", "LAG")
+        try:
+            lags = client.call("STATE", "LAG")
+        except ErrorReplyError:
+            raise
+        except SparkisError as error:  # a proxy replies an error later than this program waits
+            return f"PING is answered, but STATE LAG is not, so the state servers may be away: {error}"
     behind = [lag for lag in lags if lag["lag_ms"] is None or lag["lag_ms"] > options.lag_max * 1000]
     return "; ".join(
         f"job {lag['job']}: no epoch is visible yet"

@@ -84,7 +84,7 @@ def _print_once(options: argparse.Namespace) -> int:
         with Client.from_url(options.url, tls=files_of(options), other_password=password) as client:
             loading, jobs, version = _loading_text(client), read(client), version_of(client)
     except SparkisError as error:
-        hint = (
+        hint = _servers_hint(str(error)) or (
             " (--url names another address, --log the log of a job on this machine)"
             if options.url == DEFAULT_URL
             else ""
@@ -105,6 +105,16 @@ def _print_once(options: argparse.Namespace) -> int:
             tables.append(table([STATE_COLUMNS, *(row for job in jobs for row in _state_rows(job))]))
         print("\n\n".join([*tables, *filter(None, (loading, version))]), flush=True)
     return 0
+
+
+def _servers_hint(error: str) -> str:
+    """Return what to do after an error of a proxy that reaches no state server; empty for other errors."""
+    if not any(words in error for words in ("cannot be reached", "CLUSTERDOWN", "did not reply to STATE")):
+        return ""
+    return (
+        ". If this is a proxy, it runs, but a state server behind it is away: start that server, or check that the "
+        "proxy's host reaches its address. sparkis status --url of another state server shows that server's jobs"
+    )
 
 
 def read(client: Client) -> list[dict[str, Any]]:

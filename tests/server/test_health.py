@@ -6,21 +6,33 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compat.conformance.servers import Running, free_port
+from compat.waiting import eventually
 from resp_server.exporter.listener import MetricsListener
 from resp_server.exporter.sources import ServerSource
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 from tests.server.conftest import NOW_MS
+from tests.server.nodes import HALVES, Nodes
 
 
 def health(*arguments: str, password: str = "") -> tuple[int, str]:
-    """Return the exit code, and what is printed."""
+    """Return the exit code of `sparkis health`, and what is printed."""
+    return run("health", *arguments, password=password)
+
+
+def run(*arguments: str, password: str = "") -> tuple[int, str]:
+    """Return the exit code of a command, and what is printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "sparkis", "health", *arguments],
+        [sys.executable, "-m", "sparkis", *arguments],
         capture_output=True,
         text=True,
         env=os.environ | {"SPARKIS_PASSWORD": password},
@@ -89,6 +101,27 @@ def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable
         assert health("--metrics", str(listener.port), "--live") == (0, "")
     finally:
         served.run(listener.stop())
+
+
+def test_a_proxy_that_reaches_no_server_says_so_and_what_to_do(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, *HALVES)
+        with LogWriter(nodes.log, "job", [StateDescriptor("n", key="k", value="v")]) as writer:
+            writer.publish([Change("n", Op.PUT, b"job:n:1", value=b"1")])
+        servers = [nodes.start(number) for number in range(2)]
+        proxy = nodes.start_proxy()
+        url = url_of(proxy.port)
+        eventually(lambda: run("status", "--url", url)[0], lambda code: code == 0)
+        for server in servers:
+            server.process.kill()
+            server.process.wait()
+        code, said = run("status", "--url", url)
+        assert code == 1
+        assert "If this is a proxy, it runs, but a state server behind it is away: start that server" in said
+        code, said = health("--url", url, "--lag-max", "60")
+        assert code == 1
+        assert "cannot be reached" in said or "so the state servers may be away" in said
+        assert health("--url", url, "--live") == (0, "")
 
 
 def test_nobody_is_another_answer_than_no() -> None:
