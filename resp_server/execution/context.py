@@ -258,13 +258,13 @@ class ServerContext:
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return the encoded pending pushes of a following connection."""
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pending_pushes(self.view.term_epochs(), self._topology_version)
+        return epoch_feed.pending_pushes(self.view.term_epochs(), self._topology_version, self.view.logs)
 
     def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.renew_all()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pushes_around_reply(self.view.term_epochs(), self._topology_version)
+        return epoch_feed.pushes_around_reply(self.view.term_epochs(), self._topology_version, self.view.logs)
 
     @property
     def _topology_version(self) -> int:

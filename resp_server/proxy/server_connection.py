@@ -29,6 +29,7 @@ from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.requests import PING, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
+from state_backend.apply.store_log import StoreLog
 from state_backend.store.keyspace import UNREADABLE
 
 logger = logging.getLogger("sparkis.proxy")
@@ -58,7 +59,8 @@ class ClusterFacts(Protocol):
     """The facts of an application that a connection to one of its servers needs.
 
     seen: the newest epochs that each server has announced. removed_jobs: jobs that all servers have dropped.
-    follows_keys: servers have to report changed keys.
+    follows_keys: servers have to report changed keys. log: the proxy's own log; None: it has none, or the log has no
+    identity.
     """
 
     @property
@@ -75,6 +77,8 @@ class ClusterFacts(Protocol):
     def removed_jobs(self) -> set[str]: ...
     @property
     def keys(self) -> JobKeys: ...
+    @property
+    def log(self) -> StoreLog | None: ...
     @property
     def follows_keys(self) -> bool: ...
 
@@ -110,6 +114,9 @@ class ClusterEvents(ClusterFacts, Protocol):
 
     def on_epoch(self, connection: ServerConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's report of a job's epoch."""
+
+    def log_refused(self, address: str, reason: str) -> None:
+        """Handle a server of another log."""
 
     def check_alignment(self) -> None:
         """Compare the epochs of all servers, after one became ready."""
@@ -156,6 +163,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self.epochs: Epochs = EMPTY_EPOCHS
         self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs` in the form of a reply's epochs
         self._awaited: dict[str, JobEpoch] = {}  # the epochs that the server was asked to look for since the last check
+        self._logs: dict[str, tuple[str, str]] = {}  # the root and the identity of each job's log
         self._follows_keys = False  # the server reports changed keys
         self.is_ready = False
         self.is_detaching = False  # it left its socket to a long reply, and is connecting again
@@ -346,6 +354,10 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         words = push.split(b"\r\n")
         if words[2] == b"topology":
             self._cluster.on_topology_version(int(words[3][1:]), self.key.address)
+        elif words[2] == b"log":
+            self._logs[words[4].decode()] = words[6].decode(), words[8].decode()
+            if self._link is not None and (refusal := self._refusal()):
+                self.cut(refusal)
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
             if reached == UNREADABLE:  # no request waits for its epochs
@@ -355,6 +367,20 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self.reply_epochs = self._cluster.shared_epochs(others if reached == REMOVED else {**others, job: reached})
             self.epochs = self.reply_epochs[0]
             self._cluster.on_epoch(self, job, reached)
+
+    def _refusal(self) -> str:
+        """Return why the server must not answer: none of its jobs is of the log that the proxy has. Empty: it may."""
+        own = self._cluster.log
+        if own is None or not self._logs or own.id in {identity for _, identity in self._logs.values()}:
+            return ""
+        root, identity = next(iter(self._logs.values()))
+        self._cluster.log_refused(
+            self.key.address,
+            refusal
+            := f"it serves the log {root} (identity {identity}), and the proxy's --log is {own.root} ({own.id}); "
+            "give the server or the proxy the other's log",
+        )
+        return refusal
 
     def follow(self) -> None:
         """Request the server to report changed keys, or to stop, as `follows_keys` says."""
@@ -421,7 +447,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._cluster.certificates
-        self.epochs, self.reply_epochs = EMPTY_EPOCHS, NO_EPOCHS
+        self.epochs, self.reply_epochs, self._logs = EMPTY_EPOCHS, NO_EPOCHS, {}
         self._floor = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
         try:
             await self._pause()
@@ -431,6 +457,8 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 try:
                     self._follows_keys = self._cluster.follows_keys
                     await link.greet(self.key.protocol, self._cluster.password, has_keys=self._follows_keys)
+                    if refusal := self._refusal():
+                        raise HandshakeError(refusal)
                 except BaseException:
                     link.forget()
                     raise

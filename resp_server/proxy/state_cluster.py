@@ -34,6 +34,7 @@ from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, 
 from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
+from state_backend.apply.store_log import StoreLog
 from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
@@ -80,6 +81,9 @@ class StateCluster:
     open_connections: list[ServerConnection | None] = field(default_factory=lambda: [None])
     # None: no TLS. Otherwise all servers have to use TLS.
     certificates: Certificates | None = field(default=None, repr=False)
+    # The log that the servers have to serve; None: any. The servers of other logs, and why each was refused.
+    log: StoreLog | None = None
+    refused_logs: dict[str, str] = field(default_factory=dict)
     # Servers have to report changed keys. `on_changed` is called with the keys; None: any key may have changed.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
@@ -302,6 +306,12 @@ class StateCluster:
         if newest != self.newest:
             self.newest, self._newest_shared = newest, (newest,)
         return self._newest_shared if epochs == self.newest else (epochs,)
+
+    def log_refused(self, address: str, reason: str) -> None:
+        """Log a server of another log, once."""
+        if self.refused_logs.get(address) != reason:
+            self.refused_logs[address] = reason
+            logger.error("server %s is refused: %s; its keys are errors", address, reason)
 
     def check_alignment(self) -> None:
         """Update `is_aligned`: whether all ready servers have reached the newest epochs."""

@@ -20,6 +20,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import reason_of
 from resp_server.proxy.state_cluster import StateCluster
+from state_backend.apply.store_log import StoreLog
 from state_backend.log.checked_json import checked_object
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError
@@ -93,7 +94,11 @@ class ServerSource(ProxyTopologySource):
 
 
 class LogSource(ProxyTopologySource):
-    """A registry's record under a log's root; the registry itself need not run."""
+    """A registry's record under a log's root; the registry itself need not run.
+
+    The record of a leftover or a copy may have the addresses of servers that serve another log now. So servers have to
+    report the identity of this log. It is read again while servers are refused: the log may have been begun anew.
+    """
 
     def __init__(self, filesystem: Filesystem) -> None:
         self.name = f"the log {filesystem.root}"
@@ -106,6 +111,8 @@ class LogSource(ProxyTopologySource):
             problem = ""
             try:
                 stored = await asyncio.to_thread(self._filesystem.read, RECORD)
+                if stored != self._seen or self.cluster.log is None or self.cluster.refused_logs:
+                    self.cluster.log = await asyncio.to_thread(StoreLog.of_log, self._filesystem)
                 if stored is not None and stored != self._seen:
                     self._seen = stored
                     self._take(stored)

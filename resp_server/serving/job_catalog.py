@@ -142,6 +142,7 @@ class LocalJobCatalog(JobCatalog):
             renamed_from=event["renamed_from"],
             as_of_ms=event.get("as_of_ms"),
             log=event.get("log", ""),
+            log_id=event.get("log_id", ""),
         )
         try:
             self._keyspace.check(made)

@@ -2,6 +2,7 @@
 
     >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job; 0 and -1: not readable yet
     >2 topology <version>
+    >4 log <job> <root> <id>           the log of a readable job; peers of older versions ignore it
     >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: their values changed
 
 Push frames are used in both versions of the protocol; their first byte differs from that of replies. A reply before an
@@ -23,6 +24,10 @@ JobEpoch = tuple[int, int]
 Epochs: TypeAlias = Mapping[str, JobEpoch]
 # The distinct `Epochs` that the parts of a reply were read at.
 ReplyEpochs: TypeAlias = tuple[Epochs, ...]
+
+# The root and the identity of each job's log.
+Logs: TypeAlias = Mapping[str, tuple[str, str]]
+NO_LOGS: Logs = {}
 
 REMOVED: JobEpoch = (-1, -1)
 NO_TOPOLOGY = -1
@@ -65,6 +70,7 @@ class EpochFeed:
         self.change_counter = NEVER_SENT
         self._sent_epochs: dict[str, JobEpoch] = {}
         self._sent_version = NO_TOPOLOGY
+        self._sent_logs: Logs = NO_LOGS
         self._changed: list[bytes] | None = []
         self._changed_bytes = 0
 
@@ -77,21 +83,28 @@ class EpochFeed:
         else:
             self._changed += keys
 
-    def pushes_around_reply(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
+    def pushes_around_reply(self, jobs: Mapping[str, JobEpoch | None], version: int, logs: Logs = NO_LOGS) -> bytes:
         """Return the pushes to send before a sliced reply; their changed keys are sent again after that reply."""
         changed = self._changed
-        pushes = self.pending_pushes(jobs, version)
+        pushes = self.pending_pushes(jobs, version, logs)
         if changed is None or changed:
             self.record_changes(changed)
             self.change_counter = NEVER_SENT
         return pushes
 
-    def pending_pushes(self, jobs: Mapping[str, JobEpoch | None], version: int) -> bytes:
+    def pending_pushes(self, jobs: Mapping[str, JobEpoch | None], version: int, logs: Logs = NO_LOGS) -> bytes:
         """Return pending pushes and mark them sent. jobs: the newest epoch of each; None: the job has no epoch yet."""
         pushes: list[Reply] = []
         if self._changed is None or self._changed:
             pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
             self._changed, self._changed_bytes = [], 0
+        if logs is not self._sent_logs:
+            pushes += [
+                Push((b"log", job.encode(), root.encode(), identity.encode()))
+                for job, (root, identity) in logs.items()
+                if self._sent_logs.get(job) != (root, identity)
+            ]
+            self._sent_logs = logs
         for job, newest in jobs.items():
             if newest is not None and self._sent_epochs.get(job) != newest:
                 self._sent_epochs[job] = newest

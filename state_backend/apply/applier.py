@@ -8,8 +8,9 @@ format and levels; `epoch 5 17` announces epoch 17 of term 5; any other line mea
 hint: it decides what to look for, and nothing of it is served.
 The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
-    {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "term", "applied", ...}
-        readers open this store from now on, and close the store of the job's former name
+    {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "log_id", "term", "applied", ...}
+        readers open this store from now on, and close the store of the job's former name; `log_id`: the identity of the
+        log that filled it, empty if it has none
     {"event": "status", "committed", "committed_clock_ms", "term", "applied", "changes", "is_stale", "error", ...}
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `digest` that of its
         file (null: it was not read), `changes` the number of its changes in all slots; `applied_epochs` and `apply_ns`:
@@ -704,6 +705,7 @@ class Applier:
                 "states": [state.to_json() for state in description.states],
                 "renamed_from": description.renamed_from,
                 "as_of_ms": self._as_of_ms,
+                "log_id": kept.id if (kept := StoreLog.of_store(self._store.path)) is not None else "",
                 **self._visible_fields(),
             }
         )

@@ -45,6 +45,7 @@ class Job:
     generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
     last. renamed_from: the former name of the job, under which it is served until this one is open.
     as_of_ms: the past moment that is served, if the log is not followed. log: the log root; empty: there is no log.
+    log_id: the identity of the log that filled the store; empty: unknown.
     applied_epochs, apply_ns: the epochs that this server has applied, and the time in which it did. state_bytes: the
     bytes of each state, in all slots, in the newest snapshot in the log; None if there is no snapshot, or an old one.
     """
@@ -65,6 +66,7 @@ class Job:
     renamed_from: str | None = None
     as_of_ms: int | None = None
     log: str = ""
+    log_id: str = ""
     applied_epochs: int = 0
     apply_ns: int = 0
     state_bytes: Mapping[str, int] | None = None
@@ -188,6 +190,7 @@ class KeyspaceView:
         self.on_expiry: OnExpiry = lambda snapshot, expiry_batches: None
         self._missing: dict[str, KeyGroups] = {}  # served slots that a job's snapshot does not own
         self._jobs: dict[str, Job] = {}
+        self._logs: dict[str, tuple[str, str]] = {}
         self._unreadable: dict[str, str | None] = {}
         self._empty = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
@@ -229,6 +232,7 @@ class KeyspaceView:
     def _route(self) -> None:
         """Read the keyspace's jobs, close snapshots of removed jobs and generations, and compile the key formats."""
         jobs = self._jobs = dict(self._keyspace.jobs)
+        self._logs = {name: (job.log, job.log_id) for name, job in jobs.items() if job.log_id}
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
             self._versions.pop(name, None)
@@ -394,6 +398,11 @@ class KeyspaceView:
         view = copy(self)
         view._listed = names
         return view
+
+    @property
+    def logs(self) -> Mapping[str, tuple[str, str]]:
+        """The root and the identity of each job's log, if it has an identity. Another object when the jobs change."""
+        return self._logs
 
     def term_epochs(self) -> dict[str, tuple[int, int] | None]:
         """Return the term and epoch of each job's snapshot, by job; None for a job that was not read yet.

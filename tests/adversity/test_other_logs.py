@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.exceptions import MovedError
 
-from compat.conformance.servers import child_environment
+from compat.conformance.servers import child_environment, sparkis_program
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -20,6 +20,7 @@ from tests.adversity.fleet import JOB, KEYS, TOKEN, Fleet
 
 STATE = StateDescriptor("n", key="k", value="v")
 REFUSED = "refuses this server"
+PROXY = ("-m", "resp_server.programs.proxy")
 
 
 def other_log(fleet: Fleet, kind: str) -> Path:
@@ -90,3 +91,37 @@ def test_a_server_whose_store_was_filled_from_another_log_does_not_start(fleet: 
     assert f"the store {store} was filled from the log {fleet.log} (identity " in ended.stderr
     assert f"and is given for the log {other} (" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_proxy_answers_nothing_from_servers_of_another_log_than_its_own(fleet: Fleet) -> None:
+    fleet.registry()
+    server = fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    leftover = other_log(fleet, "leftover")
+    shutil.copy(fleet.log / "registry.json", leftover)
+    with sparkis_program(PROXY, "--port", "0", "--log", str(leftover)) as proxy, proxy.connect() as client:
+        refusal = f"127.0.0.1:{server.port} cannot be reached: it serves the log {fleet.log} (identity "
+        eventually(lambda: str(client.call("GET", KEYS[0])), lambda found: refusal in found)
+        error = client.call("GET", KEYS[0])
+        assert error.is_error
+        assert f"the proxy's --log is {leftover} (" in str(error)
+        assert all(client.call("GET", key).is_error for key in KEYS[:20])
+    with sparkis_program(PROXY, "--port", "0", "--log", str(fleet.log)) as proxy, proxy.connect() as client:
+        eventually(lambda: not client.call("GET", KEYS[0]).is_error, awaited="a value")
+
+
+def test_a_proxy_takes_servers_of_an_older_version_that_report_no_log(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    (kept,) = eventually(lambda: list(fleet.folder.glob("store0/*/*/log.json")), awaited="a store")
+    fleet.servers[0].kill()
+    (fleet.log / "log.json").rename(fleet.folder / "identity")
+    kept.unlink()
+    fleet.server(0)
+    with sparkis_program(PROXY, "--port", "0", "--log", str(fleet.log)) as proxy, proxy.connect() as client:
+        eventually(lambda: not client.call("GET", KEYS[0]).is_error, awaited="a value")
+        (fleet.folder / "identity").rename(fleet.log / "log.json")
+        since = fleet.epoch
+        eventually(lambda: fleet.epoch > since + 10, awaited="the job goes on")
+        assert not client.call("GET", KEYS[0]).is_error
