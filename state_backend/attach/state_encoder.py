@@ -125,7 +125,10 @@ class StateEncoder:
         owner: the list of each row. The next element of the list empties it, if a skipped element would have done so.
         """
         is_deleted = read["d"].to_numpy(zero_copy_only=False).copy()
-        is_null = read["v0"].is_null().to_numpy(zero_copy_only=False) & ~is_deleted
+        values = [column for name, column in read.items() if name.startswith("v")]
+        is_null = (
+            np.logical_and.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values]) & ~is_deleted
+        )
         if not is_null.any():
             return read
         message = (
