@@ -1,7 +1,7 @@
 """Transactions: EXEC runs the queued commands at one epoch of each job and at one clock reading.
 
-STATE AT, STATE MARK and STATE EXPECT are for proxies, whose transactions span several servers. So is STATE NOTICE: a
-request of a proxy's client waits until the server has an epoch that another one has.
+STATE AT, STATE HOLD, STATE MARK and STATE EXPECT are for proxies, whose requests span several servers. So is STATE
+NOTICE: a request of a proxy's client waits until the server has an epoch that another one has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
 from resp_server.protocol.errors import ExecAbortError, NoEpochError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
+from resp_server.session.epoch_feed import epochs_text
 from resp_server.session.transaction import Mark, ReadPoint, check_watch_limits
 from state_backend.store.keyspace import KeyspaceView
 
@@ -67,12 +68,13 @@ def _open_view(context: CommandContext) -> KeyspaceView:
         return context.server.pin()
     view = context.server.pin_at(read_point)
     if view is None:
-        pinned = context.server.pinned_epochs.epochs()
-        pinned_texts = [
-            f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(pinned.items())
-        ]
-        raise NoEpochError(" ".join(pinned_texts))
+        raise _no_epoch(context)
     return view
+
+
+def _no_epoch(context: CommandContext) -> NoEpochError:
+    pinned = context.server.pinned_epochs.epochs()
+    return NoEpochError(" ".join(f"{job} {epochs_text(epochs).decode()}" for job, epochs in sorted(pinned.items())))
 
 
 @command(
@@ -134,6 +136,42 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
     reached = context.server.view.term_epochs().get(name)
     if reached is None or reached < (term, epoch):
         context.server.on_awaited_epoch(name, epoch, term)
+    return OK
+
+
+@command(
+    "state|hold",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(1)",
+        flags=("readonly", "loading", "stale", "fast", "no_multi"),
+        acl_categories=("@read", "@fast", "@transaction"),
+        arguments=[
+            {"name": "job", "type": "string", "display_text": "job"},
+            {
+                "name": "epoch",
+                "type": "block",
+                "flags": ["optional"],
+                "arguments": [
+                    {"name": "term", "type": "integer", "display_text": "term"},
+                    {"name": "epoch", "type": "integer", "display_text": "epoch"},
+                ],
+            },
+        ],
+    ),
+)
+def state_hold(context: CommandContext, name: bytes, *words: bytes) -> Reply:
+    """Makes all clients read a job at an earlier epoch while its log cannot be read; without an epoch, ends this."""
+    check_reads_all_keys(context)
+    job = name.decode("utf-8", "surrogateescape")
+    if not words:
+        context.server.release(job)
+        return OK
+    if len(words) != 2:
+        raise syntax_error()
+    if not context.server.hold(job, (integer(words[0]), integer(words[1]))):
+        raise _no_epoch(context)
     return OK
 
 

@@ -28,7 +28,7 @@ from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epochs_text
 from resp_server.session.session import RESP2, Account, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -36,7 +36,7 @@ from resp_server.session.transaction import ReadPoint
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.key_groups import ALL
-from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.keyspace import Keyspace, KeyspaceView, Lend, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
@@ -124,6 +124,8 @@ class ServerContext:
         config = self.config
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.server_password)
         self.tracking = TrackingTable(self.config.tracked_keys_max)
+        self._stalled: set[str] = set()  # jobs whose log cannot be read here, so that they get no newer epoch
+        self._held: dict[str, tuple[Lend, Snapshot]] = {}  # jobs that are read at an earlier epoch meanwhile
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
         self.slow_requests = SlowRequests(self)
@@ -141,11 +143,57 @@ class ServerContext:
         # Called with a job, an epoch and its term, for which a request at a proxy waits (see STATE NOTICE).
         self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
 
-    def _on_epoch(self) -> None:
-        self.pinned_epochs.update(self.clock())
+    def _on_epoch(self, job: str) -> None:
+        self.pinned_epochs.update(job, self.clock())
+        self._note_stalled(job)
         if self.view.routes_version != self.keyspace.version:
             self.renew()  # an old view keeps the files of removed stores open, and the next request may come late
         self.notifications.poll_soon()
+
+    def _note_stalled(self, job: str) -> None:
+        """Note whether the log of a job can be read; if it can, read the job at its newest epoch again."""
+        served = self.keyspace.jobs.get(job)
+        is_stalled = served is not None and bool(served.error)
+        if is_stalled == (job in self._stalled):
+            return
+        self.change_counter += 1
+        if is_stalled:
+            self._stalled.add(job)
+        else:
+            self._stalled.remove(job)
+            self.release(job)
+
+    def hold(self, job: str, term_epoch: JobEpoch) -> bool:
+        """Read a job at an earlier epoch for as long as its log cannot be read; return False if it is not pinned."""
+        lend = self.pinned_epochs.lender(job, term_epoch)
+        if job not in self._stalled or lend is None:
+            return False
+        self.release(job)
+        self._held[job] = lend, lend(self.clock())  # the snapshot keeps the epoch readable
+        self.view.hold(job, lend)
+        return True
+
+    def release(self, job: str) -> None:
+        """Read a job at its newest epoch again, if it is held at an earlier one."""
+        if job in self._held:
+            self.view.release(job)
+            self._held.pop(job)[1].close()
+
+    def keep_epochs(self, now_ms: int, *, is_followed: bool) -> None:
+        """Pin epochs while a proxy may need one that other owners of slots have, too; else release unused ones."""
+        if is_followed and self.cluster is not None and self.cluster.slots != ALL:
+            self.pinned_epochs.keep(now_ms)
+        else:
+            self.pinned_epochs.release_unused(now_ms)
+
+    def stalled_epochs(self) -> dict[str, bytes]:
+        """Return the epochs at which each job can be read whose log cannot be read, as words of STATE FOLLOW's push."""
+        if not self._stalled:
+            return {}
+        newest = self.view.term_epochs()
+        found = {job: self.pinned_epochs.epochs_of(job) for job in self._stalled & newest.keys()}
+        read = {job: [] if reached is None else [reached] for job, reached in newest.items()}
+        return {job: epochs_text(pinned or read[job]) for job, pinned in found.items()}
 
     def become_node(self, node: NodeView) -> None:
         """Become this node of a cluster, from the next input buffer on."""
@@ -217,8 +265,12 @@ class ServerContext:
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of a keyspace; in a cluster, of this node's slots."""
         if self.cluster is None or self.cluster.slots == ALL:
-            return keyspace.view(now_ms, on_change)
-        return SlotView(keyspace, self.cluster.slots, now_ms, on_change)
+            view = keyspace.view(now_ms, on_change)
+        else:
+            view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
+        for job in self._held.keys() & keyspace.jobs.keys():
+            view.hold(job, self._held[job][0])
+        return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
         view = self.view_of(self.keyspace, now_ms, self._on_changed_keys)
@@ -258,17 +310,18 @@ class ServerContext:
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return the encoded pending pushes of a following connection."""
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pending_pushes(self.view.term_epochs(), self._topology_version, self.view.logs)
+        return epoch_feed.pending_pushes(self._told())
 
     def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.renew_all()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pushes_around_reply(self.view.term_epochs(), self._topology_version, self.view.logs)
+        return epoch_feed.pushes_around_reply(self._told())
 
-    @property
-    def _topology_version(self) -> int:
-        return NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+    def _told(self) -> Told:
+        """Return what following connections have to know by now."""
+        version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+        return Told(self.view.term_epochs(), version, self.view.logs, self.stalled_epochs())
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Begin STATE FOLLOW for a session; return the current epochs as pushes. has_keys: report changed keys, too."""

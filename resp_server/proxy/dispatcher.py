@@ -76,7 +76,15 @@ LOCATE = "state|locate"
 HISTORY = "state|history"
 TRANSACTIONS = "transactions"
 # Commands that proxies send to servers. A proxy itself does not serve them.
-INTERNAL_COMMANDS = ("state|at", "state|notice", "state|expect", "state|within", "state|publish", "state|notify")
+INTERNAL_COMMANDS = (
+    "state|at",
+    "state|notice",
+    "state|expect",
+    "state|hold",
+    "state|within",
+    "state|publish",
+    "state|notify",
+)
 # Commands that change how the rest of a transaction is answered.
 NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 

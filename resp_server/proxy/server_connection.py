@@ -27,8 +27,9 @@ from resp_server.protocol.errors import PlainError, TryAgainError, internal_erro
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.job_keys import JobKeys
+from resp_server.proxy.outages import Outages
 from resp_server.proxy.requests import PING, DiscardSink, InFlightRequest, ServerRequest
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
 from state_backend.apply.store_log import StoreLog
 from state_backend.store.keyspace import UNREADABLE
 
@@ -105,6 +106,11 @@ class ClusterEvents(ClusterFacts, Protocol):
 
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
+    @property
+    def outages(self) -> Outages: ...
+
+    def agree_on_epochs(self) -> None:
+        """Handle a server that can no longer read a job's log, or can again."""
 
     def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
         """Handle an error reply."""
@@ -160,7 +166,10 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._connected_s = 0.0
         self._last_received_s = 0.0
         self._floor: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
-        self.epochs: Epochs = EMPTY_EPOCHS
+        self.announced: Epochs = EMPTY_EPOCHS
+        self.stalled: dict[str, list[JobEpoch]] = {}  # jobs whose log the server cannot read, and their epochs there
+        self.held: dict[str, JobEpoch] = {}  # the epochs that STATE HOLD requested
+        self.epochs: Epochs = EMPTY_EPOCHS  # the announced ones as they count (see `outages`)
         self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs` in the form of a reply's epochs
         self._awaited: dict[str, JobEpoch] = {}  # the epochs that the server was asked to look for since the last check
         self._logs: dict[str, tuple[str, str]] = {}  # the root and the identity of each job's log
@@ -363,10 +372,36 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             if reached == UNREADABLE:  # no request waits for its epochs
                 self._cluster.keys.epoch_reported(job, reached)
                 return
-            others = {name: each for name, each in self.epochs.items() if name != job}
-            self.reply_epochs = self._cluster.shared_epochs(others if reached == REMOVED else {**others, job: reached})
-            self.epochs = self.reply_epochs[0]
-            self._cluster.on_epoch(self, job, reached)
+            others = {name: each for name, each in self.announced.items() if name != job}
+            self.announced = others if reached == REMOVED else {**others, job: reached}
+            self.count_epochs()
+            self._cluster.on_epoch(self, job, self.epochs.get(job, REMOVED))
+        elif words[2] == b"stalled":
+            job = words[4].decode()
+            self.stalled = {name: each for name, each in self.stalled.items() if name != job}
+            if words[5] != b"$-1" and words[5] != b"_":
+                self.stalled[job] = epochs_in(words[6])
+            self.held.pop(job, None)
+            self._cluster.agree_on_epochs()
+
+    def count_epochs(self) -> None:
+        """Set `epochs` to the announced ones as they count now."""
+        counted = self._cluster.outages.counted
+        self.reply_epochs = self._cluster.shared_epochs(
+            {job: counted(job, each) for job, each in self.announced.items()}
+        )
+        self.epochs = self.reply_epochs[0]
+
+    def hold(self, job: str, reached: JobEpoch | None) -> None:
+        """Have the server answer from an earlier epoch of a job, whose log it cannot read; None: from the newest."""
+        if self.held.get(job) == reached or self._link is None:
+            return
+        self.held = {name: each for name, each in self.held.items() if name != job}
+        if reached is not None:
+            self.held[job] = reached
+        words = () if reached is None else (b"%d" % reached[0], b"%d" % reached[1])
+        packed = pack((b"STATE", b"HOLD", job.encode(), *words))
+        self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0, self.key.address))
 
     def _refusal(self) -> str:
         """Return why the server must not answer: none of its jobs is of the log that the proxy has. Empty: it may."""
@@ -447,7 +482,8 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._cluster.certificates
-        self.epochs, self.reply_epochs, self._logs = EMPTY_EPOCHS, NO_EPOCHS, {}
+        self.announced, self.epochs, self.reply_epochs = EMPTY_EPOCHS, EMPTY_EPOCHS, NO_EPOCHS
+        self.stalled, self.held, self._logs = {}, {}, {}
         self._floor = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
         try:
             await self._pause()

@@ -28,6 +28,7 @@ from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
+from resp_server.proxy.outages import CommonEpoch, Outages, newest_common
 from resp_server.proxy.replica_choice import ReplicaChoice
 from resp_server.proxy.requests import PING, SENDS_MAX, AnsweredSink, BackgroundSink, ServerRequest
 from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
@@ -74,6 +75,7 @@ class StateCluster:
     seen: dict[str, dict[str, JobEpoch]] = field(default_factory=dict)
     newest: Epochs = field(default_factory=lambda: EMPTY_EPOCHS)
     is_aligned: bool = True
+    outages: Outages = field(default_factory=Outages)
     removed_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
@@ -292,6 +294,66 @@ class StateCluster:
         for address, slots in moved.items():
             self.tracking_lost()
             self._floors.raise_to(slots, dict(self.seen.get(address, EMPTY_EPOCHS)))
+
+    # -- jobs whose log cannot be read --------------------------------------------------------------------------------
+
+    def agree_on_epochs(self) -> None:
+        """Read each job whose log no server can read at the newest epoch that all servers have."""
+        common: dict[str, CommonEpoch] = {}
+        for job in {job for connection in self.connections.values() for job in connection.stalled}:
+            held = newest_common(self._stalled_epochs(job))
+            if held is not None:
+                common[job] = CommonEpoch(held, max(held, self.newest.get(job, REMOVED)))
+        if common != self.outages.common:
+            self._set_common_epochs(common)
+        self._hold_epochs()
+
+    def _set_common_epochs(self, common: dict[str, CommonEpoch]) -> None:
+        for job in common.keys() | self.outages.common.keys():
+            self._log_outage(job, common.get(job))
+        self.outages.common = common
+        for connection in self.connections.values():
+            connection.count_epochs()
+        self.check_alignment()
+        for connection in list(self.connections.values()):
+            if connection.is_connected:
+                connection.send_queued()
+        self._invalidate_connection_numbers()
+
+    def _stalled_epochs(self, job: str) -> list[list[JobEpoch]]:
+        """Return the epochs that each reachable owner of slots has; none if one of them can read the log."""
+        found: list[list[JobEpoch]] = []
+        for master in self.slots.counts:
+            connection = self.connections.get(ConnectionKey(self.active_server(master), 2, False))
+            if connection is None or not connection.is_connected:
+                continue
+            if job not in connection.stalled:
+                return []
+            found.append(connection.stalled[job])
+        return found
+
+    def _hold_epochs(self) -> None:
+        """Have each server that is further than the others answer from the epoch that all have."""
+        for connection in self.connections.values():
+            for job in connection.stalled.keys() | connection.held.keys():
+                common = self.outages.common.get(job)
+                if common is None:
+                    connection.hold(job, None)
+                elif connection.announced.get(job) != common.held and common.held in connection.stalled.get(job, ()):
+                    connection.hold(job, common.held)
+
+    def _log_outage(self, job: str, common: CommonEpoch | None) -> None:
+        before = self.outages.common.get(job)
+        if common is None:
+            logger.info("%s: job %s is read at the newest epochs again", self.name, job)
+        elif before is None or before.held != common.held:
+            logger.warning(
+                "%s: no server can read the log of job %s; it is read at epoch %d of term %d, which all servers have",
+                self.name,
+                job,
+                common.held[1],
+                common.held[0],
+            )
 
     # -- events of connections ----------------------------------------------------------------------------------------
 
@@ -582,6 +644,7 @@ class StateCluster:
         self._long_replies.check(now_s)
         if self.stores is not None:
             self.stores.release_old_epochs()
+        self.agree_on_epochs()
         changed = self._choose()
         if changed:
             self._apply_choice(changed)

@@ -44,7 +44,7 @@ from resp_server.proxy.transaction_plan import (
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs
+from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
 
@@ -144,7 +144,8 @@ class ProxyExec(ReplyStage):
         is_sent = True
         for (number, address), block in self._plan.blocks.items():
             jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
-            epochs = {job: reached for job, reached in self._epochs[number].items() if job in jobs}
+            readable = block.cluster.outages.readable
+            epochs = {job: readable(job, reached) for job, reached in self._epochs[number].items() if job in jobs}
             self._incomplete_blocks += 1
             if not block.send(epochs, clock_ms, self._protocol):
                 self._incomplete_blocks -= 1
@@ -218,12 +219,12 @@ class ProxyExec(ReplyStage):
     def _adopt_pinned(self, block: TransactionBlock, reply: bytes) -> None:
         """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
         number = next(number for (number, address) in self._plan.blocks if address == block.address)
-        epochs, pinned = self._epochs[number], pinned_epochs_in(reply)
+        epochs, pinned, readable = self._epochs[number], pinned_epochs_in(reply), block.cluster.outages.readable
         self._jobs[block.address] = set(pinned)
         for job, reached in pinned.items():
             if job not in epochs:
                 epochs[job] = reached[-1]
-            elif epochs[job] not in reached:
+            elif readable(job, epochs[job]) not in reached:
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
         awaited = {job: epochs[job] for job in pinned}
         block.cluster.connection(ConnectionKey(block.address, 2, False)).await_epochs(awaited)
@@ -360,9 +361,4 @@ def pinned_epochs_in(reply: bytes) -> dict[str, list[JobEpoch]]:
     """Parse a NOEPOCH reply: the epochs of each job that a server pins, the newest last."""
     words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
     rows = zip(words[::2], words[1::2], strict=True)
-    return {job: [_reached(each) for each in epochs.split(",")] for job, epochs in rows}
-
-
-def _reached(text: str) -> JobEpoch:
-    term, _, epoch = text.partition(":")
-    return int(term), int(epoch)
+    return {job: epochs_in(epochs.encode()) for job, epochs in rows}

@@ -103,7 +103,7 @@ class LocalJobCatalog(JobCatalog):
         served = self._keyspace.jobs.get(job)
         if served is not None:
             self._keyspace.jobs[job] = replace(served, **fields)
-            self._keyspace.on_epoch()
+            self._keyspace.on_epoch(job)
 
     def hide(self, job: str) -> None:
         served = self._keyspace.jobs.get(job)

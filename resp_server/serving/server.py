@@ -389,7 +389,7 @@ class Server:
 
     def sweep(self, now_ms: int) -> None:
         """Close idle clients, and end replies that take too long."""
-        self.context.pinned_epochs.update(now_ms)
+        self.context.keep_epochs(now_ms, is_followed=bool(self._following))
         self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config

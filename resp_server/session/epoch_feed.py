@@ -1,6 +1,8 @@
 """STATE FOLLOW: the epochs and topology that were sent to a following connection, and the pushes about newer ones.
 
     >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a removed job; 0 and -1: not readable yet
+    >3 stalled <job> <epochs>          its log cannot be read here, and it can be read at these epochs, as "1:7,1:8"
+    >3 stalled <job> nil               its log can be read again
     >2 topology <version>
     >4 log <job> <root> <id>           the log of a readable job; peers of older versions ignore it
     >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: their values changed
@@ -12,8 +14,8 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from resp_server.protocol.replies import Push, Reply, encode
 
@@ -30,6 +32,19 @@ Logs: TypeAlias = Mapping[str, tuple[str, str]]
 NO_LOGS: Logs = {}
 
 REMOVED: JobEpoch = (-1, -1)
+
+
+def epochs_text(epochs: Iterable[JobEpoch]) -> bytes:
+    """Return the terms and epochs as one word of the protocol between proxies and servers."""
+    return ",".join(f"{term}:{epoch}" for term, epoch in epochs).encode()
+
+
+def epochs_in(text: bytes) -> list[JobEpoch]:
+    """Parse a word of `epochs_text`; ValueError if it is malformed."""
+    pairs = [each.split(b":") for each in text.split(b",") if each]
+    return [(int(term), int(epoch)) for term, epoch in pairs]
+
+
 NO_TOPOLOGY = -1
 EMPTY_EPOCHS: Epochs = {}
 NO_EPOCHS: ReplyEpochs = ()
@@ -63,12 +78,26 @@ KEY_OVERHEAD_BYTES = 64
 NEVER_SENT = -1
 
 
+class Told(NamedTuple):
+    """What a server tells its followers.
+
+    epochs: the newest of each job; None: the job has no epoch yet. stalled: the epochs at which each job can be read
+    whose log cannot be read (`epochs_text`).
+    """
+
+    epochs: Mapping[str, JobEpoch | None]
+    topology_version: int
+    logs: Logs
+    stalled: Mapping[str, bytes]
+
+
 class EpochFeed:
     """One connection's sent epochs and pending pushes. change_counter: the server's counter at the last push."""
 
     def __init__(self) -> None:
         self.change_counter = NEVER_SENT
         self._sent_epochs: dict[str, JobEpoch] = {}
+        self._sent_stalled: Mapping[str, bytes] = {}
         self._sent_version = NO_TOPOLOGY
         self._sent_logs: Logs = NO_LOGS
         self._changed: list[bytes] | None = []
@@ -83,38 +112,45 @@ class EpochFeed:
         else:
             self._changed += keys
 
-    def pushes_around_reply(self, jobs: Mapping[str, JobEpoch | None], version: int, logs: Logs = NO_LOGS) -> bytes:
+    def pushes_around_reply(self, told: Told) -> bytes:
         """Return the pushes to send before a sliced reply; their changed keys are sent again after that reply."""
         changed = self._changed
-        pushes = self.pending_pushes(jobs, version, logs)
+        pushes = self.pending_pushes(told)
         if changed is None or changed:
             self.record_changes(changed)
             self.change_counter = NEVER_SENT
         return pushes
 
-    def pending_pushes(self, jobs: Mapping[str, JobEpoch | None], version: int, logs: Logs = NO_LOGS) -> bytes:
-        """Return pending pushes and mark them sent. jobs: the newest epoch of each; None: the job has no epoch yet."""
+    def pending_pushes(self, told: Told) -> bytes:
+        """Return pending pushes and mark them sent."""
         pushes: list[Reply] = []
         if self._changed is None or self._changed:
             pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
             self._changed, self._changed_bytes = [], 0
-        if logs is not self._sent_logs:
+        if told.logs is not self._sent_logs:
             pushes += [
                 Push((b"log", job.encode(), root.encode(), identity.encode()))
-                for job, (root, identity) in logs.items()
+                for job, (root, identity) in told.logs.items()
                 if self._sent_logs.get(job) != (root, identity)
             ]
-            self._sent_logs = logs
-        for job, newest in jobs.items():
+            self._sent_logs = told.logs
+        for job, newest in told.epochs.items():
             if newest is not None and self._sent_epochs.get(job) != newest:
                 self._sent_epochs[job] = newest
                 pushes.append(Push((b"epoch", job.encode(), *newest)))
-        for job in self._sent_epochs.keys() - jobs.keys():
+        for job in self._sent_epochs.keys() - told.epochs.keys():
             del self._sent_epochs[job]
             pushes.append(Push((b"epoch", job.encode(), *REMOVED)))
-        if version != self._sent_version:
-            self._sent_version = version
-            pushes.append(Push((b"topology", version)))
+        if told.stalled or self._sent_stalled:
+            pushes += [
+                Push((b"stalled", job.encode(), told.stalled.get(job)))
+                for job in told.stalled.keys() | self._sent_stalled.keys()
+                if told.stalled.get(job) != self._sent_stalled.get(job)
+            ]
+            self._sent_stalled = told.stalled
+        if told.topology_version != self._sent_version:
+            self._sent_version = told.topology_version
+            pushes.append(Push((b"topology", told.topology_version)))
         return b"".join([encode(each, 3) for each in pushes])
 
 

@@ -27,6 +27,8 @@ from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
 OnChange = Callable[[Sequence[bytes] | None], None]
 # Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
+# Makes a snapshot of one epoch at a clock reading.
+Lend = Callable[[int], Snapshot]
 # The rates of a job are those of the last minute, or of this many epochs if the minute had more.
 RATE_WINDOW_MS = 60_000
 RECENT_EPOCHS = 16
@@ -105,8 +107,8 @@ class Keyspace:
     jobs: dict[str, Job] = field(default_factory=dict)
     unreadable: dict[str, str | None] = field(default_factory=dict)
     version: int = 0
-    # Called when a job may have a newer epoch.
-    on_epoch: Callable[[], None] = lambda: None
+    # Called with the name of a job that may have a newer epoch, or another status.
+    on_epoch: Callable[[str], None] = lambda job: None
 
     def put(self, job: Job) -> None:
         """Add a job, or replace its old generation; DescriptorError if its keys could be another job's."""
@@ -195,6 +197,8 @@ class KeyspaceView:
         self._empty = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
         self._stores: dict[str, Store] = {}
+        self._held: dict[str, Lend] = {}  # jobs that stay at one epoch: what makes their snapshots
+        self._moved: set[str] = set()  # jobs that go to their held epoch, or leave it, at the next `renew`
         self._fresh: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
         self._version = -1
         self._single_job: str | None = None  # the only job, if there is only one
@@ -211,8 +215,34 @@ class KeyspaceView:
         self.renewals += 1
         self._fresh.clear()
         self._single_snapshot = None
+        if self._moved:
+            self._move()
         if self._version != self._keyspace.version:
             self._route()
+
+    def hold(self, name: str, lend: Lend) -> None:
+        """Read a job at one epoch, whatever newer ones there are, from the next `renew` until `release`."""
+        self._held[name] = lend
+        self._moved.add(name)
+
+    def release(self, name: str) -> None:
+        """Read a job at its newest epoch again, from the next `renew` on."""
+        del self._held[name]
+        self._moved.add(name)
+
+    def _move(self) -> None:
+        """Close the snapshots of the jobs that go to another epoch, maybe an earlier one."""
+        for name in self._moved & self._snapshots.keys():
+            self._close_snapshot(name)
+        self._moved.clear()
+        if self._on_change is not None:
+            self._on_change(None)
+
+    def _close_snapshot(self, name: str) -> None:
+        self._snapshots.pop(name).close()
+        self._versions.pop(name, None)
+        self._missing.pop(name, None)
+        del self._stores[name]
 
     def pin_to(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Read from these snapshots, by job. Closing the view closes them. A pinned view must not be renewed."""
@@ -234,10 +264,8 @@ class KeyspaceView:
         jobs = self._jobs = dict(self._keyspace.jobs)
         self._logs = {name: (job.log, job.log_id) for name, job in jobs.items() if job.log_id}
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
-            self._snapshots.pop(name).close()
-            self._versions.pop(name, None)
-            self._missing.pop(name, None)
-            del self._stores[name]
+            self._close_snapshot(name)
+            self._held.pop(name, None)
         self._version = self._keyspace.version
         self._unreadable = dict(self._keyspace.unreadable)
         self._single_job = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
@@ -303,9 +331,12 @@ class KeyspaceView:
         if name in self._fresh:
             return self._snapshots[name]
         snapshot = self._snapshots.get(name)
-        if snapshot is None:
+        if snapshot is None or name in self._held:
+            if snapshot is not None:
+                snapshot.close()
             store = self._jobs[name].store
-            snapshot = self._snapshots[name] = store.snapshot(self.now_ms)
+            lend = self._held.get(name, store.snapshot)
+            snapshot = self._snapshots[name] = lend(self.now_ms)
             self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)

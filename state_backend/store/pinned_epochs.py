@@ -1,7 +1,10 @@
 """Pinned epochs: they stay readable for a moment after there are newer ones.
 
 So several servers, each with its own slots of a job, can reply at one epoch that all of them have. LMDB does not reuse
-the pages of a pinned epoch. So only a few epochs are pinned, for a short time, and only while clients use them.
+the pages of a pinned epoch. So only a few epochs are pinned, and only while clients use them.
+
+An epoch is released when another one comes long enough after its successor. No time alone releases it: while the log
+cannot be read no epoch comes, and the servers that stopped at different epochs keep one that all of them have.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from typing import TYPE_CHECKING
 from state_backend.store.store import Snapshot
 
 if TYPE_CHECKING:
-    from state_backend.store.keyspace import Job, Keyspace
+    from state_backend.store.keyspace import Job, Keyspace, Lend
 
-# The number of pinned epochs of each job, including the newest; and how long an epoch stays pinned after the next one.
+# The number of pinned epochs of each job, including the newest; and for how long after its successor an epoch stays
+# pinned, if newer ones come.
 EPOCHS_MAX = 8
 PINNED_MS_MAX = 2_000
 # Without a request for so long, all epochs are released.
@@ -33,7 +37,7 @@ class _PinnedEpoch:
         self.store = job.store
         self.snapshot = snapshot
         self.term_epoch = snapshot.applied.term, snapshot.applied.epoch
-        self.superseded_ms: int | None = None
+        self.since_ms = 0
         self._readers = 0
         self._is_released = False
 
@@ -63,6 +67,7 @@ class PinnedEpochs:
         self._keyspace = keyspace
         self._pinned: dict[str, deque[_PinnedEpoch]] = {}  # the newest last
         self._until_ms = 0
+        self._version = -1  # the keyspace's, when the jobs were last compared
 
     def snapshots_at(
         self, requested: Mapping[str, TermEpoch], clock_ms: int, now_ms: int
@@ -72,8 +77,10 @@ class PinnedEpochs:
         requested: an epoch of each job of the keyspace, and of no other job. The call also begins, or prolongs,
         pinning.
         """
-        self._until_ms = now_ms + IDLE_MS_MAX
-        self.update(now_ms)
+        self.keep(now_ms)
+        self._forget_removed()
+        for job in self._keyspace.jobs:
+            self.update(job, now_ms)
         if requested.keys() != self._pinned.keys():
             return None
         found = {job: self._find(job, term_epoch) for job, term_epoch in requested.items()}
@@ -83,23 +90,48 @@ class PinnedEpochs:
 
     def epochs(self) -> dict[str, list[TermEpoch]]:
         """Return the pinned epochs of each job, the newest last."""
-        return {job: [each.term_epoch for each in pinned] for job, pinned in self._pinned.items()}
+        return {job: self.epochs_of(job) for job in self._pinned}
 
-    def update(self, now_ms: int) -> None:
-        """Pin the newest epochs, and release those that were pinned for long enough."""
+    def epochs_of(self, job: str) -> list[TermEpoch]:
+        """Return the pinned epochs of a job, the newest last."""
+        return [each.term_epoch for each in self._pinned.get(job, ())]
+
+    def lender(self, job: str, term_epoch: TermEpoch) -> Lend | None:
+        """Return what makes snapshots of an epoch, as long as it is pinned or one of them is open; None: it is not."""
+        found = self._find(job, term_epoch)
+        return None if found is None else found.lend
+
+    def keep(self, now_ms: int) -> None:
+        """Begin to pin epochs, or go on for a while."""
+        self._until_ms = now_ms + IDLE_MS_MAX
+
+    def release_unused(self, now_ms: int) -> None:
+        """Release all epochs if nobody has asked for them for a while."""
+        if now_ms >= self._until_ms:
+            self.close()
+
+    def update(self, name: str, now_ms: int) -> None:
+        """Pin the newest epoch of a job, and release those that were pinned for long enough."""
         if now_ms >= self._until_ms:
             self.close()
             return
-        jobs = self._keyspace.jobs
-        for name in self._pinned.keys() - jobs.keys():
-            self._release_all(self._pinned.pop(name))
-        for name, job in jobs.items():
-            pinned = self._pinned.setdefault(name, deque())
-            if pinned and pinned[-1].generation != job.generation:
-                self._release_all(pinned)
-            self._pin_newest(pinned, job, now_ms)
-            while len(pinned) > EPOCHS_MAX or _is_too_old(pinned[0], now_ms):
-                pinned.popleft().release()
+        self._forget_removed()
+        job = self._keyspace.jobs.get(name)
+        if job is None:
+            return
+        pinned = self._pinned.setdefault(name, deque())
+        if pinned and pinned[-1].generation != job.generation:
+            self._release_all(pinned)
+        self._pin_newest(pinned, job, now_ms)
+        while len(pinned) > EPOCHS_MAX or _is_too_old(pinned):
+            pinned.popleft().release()
+
+    def _forget_removed(self) -> None:
+        """Release the epochs of jobs that are no longer served."""
+        if self._version != self._keyspace.version:
+            self._version = self._keyspace.version
+            for gone in self._pinned.keys() - self._keyspace.jobs.keys():
+                self._release_all(self._pinned.pop(gone))
 
     def close(self) -> None:
         """Release all epochs."""
@@ -119,14 +151,16 @@ class PinnedEpochs:
         if last.store is newest.store and last.snapshot.version == newest.snapshot.version and last is not newest:
             newest.release()
             return
+        newest.since_ms = now_ms
         if last is not newest and last.term_epoch == newest.term_epoch:
             pinned.pop().release()  # the same epoch in a newer version: keys expired, slots moved, or a copied store
-        last.superseded_ms = now_ms if last.term_epoch != newest.term_epoch else None
+            newest.since_ms = last.since_ms
         pinned.append(newest)
 
     def _find(self, job: str, term_epoch: TermEpoch) -> _PinnedEpoch | None:
-        return next((each for each in self._pinned[job] if each.term_epoch == term_epoch), None)
+        return next((each for each in self._pinned.get(job, ()) if each.term_epoch == term_epoch), None)
 
 
-def _is_too_old(pinned: _PinnedEpoch, now_ms: int) -> bool:
-    return pinned.superseded_ms is not None and now_ms - pinned.superseded_ms > PINNED_MS_MAX
+def _is_too_old(pinned: deque[_PinnedEpoch]) -> bool:
+    """Return whether the newest epoch came long after the successor of the oldest one."""
+    return len(pinned) > 1 and pinned[-1].since_ms - pinned[1].since_ms > PINNED_MS_MAX

@@ -280,6 +280,45 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
         eventually(lambda: client.call("GET", older).plain == now, awaited="it has it too")
 
 
+def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all_have(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *HALVES)
+        newer, older = cluster.key_of(0), cluster.key_of(1)
+        transaction = requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)])
+        proxy = cluster.proxy_of(REFUSED_MS)
+        client = stack.enter_context(proxy.connect())
+        cluster.publish(0, 1)
+        for each in (newer, older):
+            eventually(lambda key=each: client.call("GET", key).plain == cluster.value, awaited="it is there")
+        (applier,) = appliers_of(cluster.servers[1])
+        os.kill(applier, signal.SIGSTOP)
+        before = cluster.value
+        cluster.publish(0)
+        now = cluster.value
+        eventually(lambda: client.call("GET", newer).plain == now, awaited="the first server has it")
+        assert client.call("GET", older).raw.startswith(b"-TRYAGAIN")
+        cluster.log.rename(tmp_path / "away")
+        os.kill(applier, signal.SIGCONT)
+        eventually(lambda: client.call("GET", older).plain == before, awaited="the servers agree on the epoch before")
+        with proxy.connect() as other:
+            for each in (client, other):
+                assert each.call("GET", newer).plain == before
+                assert each.call("MGET", newer, older).plain == [before, before]
+                each.send(transaction)
+                assert [each.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", [before, before]]
+                assert each.call("DBSIZE").plain == KEYS
+                (lag,) = each.call("STATE", "LAG").plain
+                assert dict(zip(lag[::2], lag[1::2], strict=True))[b"stale"] == 1
+        (tmp_path / "away").rename(cluster.log)
+        for at in range(2):
+            tell(cluster.servers[at], cluster.job, "j")
+        eventually(lambda: client.call("MGET", newer, older).plain == [now, now], awaited="both have the newest epoch")
+        client.send(transaction)
+        assert [client.read().plain for _ in range(4)][3] == [now, now]
+        cluster.publish(0, 1)
+        eventually(lambda: client.call("MGET", newer, older).plain == [cluster.value] * 2, awaited="the next epoch")
+
+
 def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(halves: Cluster) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
     with halves.proxy.connect() as client:

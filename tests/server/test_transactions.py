@@ -60,7 +60,7 @@ class Epochs:
         changes += [Change("map", Op.PUT, b"job:map:m", b"f%d" % each, value) for each in range(FIELDS)]
         runs = list(runs_of([*changes, *(more or [])], [state.name for state in STATES]))
         self.store.apply(EpochChanges(self.epoch, 1, self.epoch + 1, runs), STATES)
-        self._server.call(lambda: self._server.server.context.keyspace.on_epoch())
+        self._server.call(lambda: self._server.server.context.keyspace.on_epoch("job"))
         return self.epoch
 
 

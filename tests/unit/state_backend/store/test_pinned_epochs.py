@@ -30,7 +30,7 @@ class Scene:
     def publish(self, epoch: int, job: str = "job", term: int = 1) -> None:
         changes = [Change("n", Op.PUT, f"{job}:n:a".encode(), value=b"%d" % epoch)]
         self.stores[job].apply(EpochChanges(epoch, term, 1, list(runs_of(changes, ["n"]))), STATES)
-        self.pinned.update(self.now_ms)
+        self.pinned.update(job, self.now_ms)
 
     def take(self, clock_ms: int = 0, **epochs: TermEpoch) -> dict[str, Snapshot] | None:
         return self.pinned.snapshots_at(epochs, clock_ms, self.now_ms)
@@ -51,11 +51,11 @@ def test_nothing_is_held_before_somebody_asks_and_long_after() -> None:
     scene.publish(2)
     assert scene.pinned.epochs() == {"job": [(1, 1), (1, 2)]}
     scene.now_ms += IDLE_MS_MAX
-    scene.pinned.update(scene.now_ms)
+    scene.pinned.release_unused(scene.now_ms)
     assert scene.pinned.epochs() == {}
 
 
-def test_the_newest_epochs_are_held_and_an_older_one_for_a_while_after_the_next() -> None:
+def test_the_newest_epochs_are_pinned_and_an_older_one_until_an_epoch_comes_long_after_its_successor() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.take(job=(1, 0))
@@ -66,11 +66,39 @@ def test_the_newest_epochs_are_held_and_an_older_one_for_a_while_after_the_next(
     for epoch in range(EPOCHS_MAX, 2 * EPOCHS_MAX):
         assert value(scene.take(job=(1, epoch))) == b"%d" % epoch
     scene.now_ms += PINNED_MS_MAX - 2
+    scene.publish(2 * EPOCHS_MAX)
+    assert len(scene.pinned.epochs()["job"]) == 5
+    scene.now_ms += PINNED_MS_MAX + 1
+    scene.publish(2 * EPOCHS_MAX + 1)
+    newest = [(1, 2 * EPOCHS_MAX), (1, 2 * EPOCHS_MAX + 1)]
+    assert scene.pinned.epochs() == {"job": newest}
+    scene.now_ms += 100 * PINNED_MS_MAX
     scene.take(job=(1, 0))
-    assert len(scene.pinned.epochs()["job"]) == 4
-    scene.now_ms += PINNED_MS_MAX
-    scene.take(job=(1, 0))
-    assert scene.pinned.epochs() == {"job": [(1, 2 * EPOCHS_MAX - 1)]}
+    assert scene.pinned.epochs() == {"job": newest}
+
+
+def test_an_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
+    scene = Scene("job")
+    scene.publish(0)
+    scene.pinned.keep(scene.now_ms)
+    scene.pinned.update("job", scene.now_ms)
+    view = scene.keyspace.view(scene.now_ms)
+    scene.publish(1)
+    view.renew(scene.now_ms)
+    assert view.at(KEY).value(KEY) == b"1"
+    lend = scene.pinned.lender("job", (1, 0))
+    assert lend is not None
+    assert scene.pinned.lender("job", (1, 7)) is scene.pinned.lender("other", (1, 0)) is None
+    view.hold("job", lend)
+    assert view.at(KEY).value(KEY) == b"1"  # until the end of this round
+    for _ in range(3):
+        view.renew(scene.now_ms)
+        assert view.at(KEY).value(KEY) == b"0"
+    scene.publish(2)
+    view.release("job")
+    view.renew(scene.now_ms)
+    assert view.at(KEY).value(KEY) == b"2"
+    view.close()
 
 
 def test_who_reads_an_epoch_keeps_it_though_it_is_not_held_any_more() -> None:
