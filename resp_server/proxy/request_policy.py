@@ -67,7 +67,7 @@ LOCAL_COMMANDS |= {f"state|{name}" for name in ("follow", "help", "topology")}
 # A proxy with an upstream answers these; another one replies that it has none.
 LOCAL_COMMANDS |= {f"state|{name}" for name in ("confirm", "owner", "owners", "release", "reload", "shadow")}
 # Proxies send these to servers, and refuse them from clients.
-LOCAL_COMMANDS |= {f"state|{name}" for name in ("at", "expect", "notice", "notify", "publish", "within")}
+LOCAL_COMMANDS |= {f"state|{name}" for name in ("at", "expect", "hold", "notice", "notify", "publish", "within")}
 
 
 def policy_of(command: Command) -> RequestPolicy:

@@ -319,6 +319,7 @@ class Server:
     def keep_sending_epochs(self, connection: Connection) -> None:
         """Report new epochs to a client for as long as it follows the server."""
         self._following.add(connection)
+        self.context.keep_epochs(self.context.clock(), is_followed=True)
         self._schedule_notify()
 
     def _begin_notifying(self) -> None:

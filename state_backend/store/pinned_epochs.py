@@ -77,10 +77,8 @@ class PinnedEpochs:
         requested: an epoch of each job of the keyspace, and of no other job. The call also begins, or prolongs,
         pinning.
         """
-        self.keep(now_ms)
-        self._forget_removed()
-        for job in self._keyspace.jobs:
-            self.update(job, now_ms)
+        self._until_ms = now_ms + IDLE_MS_MAX
+        self._update_all(now_ms)
         if requested.keys() != self._pinned.keys():
             return None
         found = {job: self._find(job, term_epoch) for job, term_epoch in requested.items()}
@@ -102,13 +100,21 @@ class PinnedEpochs:
         return None if found is None else found.lend
 
     def keep(self, now_ms: int) -> None:
-        """Begin to pin epochs, or go on for a while."""
+        """Begin to pin epochs, with the newest ones, or go on for a while."""
+        is_begun = now_ms < self._until_ms
         self._until_ms = now_ms + IDLE_MS_MAX
+        if not is_begun:
+            self._update_all(now_ms)
 
     def release_unused(self, now_ms: int) -> None:
         """Release all epochs if nobody has asked for them for a while."""
         if now_ms >= self._until_ms:
             self.close()
+
+    def _update_all(self, now_ms: int) -> None:
+        self._forget_removed()
+        for job in self._keyspace.jobs:
+            self.update(job, now_ms)
 
     def update(self, name: str, now_ms: int) -> None:
         """Pin the newest epoch of a job, and release those that were pinned for long enough."""

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -83,10 +83,17 @@ def appliers_of(server: Running) -> list[int]:
 class Cluster(Nodes):
     """Two servers of a log, of which the second may be a replica, and a proxy."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, str], patience_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        *rows: dict[str, str],
+        patience_ms: int = 60_000,
+        options: Sequence[str] = (),
+    ) -> None:
         super().__init__(folder, stack, *rows)
         self.job = Job(self.log, "j")
-        self.servers = [self.start(at) for at in range(len(rows))]
+        self.servers = [self.start(at, *options) for at in range(len(rows))]
         self.proxy = self.start_proxy("--server-timeout", str(patience_ms))
         wait_for_keys(self.proxy, KEYS)
 
@@ -280,23 +287,27 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
         eventually(lambda: client.call("GET", older).plain == now, awaited="it has it too")
 
 
-def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "workers"])
+def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all_have(
+    tmp_path: Path, options: Sequence[str]
+) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES)
+        cluster = Cluster(tmp_path, stack, *HALVES, {"replica_of": "the first"}, options=options)
         newer, older = cluster.key_of(0), cluster.key_of(1)
         transaction = requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)])
         proxy = cluster.proxy_of(REFUSED_MS)
         client = stack.enter_context(proxy.connect())
-        cluster.publish(0, 1)
+        cluster.publish(0, 1, 2)
         for each in (newer, older):
             eventually(lambda key=each: client.call("GET", key).plain == cluster.value, awaited="it is there")
         (applier,) = appliers_of(cluster.servers[1])
         os.kill(applier, signal.SIGSTOP)
         before = cluster.value
-        cluster.publish(0)
+        cluster.publish(0, 2)
         now = cluster.value
         eventually(lambda: client.call("GET", newer).plain == now, awaited="the first server has it")
         assert client.call("GET", older).raw.startswith(b"-TRYAGAIN")
+        eventually(lambda: cluster.shows(2), awaited="the replica has it")
         cluster.log.rename(tmp_path / "away")
         os.kill(applier, signal.SIGCONT)
         eventually(lambda: client.call("GET", older).plain == before, awaited="the servers agree on the epoch before")
@@ -309,13 +320,15 @@ def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all
                 assert each.call("DBSIZE").plain == KEYS
                 (lag,) = each.call("STATE", "LAG").plain
                 assert dict(zip(lag[::2], lag[1::2], strict=True))[b"stale"] == 1
+        cluster.servers[0].process.kill()
+        eventually(lambda: client.call("MGET", newer, older).plain == [before] * 2, awaited="the replica answers, too")
         (tmp_path / "away").rename(cluster.log)
-        for at in range(2):
+        for at in (1, 2):
             tell(cluster.servers[at], cluster.job, "j")
         eventually(lambda: client.call("MGET", newer, older).plain == [now, now], awaited="both have the newest epoch")
         client.send(transaction)
         assert [client.read().plain for _ in range(4)][3] == [now, now]
-        cluster.publish(0, 1)
+        cluster.publish(1, 2)
         eventually(lambda: client.call("MGET", newer, older).plain == [cluster.value] * 2, awaited="the next epoch")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ class Epochs:
         self.publish([Change("many", Op.PUT, b"job:many:%d" % each, value=b"x") for each in range(KEYS)])
         job = Job("job", "g2", STATES, self.store)
         server.call(lambda: server.server.context.keyspace.put(job))
+
+    def report(self, error: str) -> None:
+        """Report as an applier does that the log cannot be read, or, without an error, that it can."""
+
+        def set_error() -> None:
+            keyspace = self._server.server.context.keyspace
+            keyspace.jobs["job"] = replace(keyspace.jobs["job"], error=error)
+            keyspace.on_epoch("job")
+
+        self._server.call(set_error)
 
     def publish(self, more: list[Change] | None = None, keys: str = "ab") -> int:
         """Publish an epoch; return its number. The server is told as an applier tells it."""
@@ -348,8 +359,9 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
     peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
     clock[0] += pinned_epochs.PINNED_MS_MAX + 1
-    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12\r\n")
+    peer.answers(reads_at(1, 5, *two), answered(bulk(b"5"), bulk(b"5")))  # no time alone ends it
     epochs.publish()
+    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12,1:13\r\n")
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
     assert server.call(lambda: len(context.pinned_epochs.epochs()["job"])) == 2
@@ -421,3 +433,36 @@ def test_a_mark_that_was_taken_on_one_connection_is_expected_on_another(server: 
         other.answers(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
     refused = b"-ERR a mark is the unchanged reply of STATE MARK\r\n"
     other.answers(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")
+
+
+# -- STATE HOLD --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_log_cannot_be_read_is_read_at_an_earlier_epoch_if_a_proxy_asks_for_it(
+    server: Any, epochs: Epochs
+) -> None:
+    peer, proxy = server.connect(), server.connect()
+    proxy.answers(lines("STATE FOLLOW"), OK + b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:1\r\n:0\r\n")
+    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    for _ in range(2):
+        epochs.publish()
+    peer.answers(lines("STATE HOLD job 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n")  # its log can be read
+    epochs.report("the log cannot be read")
+    assert b"$7\r\nstalled\r\n$3\r\njob\r\n$11\r\n1:0,1:1,1:2\r\n" in proxy.read_until(b"1:2\r\n")
+    peer.answers(lines("STATE HOLD job 1 7", "STATE HOLD other 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n" * 2)
+    peer.answers(lines("STATE HOLD job 1", "STATE HOLD job 1 2 3"), b"-ERR syntax error\r\n" * 2)
+    peer.answers(lines("GET job:temp:a", "STATE HOLD job 1 1"), bulk(b"2") + OK)
+    peer.answers(lines("GET job:temp:a"), bulk(b"1"))
+    assert proxy.read_until(b":1\r\n:1\r\n").endswith(b"epoch\r\n$3\r\njob\r\n:1\r\n:1\r\n")
+    peer.answers(lines("MULTI", "GET job:temp:b", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.answers(lines("HVALS job:map:m"), b"*%d\r\n" % FIELDS + bulk(b"1") * FIELDS)
+    peer.answers(lines("STATE HOLD job 1 0"), OK)
+    peer.answers(lines("GET job:temp:a"), bulk(b"0"))
+    peer.answers(lines("STATE HOLD job"), OK)
+    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
+    peer.answers(lines("STATE HOLD job 1 0"), OK)
+    epochs.report("")
+    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
+    assert proxy.read_until(b"stalled\r\n$3\r\njob\r\n_\r\n")
+    epochs.publish()
+    peer.answers(lines("GET job:temp:a"), bulk(b"3"))
