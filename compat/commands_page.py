@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
-from resp_server.command_table.table import Command, CommandTable
+from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.config import REDIS_VERSION
 from resp_server.proxy.dispatcher import INTERNAL_COMMANDS

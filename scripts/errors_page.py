@@ -29,7 +29,7 @@ SECTIONS = {
         "resp_server/acl",
         "resp_server/client",
         "resp_server/commands",
-        "resp_server/command_table",
+        "resp_server/command",
         "resp_server/execution",
         "resp_server/protocol",
         "resp_server/push",

@@ -8,7 +8,7 @@ A table maps a command name to an entry, and an entry maps a field name to its v
 them. Subcommands are entries under "subcommands", by their full name (`client|kill`).
 
     python -m compat.reference.capture --port 6379    server -> redis-7.4.json
-    python -m compat.reference.capture --shipped      redis-7.4.json -> resp_server/commands/reference.json
+    python -m compat.reference.capture --shipped      redis-7.4.json -> resp_server/command/redis.json
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Table: TypeAlias = dict[str, Entry]
 HERE = Path(__file__).resolve().parent
 REFERENCE = HERE / "redis-7.4.json"
 ADDITIONS = HERE / "additions-7.4.json"
-SHIPPED = HERE.parents[1] / "resp_server" / "commands" / "reference.json"
+SHIPPED = HERE.parents[1] / "resp_server" / "command" / "redis.json"
 
 # The elements of one COMMAND reply row after the name and before the subcommands, in the server's order.
 ROW_FIELDS = ("arity", "flags", "first_key", "last_key", "step", "acl_categories", "tips", "key_specs")

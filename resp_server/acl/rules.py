@@ -21,7 +21,7 @@ from hmac import compare_digest
 from typing import Any, NamedTuple, Protocol
 
 from resp_server.acl.rate_limits import RateLimiter
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
 from resp_server.protocol.inline import inline_words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resp_server.cluster.topology import Node, Topology
-from resp_server.command_table.facts import ANY_SLOTS, Facts
-from resp_server.command_table.key_specs import keys_of
+from resp_server.command.keys import keys_of
+from resp_server.command.spec import ANY_SLOTS, Facts
 from resp_server.protocol.errors import ClusterDownError, CrossSlotError, MovedError
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of

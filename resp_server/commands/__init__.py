@@ -1,14 +1,14 @@
 """The commands: one module per Redis group, one function per command, and the table that is built from them.
 
 A function reads the keyspace and returns plain Python values. What a command is (arity, flags, key positions) is in
-`command_table`; how a reply becomes bytes is in `protocol`.
+`command`; how a reply becomes bytes is in `protocol`.
 """
 
 from __future__ import annotations
 
-from resp_server.command_table.declaration import declared_in, peer_queries_in
-from resp_server.command_table.facts import redis_facts
-from resp_server.command_table.table import CommandTable
+from resp_server.command.declaration import declared_in, peer_queries_in
+from resp_server.command.spec import redis_facts
+from resp_server.command.table import CommandTable
 from resp_server.commands import (
     acl,
     bitmap,

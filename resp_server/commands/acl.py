@@ -13,8 +13,8 @@ from typing import Any
 from resp_server.acl.log import AclLogEntry, merge_entries
 from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
 from resp_server.acl.users import UserChange, UserChangeResult
-from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
-from resp_server.command_table.table import Command
+from resp_server.command.declaration import OneOrMore, command, integer, peer_query
+from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, client_text
 from resp_server.protocol.replies import OK, Reply, ReplySet

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, peer_query
+from resp_server.command.declaration import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, peer_query
 from resp_server.commands.connection import client_name, library_text
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error

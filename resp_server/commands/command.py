@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import command
-from resp_server.command_table.facts import Facts
-from resp_server.command_table.key_specs import keys_of
-from resp_server.command_table.table import Command
+from resp_server.command.declaration import command
+from resp_server.command.keys import keys_of
+from resp_server.command.spec import Facts
+from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.glob import matcher

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.command_table.declaration import OneOrMore, command, integer, peer_query
+from resp_server.command.declaration import OneOrMore, command, integer, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error

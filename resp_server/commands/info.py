@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command_table.declaration import command, peer_query
+from resp_server.command.declaration import command, peer_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.config import REDIS_VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from resp_server.command_table.declaration import peer_query
+from resp_server.command.declaration import peer_query
 from resp_server.commands.state import age_ms, lag_ms
 from resp_server.execution.context import ServerContext
 from state_backend.model.slots import SLOTS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from resp_server.command_table.declaration import command, peer_query
+from resp_server.command.declaration import command, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import LatencyEvents, LatencySample, LatencyTimeSeries
 from resp_server.metrics.stats import CommandStats, Stats

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import command, peer_query
+from resp_server.command.declaration import command, peer_query
 from resp_server.commands.info import process_stats
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats

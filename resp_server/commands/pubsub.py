@@ -6,8 +6,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import OneOrMore, command, peer_query
-from resp_server.command_table.facts import Facts
+from resp_server.command.declaration import OneOrMore, command, peer_query
+from resp_server.command.spec import Facts
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.command_table.table import Refusal
+from resp_server.command.table import Refusal
 from resp_server.protocol.errors import NoScriptError, PlainError, cluster_disabled
 
 

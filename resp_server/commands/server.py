@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resp_server.acl.visibility import Visibility
-from resp_server.command_table.declaration import OneOrMore, command, peer_query
+from resp_server.command.declaration import OneOrMore, command, peer_query
 from resp_server.commands.sliced_reply import sliced_reply
 from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import command, integer_at_least, peer_query
+from resp_server.command.declaration import command, integer_at_least, peer_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.slow_log import SlowRequest
 from resp_server.protocol.replies import OK, Reply

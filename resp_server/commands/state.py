@@ -13,8 +13,8 @@ from typing import Any
 
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.command_table.facts import ANY_SLOTS, Facts
+from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.spec import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
 from resp_server.execution.histories import HistoryRequest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resp_server.command_table.declaration import OneOrMore, command
-from resp_server.command_table.facts import Facts
+from resp_server.command.declaration import OneOrMore, command
+from resp_server.command.spec import Facts
 from resp_server.execution.context import CommandContext, SwapControl
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resp_server.command_table.declaration import command, integer, peer_query
+from resp_server.command.declaration import command, integer, peer_query
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply, ReplySet

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.command_table.facts import Facts
+from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.spec import Facts
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext

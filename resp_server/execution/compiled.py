@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from resp_server import native
 from resp_server.acl.rules import KeyAccess, User
-from resp_server.command_table.table import CommandTable
+from resp_server.command.table import CommandTable
 from resp_server.execution.context import ServerContext
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.protocol.request_parser import Request, RequestParser

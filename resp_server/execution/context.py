@@ -12,8 +12,8 @@ from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
-from resp_server.command_table.declaration import PeerQuery
-from resp_server.command_table.table import CommandTable
+from resp_server.command.declaration import PeerQuery
+from resp_server.command.table import CommandTable
 from resp_server.config import ServerConfig
 from resp_server.execution.histories import Histories
 from resp_server.execution.loading_waits import LoadingWaits

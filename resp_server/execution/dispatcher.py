@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.cluster.node_view import NodeView
-from resp_server.command_table.key_specs import keys_of
-from resp_server.command_table.table import Command
+from resp_server.command.keys import keys_of
+from resp_server.command.table import Command
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from resp_server.command_table.facts import ANY_SLOTS
-from resp_server.command_table.key_specs import keys_of
-from resp_server.command_table.table import Command
+from resp_server.command.keys import keys_of
+from resp_server.command.spec import ANY_SLOTS
+from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, PlainError

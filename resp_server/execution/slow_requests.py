@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
 from resp_server.metrics.slow_log import SlowLog, redacted

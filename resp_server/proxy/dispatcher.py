@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext

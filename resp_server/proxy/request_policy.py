@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import hiredis
 
-from resp_server.command_table.facts import Facts
-from resp_server.command_table.key_specs import keys_of
-from resp_server.command_table.table import Command
+from resp_server.command.keys import keys_of
+from resp_server.command.spec import Facts
+from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN

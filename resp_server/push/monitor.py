@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.metrics.slow_log import redacted, truncated
 from resp_server.push.clients import Clients, PeerProcesses
 from resp_server.session.session import Session

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, cast
 
-from resp_server.command_table.facts import Facts
-from resp_server.command_table.table import Command
+from resp_server.command.spec import Facts
+from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import MAY_REPLICATE, QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX

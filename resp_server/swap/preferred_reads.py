@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage

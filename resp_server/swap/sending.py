@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.dispatcher import keys_read
 from resp_server.forwarding.raw_replies import RawReply, Steps

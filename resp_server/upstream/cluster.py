@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from resp_server.command_table.key_specs import key_runs
+from resp_server.command.keys import key_runs
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge

@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from resp_server.command_table.facts import Facts, Json
+from resp_server.command.spec import Facts, Json
 
 # The fields of a row that all versions have: name, arity, flags, and the first, the last and the step of the keys.
 OLD_FIELDS = 6

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from resp_server.command_table.facts import Facts
-from resp_server.command_table.table import Command, CommandTable
+from resp_server.command.spec import Facts
+from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys

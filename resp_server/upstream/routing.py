@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from resp_server.command_table.key_specs import key_runs, searches_keyword
-from resp_server.command_table.table import CommandTable
+from resp_server.command.keys import key_runs, searches_keyword
+from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request

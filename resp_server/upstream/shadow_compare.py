@@ -11,7 +11,7 @@ from typing import Any
 
 import hiredis
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 
 # Replies about a key that does not exist. `:0` is that of EXISTS, STRLEN, LLEN and the like.
 ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")

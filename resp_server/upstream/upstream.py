@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.replies import Reply

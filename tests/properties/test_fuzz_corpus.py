@@ -18,7 +18,7 @@ from compat.fuzz.swap_target import UPSTREAM_REQUESTS
 from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, USER
 from resp_server.client import connection
 from resp_server.client.connection import Connection
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.protocol.replies import Pending
 

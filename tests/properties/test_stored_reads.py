@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
-from resp_server.command_table.key_specs import keys_of
+from resp_server.command.keys import keys_of
 from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.protocol.request_parser import RequestParser

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import replies_in, request
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
 from resp_server.proxy.request_policy import single_key_at
 from resp_server.serving.server import Server

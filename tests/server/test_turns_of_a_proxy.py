@@ -10,7 +10,7 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.config import ServerConfig
 from resp_server.execution.long_requests import SPLITS
 from resp_server.protocol.replies import encode

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from compat.conformance.wire import request
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.config import ServerConfig
 from resp_server.session.subscriptions import NAME_BYTES_MAX
 from tests.server.conftest import Peer, Running

@@ -14,7 +14,7 @@ from threading import Thread
 from time import thread_time_ns
 
 from compat.conformance.wire import request
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.commands import command_table
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.protocol.glob import PATTERN_BYTES_MAX

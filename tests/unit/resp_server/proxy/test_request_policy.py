@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server.command_table.table import Command
+from resp_server.command.table import Command
 from resp_server.commands import command_table
 from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
 from resp_server.proxy.request_policy import (

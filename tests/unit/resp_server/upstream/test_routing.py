@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.commands import command_table
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.request_parser import LongRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.protocol.replies import Reply, encode
 from resp_server.upstream.rules import RulesError, parse_rules
 from resp_server.upstream.shadow_compare import (

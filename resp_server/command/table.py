@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from resp_server.command_table.declaration import Declaration, DeclarationError, PeerQuery, check_count
-from resp_server.command_table.facts import Facts, Json
-from resp_server.command_table.key_specs import key_positions
+from resp_server.command.declaration import Declaration, DeclarationError, PeerQuery, check_count
+from resp_server.command.keys import key_positions
+from resp_server.command.spec import Facts, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
     ReplyError,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from resp_server.command_table.declaration import (
+from resp_server.command.declaration import (
     BatchArgument,
     DeclarationError,
     OneOrMore,

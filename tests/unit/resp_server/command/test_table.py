@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from resp_server.command_table.declaration import Declaration, DeclarationError, command
-from resp_server.command_table.facts import Facts, redis_facts
-from resp_server.command_table.table import Command, CommandTable
+from resp_server.command.declaration import Declaration, DeclarationError, command
+from resp_server.command.spec import Facts, redis_facts
+from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.commands.refusals import REFUSALS
 from resp_server.protocol.errors import PlainError, ReadOnlyError

@@ -32,7 +32,7 @@ from functools import cached_property, partial
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from resp_server.command_table.facts import Facts
+from resp_server.command.spec import Facts
 from resp_server.protocol.errors import PlainError, not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resp_server.command_table.declaration import INTEGER
-from resp_server.command_table.facts import Facts
+from resp_server.command.declaration import INTEGER
+from resp_server.command.spec import Facts
 
 # The position of MIGRATE's first option, and the number of arguments of some options of MIGRATE and SORT.
 MIGRATE_OPTIONS = 6

@@ -1,6 +1,6 @@
 """The facts of a command that COMMAND and COMMAND DOCS list.
 
-Those of Redis' own commands are in `reference.json`, captured from a real server (see `compat/reference`). Those of our
+Those of Redis' own commands are in `redis.json`, captured from a real server (see `compat/reference`). Those of our
 own commands are in their declarations.
 """
 
@@ -64,5 +64,5 @@ class Facts:
 
 def redis_facts() -> dict[str, Facts]:
     """Return the commands of Redis 7.4 by name, about 250."""
-    text = files("resp_server.commands").joinpath("reference.json").read_text("utf-8")
+    text = files("resp_server.command").joinpath("redis.json").read_text("utf-8")
     return {name: Facts.of_json(row) for name, row in json.loads(text).items()}
