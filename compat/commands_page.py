@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
+from resp_server.command.policy import RequestPolicy
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.config import REDIS_VERSION
-from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
-from resp_server.proxy.request_policy import SPLIT, RequestPolicy, policy_of
+from resp_server.proxy.request_policy import SPLIT, policy_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 
@@ -151,7 +151,7 @@ def _keys(command: Command) -> str:
 def _proxy(command: Command) -> str:
     if command.declaration is None:
         return ""
-    if command.name in INTERNAL_COMMANDS:
+    if command.policy.is_internal:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"

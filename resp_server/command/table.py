@@ -9,6 +9,8 @@ from typing import Any
 
 from resp_server.command.declaration import Declaration, DeclarationError, PeerQuery, check_count
 from resp_server.command.keys import key_positions
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import PATTERNS, Policy, Verb
 from resp_server.command.spec import Facts, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
@@ -22,15 +24,6 @@ from resp_server.protocol.replies import Frames, Reply
 
 # Makes the error reply of a command that is not served: a new exception each time, because exceptions have tracebacks.
 Refusal = Callable[[], ReplyError]
-
-# The commands with channels, for which Redis has no specifications. PUBLISHING: the second word is the channel. The
-# others: all words from the second on are channels or patterns.
-PUBLISHING = ("publish", "spublish")
-SUBSCRIBING = ("subscribe", "ssubscribe")
-SUBSCRIBING_TO_PATTERNS = "psubscribe"
-
-# Commands that Redis refuses before it queues them in a transaction.
-REFUSED_AT_ONCE = ("debug",)
 
 
 @dataclass(frozen=True)
@@ -46,6 +39,11 @@ class Command:
     refusal: Refusal = ReadOnlyError
     is_refused_when_run: bool = False
     subcommands: Mapping[bytes, Command] = field(default_factory=dict)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Our row of the command."""
+        return policy_of(self.name)
 
     @cached_property
     def words(self) -> int:
@@ -69,12 +67,12 @@ class Command:
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
         """Return (position, whether it is a pattern) of each channel of a request."""
-        if self.name in PUBLISHING:
-            return [(1, False)]
-        if self.name == "state|publish":
-            return [(3, False)]
-        is_pattern = self.name == SUBSCRIBING_TO_PATTERNS
-        return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
+        if self.policy.channel_at:
+            return [(self.policy.channel_at, False)]
+        channels = self.policy.channels
+        if channels is None or channels.verb is not Verb.SUBSCRIBE:
+            return []
+        return [(at, channels.kind == PATTERNS) for at in range(1, len(request))]
 
     @cached_property
     def _takes_words(self) -> bool:
@@ -232,9 +230,7 @@ def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals:
     }
     refusal_of_name = refusals.get(name) or refusals.get(name.partition("|")[0])
     if refusal_of_name is not None:
-        return Command(
-            name, facts, declaration, refusal_of_name, name.partition("|")[0] not in REFUSED_AT_ONCE, subcommands
-        )
+        return Command(name, facts, declaration, refusal_of_name, not policy_of(name).is_refused_at_once, subcommands)
     refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
     return Command(name, facts, declaration, refusal, False, subcommands)
 

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, cast
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.cluster.node_view import NodeView
 from resp_server.command.keys import keys_of
+from resp_server.command.policy import Split
 from resp_server.command.table import Command
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
 from resp_server.execution.loading_waits import LOADING
 from resp_server.execution.long_requests import (
-    RequestSplit,
     first_portion,
     in_portions,
     may_run_unsplit,
@@ -79,18 +79,10 @@ HTTP_WORDS = (b"post", b"host:")
 # A reply that is not complete yet: it is encoded in steps, or pending.
 IncompleteReply = Sliced | Pending | ExecRunner
 
-# CLIENT PAUSE ... WRITE delays these with the writes. COMMAND does not show Redis' flag for them, CMD_MAY_REPLICATE.
-MAY_REPLICATE = frozenset(("eval", "evalsha", "fcall", "pfcount", "publish", "spublish"))
 # Flags of commands that a monitor may not send; to Redis it is a kind of replica.
 NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
 
-# Commands that run at once within a transaction.
-NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
 QUEUED = b"+QUEUED\r\n"
-
-# Commands that a subscribed client of RESP2 may send; it could not distinguish other replies from messages.
-WHILE_SUBSCRIBED = {f"{kind}{verb}" for kind in ("", "p", "s") for verb in ("subscribe", "unsubscribe")}
-WHILE_SUBSCRIBED |= {"ping", "quit", "reset"}
 
 
 class KeyCommand(NamedTuple):
@@ -341,7 +333,7 @@ class Dispatcher:
             command.check_arity(request)
         except ReplyError:
             return False
-        return command.facts.is_write or command.name in MAY_REPLICATE
+        return command.facts.is_write or command.policy.may_replicate
 
     def _find_key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command about keys by its name as typed; None for other commands."""
@@ -362,7 +354,7 @@ class Dispatcher:
             command.check_arity(request)
             self._check(context, command, first_portion(request))
             transaction = context.session.transaction
-            if transaction is not None and command.name not in NEVER_QUEUED:
+            if transaction is not None and command.policy.is_queued:
                 if not may_run_unsplit(request):
                     raise too_long(command)
                 self._queue(transaction, command, request)
@@ -445,7 +437,8 @@ class Dispatcher:
             raise command.refusal()
         if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):
             raise PlainError("Replica can't interact with the keyspace")
-        if session.subscriptions is not None and session.protocol == RESP2 and command.name not in WHILE_SUBSCRIBED:
+        is_subscribed = session.subscriptions is not None and session.protocol == RESP2
+        if is_subscribed and not command.policy.runs_while_subscribed:
             raise PlainError(
                 f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "
                 "allowed in this context"
@@ -540,11 +533,11 @@ class Dispatcher:
                 context.session.end_transaction()
             return [self.error_reply(error)]
 
-    def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
+    def _split_of(self, command: Command, request: Request) -> Split | None:
         """Return how a long request is split; None: it is not."""
         return split_of(command, request)
 
-    def _in_portions(self, context: CommandContext, command: Command, split: RequestSplit, request: Request) -> Sliced:
+    def _in_portions(self, context: CommandContext, command: Command, split: Split, request: Request) -> Sliced:
         """Answer a long request in portions."""
         tracking_state = context.session.tracking_state
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from resp_server.command.keys import keys_of
+from resp_server.command.policy import Joined, Split, Verb
 from resp_server.command.spec import ANY_SLOTS
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
@@ -33,25 +33,22 @@ Check = Callable[[CommandContext, Command, Request], None]
 OnPortion = Callable[[Request], None]
 
 
-class RequestSplit(NamedTuple):
-    """How a command's request is split, and how the replies are joined.
+# The shape of a reply that is joined.
+SHAPES: Mapping[Joined, type] = {
+    Joined.LIST: list,
+    Joined.SUM: int,
+    Joined.FRAMES: Frames,
+    Joined.ONE_OK: FirstOf,
+}
 
-    prefix_words: the number of words after the name that each portion repeats. is_counted: the last of them is the
-    number of the words after it. check_limits: raises PlainError if the request has too many words.
-    """
 
-    shape: type
-    prefix_words: int = 0
-    is_counted: bool = False
-    check_limits: Callable[[CommandContext, Sequence[bytes]], None] = lambda context, words: None
-
-    def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
-        """Split a request into portions of so many words."""
-        start = command.words + self.prefix_words
-        prefix = request[:start]
-        for at in range(start, len(request), words):
-            for portion in of_bounded_size(request[at : at + words]):
-                yield [*prefix[:-1], b"%d" % len(portion), *portion] if self.is_counted else [*prefix, *portion]
+def portions(command: Command, split: Split, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
+    """Split a request into portions of so many words."""
+    start = command.words + split.prefix_words
+    prefix = request[:start]
+    for at in range(start, len(request), words):
+        for portion in of_bounded_size(request[at : at + words]):
+            yield [*prefix[:-1], b"%d" % len(portion), *portion] if split.is_counted else [*prefix, *portion]
 
 
 def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -85,15 +82,20 @@ def may_run_unsplit(request: Request) -> bool:
     return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
 
 
-def _subscription_check(kind: SubscriptionKind) -> Callable[[CommandContext, Sequence[bytes]], None]:
-    def check(context: CommandContext, names: Sequence[bytes]) -> None:
-        subscriptions = context.session.subscriptions or Subscriptions()
-        if len(names) <= SUBSCRIPTIONS_MAX:
-            subscriptions.check_limits(kind, names)
-        else:
-            raise subscriptions.limit_error()
+def _check_limits(context: CommandContext, command: Command, words: Sequence[bytes]) -> None:
+    """Raise PlainError if a session would have more subscriptions or watched keys than it may have."""
+    channels = command.policy.channels
+    if channels is not None and channels.verb is Verb.SUBSCRIBE:
+        _check_subscriptions(context, SubscriptionKind(channels.kind), words)
+    elif command.name == "watch":
+        _check_watch(context, words)
 
-    return check
+
+def _check_subscriptions(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
+    subscriptions = context.session.subscriptions or Subscriptions()
+    if len(names) > SUBSCRIPTIONS_MAX:
+        raise subscriptions.limit_error()
+    subscriptions.check_limits(kind, names)
 
 
 def _check_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
@@ -103,25 +105,9 @@ def _check_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
     check_watch_limits(watched, keys)
 
 
-_FIELDS = RequestSplit(list, 3, is_counted=True)
-SPLITS: Mapping[str, RequestSplit] = {
-    **dict.fromkeys(("exists", "touch"), RequestSplit(int)),
-    **dict.fromkeys(("mget", "state|mget"), RequestSplit(list)),
-    **dict.fromkeys(("hmget", "smismember", "zmscore", "geopos", "geohash"), RequestSplit(list, 1)),
-    **dict.fromkeys(("httl", "hpttl", "hexpiretime", "hpexpiretime"), _FIELDS),
-    **{
-        f"{kind.value.decode()}subscribe": RequestSplit(Frames, check_limits=_subscription_check(kind))
-        for kind in SubscriptionKind
-    },
-    **{f"{kind.value.decode()}unsubscribe": RequestSplit(Frames) for kind in SubscriptionKind},
-    "watch": RequestSplit(FirstOf, check_limits=_check_watch),
-    "state|expect": RequestSplit(FirstOf),
-}
-
-
-def split_of(command: Command, request: Request) -> RequestSplit | None:
+def split_of(command: Command, request: Request) -> Split | None:
     """Return how a long request is split; None: it runs unsplit. PlainError if it is too long for that."""
-    split = SPLITS.get(command.name)
+    split = command.policy.split
     if split is not None and not (split.is_counted and not _is_counted(command, split, request)):
         return split
     if not may_run_unsplit(request):
@@ -136,7 +122,7 @@ def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> PlainError
     return PlainError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
 
 
-def _is_counted(command: Command, split: RequestSplit, request: Request) -> bool:
+def _is_counted(command: Command, split: Split, request: Request) -> bool:
     start = command.words + split.prefix_words
     return request[start - 1] == b"%d" % (len(request) - start)
 
@@ -144,51 +130,52 @@ def _is_counted(command: Command, split: RequestSplit, request: Request) -> bool
 def in_portions(
     context: CommandContext,
     command: Command,
-    split: RequestSplit,
+    split: Split,
     request: Request,
     check: Check,
     on_portion: OnPortion,
 ) -> Sliced:
     """Run a long request in portions, on a view of its own."""
-    split.check_limits(context, request[command.words + split.prefix_words :])
+    _check_limits(context, command, request[command.words + split.prefix_words :])
     view = context.pin()
     chunks = _portion_replies(
         ExecContext(context.session, context.server, view), command, split, request, check, on_portion
     )
-    count = len(request) - command.words - split.prefix_words if split.shape is list else None
-    return Sliced(chunks, partial(context.unpin, view), split.shape, count, has_effect=split.shape in (Frames, FirstOf))
+    count = len(request) - command.words - split.prefix_words if split.joined is Joined.LIST else None
+    has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
+    return Sliced(chunks, partial(context.unpin, view), SHAPES[split.joined], count, has_effect=has_effect)
 
 
 def _portion_replies(
-    context: ExecContext, command: Command, split: RequestSplit, request: Request, check: Check, on_portion: OnPortion
+    context: ExecContext, command: Command, split: Split, request: Request, check: Check, on_portion: OnPortion
 ) -> Iterator[Sequence[Reply] | Pending]:
     yield from _check_slots(context, command, split, request)
-    for portion in split.portions(command, request):
+    for portion in portions(command, split, request):
         check(context, command, portion)
         yield []
-    for portion in split.portions(command, request):
+    for portion in portions(command, split, request):
         reply = command.execute(context, [portion])[0]
         on_portion(portion)
         if isinstance(reply, Sliced):
             for chunk in reply.chunks:
-                yield [] if split.shape is FirstOf else chunk
+                yield [] if split.joined is Joined.ONE_OK else chunk
             reply.release()
         elif isinstance(reply, Pending):
             yield reply
         else:
-            yield [] if split.shape is FirstOf else reply if split.shape is list else [reply]
-    if split.shape is FirstOf:
+            yield [] if split.joined is Joined.ONE_OK else reply if split.joined is Joined.LIST else [reply]
+    if split.joined is Joined.ONE_OK:
         yield [OK]
 
 
 def _check_slots(
-    context: CommandContext, command: Command, split: RequestSplit, request: Request
+    context: CommandContext, command: Command, split: Split, request: Request
 ) -> Iterator[Sequence[Reply]]:
     """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
     if context.server.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
         return
     slots = set()
-    for portion in split.portions(command, request):
+    for portion in portions(command, split, request):
         keys = keys_of(command.facts, portion)
         slots |= {slot_of(key) for key, _ in keys[:1]} if keys else set()
         yield []

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
 from resp_server.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
-from resp_server.metrics.slow_log import SlowLog, redacted
+from resp_server.metrics.slow_log import SlowLog
 from resp_server.session.session import Session
 from state_backend.model.clock import Clock
 
@@ -48,7 +49,7 @@ class SlowRequests:
         microseconds = nanoseconds // 1000
         if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
             now_ms, entries_max = self._host.clock(), config.slow_entries_max
-            words = redacted(command.name, words)
+            words = redacted(command.policy.redaction, words)
             self.log.add(now_ms, microseconds, words, session.address, session.name, entries_max)
         self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
 

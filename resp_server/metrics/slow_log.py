@@ -1,4 +1,4 @@
-"""The slowest requests, for SLOWLOG, and the redaction of requests for logs. No I/O."""
+"""The slowest requests, for SLOWLOG. No I/O."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from typing import Any, NamedTuple, Self
 # Standard: the limits of Redis for a stored request.
 WORDS_MAX = 32
 WORD_BYTES_MAX = 128
-REDACTED = b"(redacted)"
-# The settings of Redis whose values are secret.
-SECRET_SETTINGS = (b"masterauth", b"masteruser", b"requirepass", b"tls-client-key-file-pass", b"tls-key-file-pass")
 
 
 class SlowRequest(NamedTuple):
@@ -92,31 +89,3 @@ def truncated(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int
 def _truncated(word: bytes, bytes_max: int) -> bytes:
     left_out = len(word) - bytes_max
     return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:bytes_max], left_out)
-
-
-def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:
-    """Return a request with its passwords redacted; name: the full name of its command."""
-    match name:
-        case "auth":
-            return [words[0], *[REDACTED] * (len(words) - 1)]
-        case "acl|setuser":
-            return [*words[:2], *[REDACTED] * (len(words) - 2)]
-        case "hello" | "migrate":
-            return _without_credentials(words)
-        case "config|set":
-            redacted_words = list(words)
-            for at in range(2, len(words) - 1, 2):
-                if words[at].lower() in SECRET_SETTINGS:
-                    redacted_words[at + 1] = REDACTED
-            return redacted_words
-    return words
-
-
-def _without_credentials(words: Sequence[bytes]) -> Sequence[bytes]:
-    """Redact the user and the password after AUTH or AUTH2."""
-    redacted_words = list(words)
-    for at, word in enumerate(words):
-        if word.upper() in (b"AUTH", b"AUTH2"):
-            for secret in range(at + 1, min(at + 3, len(words))):
-                redacted_words[secret] = REDACTED
-    return redacted_words

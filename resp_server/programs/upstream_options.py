@@ -6,12 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
+from resp_server.command.ours import denied
+from resp_server.command.policy import Denial
 from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import Mistakes, whole_number
 from resp_server.upstream.ownership import Ownership, OwnershipError
 from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pool import CONNECTIONS, TIMEOUT_S
-from resp_server.upstream.routed_commands import DENIED, NEVER_ALLOWED
 from resp_server.upstream.rules import RulesFile
 from resp_server.upstream.tls import PREFIX, UpstreamTls
 from resp_server.upstream.upstream import Upstream, upstream_at
@@ -131,8 +132,9 @@ def add_upstream_options(parser: argparse.ArgumentParser) -> None:
 def _denied_command(text: str) -> str:
     """Return the name of a command that may be allowed, such as `config|set`; ArgumentTypeError."""
     name = "|".join(text.lower().split())
-    if name not in DENIED - NEVER_ALLOWED:
-        names = ", ".join(sorted(each.replace("|", " ").upper() for each in DENIED - NEVER_ALLOWED))
+    allowable = denied(Denial.UNLESS_ALLOWED)
+    if name not in allowable:
+        names = ", ".join(sorted(each.replace("|", " ").upper() for each in allowable))
         raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
     return name
 

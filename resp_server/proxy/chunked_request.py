@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from resp_server.execution.long_requests import RequestSplit, of_bounded_size
+from resp_server.command.policy import Joined, Split
+from resp_server.execution.long_requests import of_bounded_size
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import PlainError
@@ -45,7 +46,7 @@ class ChunkedRequest(Pending):
     def __init__(
         self,
         protocol: int,
-        split: RequestSplit,
+        split: Split,
         portions: Iterator[Request],
         send_portion: SendPortion,
         seconds_max: float,
@@ -101,7 +102,7 @@ class ChunkedRequest(Pending):
         self.resolve(raise_error)
 
     def _merged(self) -> RawReply:
-        if self._split.shape is int:
+        if self._split.joined is Joined.SUM:
             return encode(self._count, self._protocol)
         return raw_reply_of([encode_header(list, self._count, self._protocol), *self._texts])
 

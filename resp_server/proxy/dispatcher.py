@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
+from resp_server.command.policy import Joined, RequestPolicy, Split
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -28,7 +29,7 @@ from resp_server.execution.dispatcher import (
     keys_read,
     release_reply,
 )
-from resp_server.execution.long_requests import RequestSplit, first_portion, may_run_unsplit, too_long
+from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
@@ -42,7 +43,7 @@ from resp_server.protocol.errors import (
     ReplyError,
     not_served,
 )
-from resp_server.protocol.replies import Frames, Pending, ReplyStream, Retry, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
 from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
@@ -52,7 +53,6 @@ from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import (
     SPLIT,
-    RequestPolicy,
     TargetRequest,
     policy_of,
     single_key_at,
@@ -75,18 +75,6 @@ HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
 HISTORY = "state|history"
 TRANSACTIONS = "transactions"
-# Commands that proxies send to servers. A proxy itself does not serve them.
-INTERNAL_COMMANDS = (
-    "state|at",
-    "state|notice",
-    "state|expect",
-    "state|hold",
-    "state|within",
-    "state|publish",
-    "state|notify",
-)
-# Commands that change how the rest of a transaction is answered.
-NOT_IN_TRANSACTION = ("select", "hello", "client|reply")
 
 
 class Taken(Enum):
@@ -268,13 +256,14 @@ class ProxyDispatcher(Dispatcher):
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
         super()._check(context, command, request)
-        if command.name in INTERNAL_COMMANDS:
+        if command.policy.is_internal:
             raise not_served(command.name)
         if context.session.transaction is None:
             return
         policy = policy_of(command)
         self._check_queued(context.session, command, request)
-        if type(request) is LongRequest and (split := self._split_of(command, request)) and split.shape is Frames:
+        split = self._split_of(command, request) if type(request) is LongRequest else None
+        if split is not None and split.joined is Joined.FRAMES:
             raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
         if policy is RequestPolicy.BY_KEYS and not (
             SPLIT in command.facts.tips and self._applications.only is not None
@@ -284,15 +273,15 @@ class ProxyDispatcher(Dispatcher):
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         """Raise PlainError for a command that cannot be queued here."""
         is_known = policy_of(command) in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS)
-        if not is_known or command.name in NOT_IN_TRANSACTION:
+        if not is_known or not command.policy.runs_in_transaction:
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
 
-    def _split_of(self, command: Command, request: Request) -> RequestSplit | None:
+    def _split_of(self, command: Command, request: Request) -> Split | None:
         """Return how a long request is split; None: it is not forwarded, or not split."""
         split = super()._split_of(command, request)
-        if split is None or split.shape is Frames:
+        if split is None or split.joined is Joined.FRAMES:
             return split
-        if policy_of(command) is RequestPolicy.BY_KEYS and split.shape in (int, list):
+        if policy_of(command) is RequestPolicy.BY_KEYS and split.joined in (Joined.SUM, Joined.LIST):
             return split
         if not may_run_unsplit(request):
             raise too_long(command)
@@ -307,7 +296,9 @@ class ProxyDispatcher(Dispatcher):
         split = self._split_of(command, request)
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
-        if split is None or split.shape is Frames or session.transaction is not None or not self.has_keys(session):
+        if split is None or split.joined is Joined.FRAMES:
+            return False
+        if session.transaction is not None or not self.has_keys(session):
             return False
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
@@ -324,7 +315,7 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _unsplit_sender(
-        self, context: CommandContext, command: Command, request: Request, split: RequestSplit, batch: ReplyBatch
+        self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Return a function that sends a long request about one key unsplit, so that its reply is from one epoch.
 
@@ -361,7 +352,7 @@ class ProxyDispatcher(Dispatcher):
         )
 
     def _portion_sender(
-        self, context: CommandContext, command: Command, request: Request, split: RequestSplit, batch: ReplyBatch
+        self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
     ) -> Callable[[], None]:
         """Return a function that sends a long request about keys of many slots in portions."""
         session, first = context.session, self._applications.each[0]
@@ -375,7 +366,7 @@ class ProxyDispatcher(Dispatcher):
             return portion_batch
 
         pending = ChunkedRequest(
-            session.protocol, split, split.portions(command, request, PORTION_KEYS), send, BATCH_S_MAX, BATCH_BYTES_MAX
+            session.protocol, split, portions(command, split, request, PORTION_KEYS), send, BATCH_S_MAX, BATCH_BYTES_MAX
         )
         self.on_resolved(context, pending, partial(batch.put, batch.expect()))
         return pending.start

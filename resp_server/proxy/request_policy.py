@@ -8,7 +8,6 @@ The proxy itself answers commands without keys, except those about the keys or j
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from enum import Enum, auto
 from functools import partial
 from random import choices
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.keys import keys_of
+from resp_server.command.policy import RequestPolicy
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
@@ -39,42 +39,11 @@ SLOT_BITS = SLOTS.bit_length() - 1
 NO_KEY = (b"$-1\r\n", b"_\r\n")
 
 
-class RequestPolicy(Enum):
-    """Which servers answer a command."""
-
-    LOCAL = auto()  # the proxy itself
-    BY_KEYS = auto()  # the owners of the request's keys
-    ALL_SHARDS = auto()  # every shard, about its own keys
-    BY_CURSOR = auto()  # the owner of the cursor's slot
-    ALL_JOBS = auto()  # every shard, about the jobs that it serves
-    ONE_JOB = auto()  # one server of the application that has the job
-
-
-POLICIES = {
-    "dbsize": RequestPolicy.ALL_SHARDS,
-    "keys": RequestPolicy.ALL_SHARDS,
-    "randomkey": RequestPolicy.ALL_SHARDS,
-    "scan": RequestPolicy.BY_CURSOR,
-}
-POLICIES |= {f"state|{name}": RequestPolicy.ALL_JOBS for name in ("jobs", "list", "lag")}
-POLICIES |= {"state|describe": RequestPolicy.ONE_JOB, "info": RequestPolicy.ALL_JOBS}
-# Commands without keys that the proxy itself answers, because they are not about the keys or jobs of servers: by group,
-# by container and by name. A test checks that each command without keys is either here or above.
-LOCAL_GROUPS = frozenset(["cluster", "connection", "pubsub", "scripting", "transactions"])
-LOCAL_CONTAINERS = frozenset(["acl", "command", "config", "latency", "memory", "module", "object", "slowlog"])
-LOCAL_COMMANDS = frozenset(["lastsave", "lolwut", "monitor", "role", "time"])
-LOCAL_COMMANDS |= {f"state|{name}" for name in ("follow", "help", "topology")}
-# A proxy with an upstream answers these; another one replies that it has none.
-LOCAL_COMMANDS |= {f"state|{name}" for name in ("confirm", "owner", "owners", "release", "reload", "shadow")}
-# Proxies send these to servers, and refuse them from clients.
-LOCAL_COMMANDS |= {f"state|{name}" for name in ("at", "expect", "hold", "notice", "notify", "publish", "within")}
-
-
 def policy_of(command: Command) -> RequestPolicy:
     """Return which servers answer a command. The proxy itself refuses commands that sparkis does not have."""
     if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
         return RequestPolicy.LOCAL
-    return RequestPolicy.BY_KEYS if command.facts.key_specs else POLICIES.get(command.name, RequestPolicy.LOCAL)
+    return RequestPolicy.BY_KEYS if command.facts.key_specs else command.policy.at_proxy or RequestPolicy.LOCAL
 
 
 def within(user: Account) -> Request:

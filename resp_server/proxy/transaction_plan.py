@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
+from resp_server.command.policy import RequestPolicy
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
@@ -17,7 +18,7 @@ from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.request_policy import RequestPolicy, policy_of, split_in_steps
+from resp_server.proxy.request_policy import policy_of, split_in_steps
 from resp_server.proxy.requests import PING, SENDS_MAX, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey, ServerConnection
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster

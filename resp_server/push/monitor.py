@@ -14,8 +14,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
-from resp_server.metrics.slow_log import redacted, truncated
+from resp_server.metrics.slow_log import truncated
 from resp_server.push.clients import Clients, PeerProcesses
 from resp_server.session.session import Session
 from state_backend.model.clock import Clock
@@ -121,7 +122,7 @@ class Monitors:
         first_words = request[: WORDS_MAX + 3]
         keys = [first_words[at] for at, _ in command.keys_in(first_words)] if command.facts.key_specs else []
         word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
-        words = truncated(redacted(command.name, request), WORDS_MAX, word_bytes_max)
+        words = truncated(redacted(command.policy.redaction, request), WORDS_MAX, word_bytes_max)
         line = line_of(self._host.clock(), session.db, session.address, words)
         self._lines.append(MonitorLine(line, keys[: WORDS_MAX + 1], session.user.name))
         if not self._is_scheduled:

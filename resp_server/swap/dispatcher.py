@@ -13,10 +13,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, cast
 
+from resp_server.command.policy import Destination
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import MAY_REPLICATE, QUEUED, keys_read
+from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import NoPermError, PlainError
@@ -44,7 +45,7 @@ from resp_server.swap.sending import SideSender
 from resp_server.swap.sentinel_replies import sentinel_reply
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import OwnRequests
-from resp_server.swap.subscription_order import PUBLISHING, SubscriptionOrder
+from resp_server.swap.subscription_order import SubscriptionOrder
 from resp_server.swap.subscription_parts import MONITOR
 from resp_server.swap.subscriptions import LISTENING, SwapSubscriptions, is_about_keys
 from resp_server.swap.upstream_events import UpstreamEvents
@@ -59,7 +60,7 @@ from resp_server.upstream.long_words import VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership, OwnershipChange
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.result_cache import ResultCache
-from resp_server.upstream.routed_commands import KILLS, ROLE_CHANGES, Destination, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import Owner, Rules
 from resp_server.upstream.upstream import Upstream
@@ -375,11 +376,11 @@ class SwapDispatcher(SideSender):
             return self._take_queued(context, session.transaction, route, request, batch)
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
-        upstream, needs_own = self.upstream_of(session), routed.name == "watch" or routed.name in KILLS
+        upstream, needs_own = self.upstream_of(session), routed.name == "watch" or routed.policy.kills_a_script
         is_first = needs_own and not self._pinned.has_own(session.id, upstream.pools)
-        if (route.is_blocking or is_first or routed.name in ROLE_CHANGES) and len(batch):
+        if (route.is_blocking or is_first or routed.policy.changes_role) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
-        if routed.name in KILLS:
+        if routed.policy.kills_a_script:
             for pool in upstream.masters:
                 pool.pinned.pin(session.id, session.protocol)
         if route.destination is Destination.SELECT and len(request) == 2:
@@ -644,7 +645,7 @@ class SwapDispatcher(SideSender):
 
     def _publishes(self, request: Request) -> bool:
         routed = self.router.commands.of(request)
-        return routed is not None and routed.name in PUBLISHING
+        return routed is not None and routed.policy.publishes
 
     def _is_for_upstream(self, request: Request, database: int) -> bool:
         """Return whether the upstream may get a request."""
@@ -662,7 +663,7 @@ class SwapDispatcher(SideSender):
             return False
         arity = routed.facts.arity
         is_well_formed = len(request) == arity if arity > 0 else len(request) >= -arity
-        return is_well_formed and (routed.facts.is_write or routed.name in MAY_REPLICATE)
+        return is_well_formed and (routed.facts.is_write or routed.policy.may_replicate)
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         if command.name == "hello":

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import reduce
 from typing import Protocol
 
+from resp_server.command.policy import Destination
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.forwarding.packing import Packed, pack_in_steps, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReply, Steps, is_error, raw_reply_of
@@ -42,7 +43,7 @@ from resp_server.upstream.connection import UnansweredError, UpstreamRequest
 from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
-from resp_server.upstream.routed_commands import Destination, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream

@@ -14,8 +14,9 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from resp_server import native
+from resp_server.command.policy import Destination
 from resp_server.execution.context import CommandContext
-from resp_server.execution.long_requests import SPLITS, UNSPLIT_WORDS_MAX, too_long
+from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX, portions, too_long
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplyStage
@@ -32,7 +33,7 @@ from resp_server.session.session import Session
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.long_words import without_long_words
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import Destination, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.upstream import Upstream
 
@@ -175,11 +176,12 @@ class LongRequests:
             upstream.send_request(
                 session.id, session.protocol, route.routed, parts[UPSTREAM_PART], joined, UPSTREAM_PART
             )
-        portions = SPLITS[command.name].portions(command, parts[OTHERS_PART], PORTION_KEYS)
+        split = command.policy.split
+        assert split is not None
         pending = ChunkedRequest(
             session.protocol,
-            SPLITS[command.name],
-            portions,
+            split,
+            portions(command, split, parts[OTHERS_PART], PORTION_KEYS),
             partial(self._send_portion, session),
             BATCH_S_MAX,
             BATCH_BYTES_MAX,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
+from resp_server.command.policy import Destination, RequestPolicy
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.dispatcher import keys_read
@@ -17,7 +18,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.mapped_keys import MappedKeys
-from resp_server.proxy.request_policy import RequestPolicy, split_by_slot
+from resp_server.proxy.request_policy import split_by_slot
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.session import Session
@@ -33,7 +34,7 @@ from resp_server.swap.sides import ClientSides, visible_keys
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.result_cache import read_of
-from resp_server.upstream.routed_commands import Destination, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route
 from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream

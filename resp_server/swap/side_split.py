@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from resp_server.command.policy import Destination
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.swap.preferred_reads import ABSENT
 from resp_server.upstream.mapped_names import StateRead
-from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import Route
 
 # The parts of a request for both sides.

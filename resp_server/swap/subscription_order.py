@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 
 from resp_server.protocol.replies import Retry
 
-# They send messages, or run commands that do.
-PUBLISHING = frozenset(("eval", "evalsha", "fcall", "publish", "spublish"))
-
 
 @dataclass(slots=True)
 class _Unconfirmed:
@@ -74,7 +71,7 @@ class SubscriptionOrder:
         self.end(client)
 
     def delay(self, client: int, *, publishes: bool) -> Retry | None:
-        """Return what a request of a client waits for; None: it is sent now. publishes: its command is `PUBLISHING`."""
+        """Return what a request of a client waits for; None: it is sent now. publishes: it may send messages."""
         now_s = self._clock()
         for each in [each for each, found in self._unconfirmed.items() if found.until_s <= now_s]:
             self.end(each)

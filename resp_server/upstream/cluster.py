@@ -25,7 +25,7 @@ from resp_server.upstream.cluster_requests import Part, Plan, first_slot, least_
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.role import AnyRole
-from resp_server.upstream.routed_commands import WRITE_WAITS, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.upstream.tracking import Tracking
 from resp_server.upstream.url import Address, UpstreamUrl
@@ -189,7 +189,7 @@ class UpstreamCluster:
         caching: bytes = b"",
     ) -> None:
         """Send a blocking command over the client's own connection to a node; ReplyError if that is not possible."""
-        if routed.name in WRITE_WAITS:
+        if routed.policy.waits_for_writes:
             self._wait(client, protocol, pack(request), sink, index)
             return
         slot = first_slot(routed, request)

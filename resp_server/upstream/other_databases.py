@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from resp_server.protocol.request_parser import Request
 
-# The key that they write in another database is not among their keys in the selected database.
-NAMES = frozenset(["move", "copy"])
 COPY_DESTINATION = 2
 
 

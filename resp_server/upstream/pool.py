@@ -28,7 +28,7 @@ from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest,
 from resp_server.upstream.hello import hello_fields
 from resp_server.upstream.pinned import MARK_WRITE, PINNED_MAX, PinnedConnection, PinnedConnections
 from resp_server.upstream.role import AnyRole, RoleCheck
-from resp_server.upstream.routed_commands import ROLE_CHANGES, WRITE_WAITS, RoutedCommand
+from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.tracking import Tracking, TrackingRequest
@@ -160,7 +160,7 @@ class UpstreamPool:
 
         Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
-        if routed.name in ROLE_CHANGES:
+        if routed.policy.changes_role:
             sent = UpstreamRequest(pack(request), sink, index, is_read=False)
             self._of_any_role.pin(client, protocol).send_request(sent, protocol)
             return True
@@ -264,7 +264,7 @@ class UpstreamPool:
         if type(request) is LongRequest:
             send_in_steps(self._block_long(client, protocol, request, sink, index, caching), sink, index, self.defer)
             return
-        is_about_writes = routed.name in WRITE_WAITS
+        is_about_writes = routed.policy.waits_for_writes
         self.send_blocking(
             client, protocol, pack(request), sink, index, is_about_writes=is_about_writes, prefix=caching
         )

@@ -7,104 +7,18 @@ upstream if it is in no table. The facts of a command are those in the upstream'
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
+from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
+from resp_server.command.policy import Denial, Destination, Policy
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
-from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
 
-# The proxy answers these: they are about the connection, its user, or this process. Some also go to the upstream.
-LOCAL = frozenset(
-    [
-        "acl",
-        "asking",
-        "auth",
-        "client",
-        "cluster",
-        "discard",
-        "echo",
-        "exec",
-        "hello",
-        "latency",
-        "monitor",
-        "multi",
-        "ping",
-        "psubscribe",
-        "punsubscribe",
-        "quit",
-        "readonly",
-        "readwrite",
-        "reset",
-        "slowlog",
-        "ssubscribe",
-        "state",
-        "subscribe",
-        "sunsubscribe",
-        "unsubscribe",
-        "unwatch",
-    ]
-)
-# These read the keys of both sides.
-ALL_KEYS = frozenset(["dbsize", "keys", "randomkey", "scan"])
-# Denied unless they are allowed: they would stop or reconfigure the upstream, harm its host, or change a connection
-# that clients share.
-DENIED = frozenset(
-    [
-        "acl|deluser",
-        "acl|load",
-        "acl|save",
-        "acl|setuser",
-        "config|set",
-        "debug",
-        "failover",
-        "migrate",
-        "module",
-        "psync",
-        "replconf",
-        "replicaof",
-        "script|debug",
-        "shutdown",
-        "slaveof",
-        "sync",
-    ]
-)
-# Denied always: they would end or change a connection that clients share, or block the upstream for one client.
-NEVER_ALLOWED = frozenset(["psync", "replconf", "script|debug", "sync"])
-# Blocking commands that wait for the connection's own writes. All others wait for keys. Redis before 7.2 does not flag
-# them as blocking.
-WRITE_WAITS = ("wait", "waitaof")
-# They end a script that runs. A shared connection may be that of the script, and would deliver them after its end.
-KILLS = ("script|kill", "function|kill")
-# They make the upstream a replica or a master again. Other requests do not reach an upstream that has become a replica.
-ROLE_CHANGES = ("replicaof", "slaveof", "failover")
-# Subcommands of denied commands that only read.
-READS_OF_DENIED = frozenset(["module|help", "module|list"])
-# The compiled hop looks these up first.
-USUAL = ("get", "mget", "set", "incr", "setex", "del", "hget", "hset", "hgetall", "expire", "exists", "lpush", "rpop")
 # The number of cached spellings of command names, such as GET, get and Get.
 SPELLINGS_MAX = 1024
-
-
-class Destination(Enum):
-    """What answers a request: a side (the states, the upstream), both of them, or the proxy itself."""
-
-    LOCAL = auto()
-    STATES = auto()
-    UPSTREAM = auto()
-    BOTH = auto()
-    PORTIONS = auto()  # both, for a long read: the upstream's keys in one request, the states' keys in portions
-    ALL_KEYS = auto()  # both: a command about all keys
-    SELECT = auto()  # the proxy; the upstream says whether it has the database
-    BY_SECTIONS = auto()  # INFO: the sections decide
-    MAPPED = auto()  # the states, by a request that has the states' own names of its keys
-    PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
-    DROPPED = auto()  # the proxy: a write that gets OK and is not run
-    DENIED = auto()  # an error
-    BY_KEYS = auto()  # the keys decide: only in a `RoutedCommand`, never in a `Route`
 
 
 class RoutedCommand(NamedTuple):
@@ -122,6 +36,7 @@ class RoutedCommand(NamedTuple):
     single_key_at: int = 0
     needs_getkeys: bool = False
     is_subscription: bool = False
+    policy: Policy = NO_POLICY
 
 
 class PlainCommand(NamedTuple):
@@ -135,7 +50,7 @@ class PlainCommand(NamedTuple):
 class RoutedCommands:
     """How all commands are routed, by the name as typed.
 
-    allowed: commands of `DENIED` that go to the upstream. own: other commands of `DENIED`, which the proxy answers.
+    allowed: denied commands that go to the upstream. own: other denied commands, which the proxy answers.
     """
 
     def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
@@ -179,7 +94,7 @@ class RoutedCommands:
 
     def plain_commands(self) -> Sequence[PlainCommand]:
         """Return the commands whose keys are at fixed positions and decide the side, the most used ones first."""
-        names = [*USUAL, *self._upstream_facts, *(each.name for each in self._table)]
+        names = [*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]
         found = []
         for name in dict.fromkeys(names):
             routed = self._find(name)
@@ -196,7 +111,7 @@ class RoutedCommands:
             if (
                 is_plain
                 and not routed.needs_getkeys
-                and name not in OTHER_DATABASES
+                and not routed.policy.writes_other_database
                 and not {"blocking", "movablekeys"} & set(facts.flags)
             ):
                 found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
@@ -216,18 +131,13 @@ class RoutedCommands:
         container = name.partition("|")[0]
         destination = Destination.UPSTREAM
         needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
-        is_denied = (name in DENIED or container in DENIED) and name not in READS_OF_DENIED
+        policy = policy_of(name)
+        is_denied = policy.denial is not Denial.NO
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed and name not in self._own:
             destination = Destination.DENIED
-        elif (name in LOCAL or container in LOCAL) and not is_allowed:
-            destination = Destination.LOCAL
-        elif name in ALL_KEYS:
-            destination = Destination.ALL_KEYS
-        elif name == "select":
-            destination = Destination.SELECT
-        elif name == "info":
-            destination = Destination.BY_SECTIONS
+        elif policy.with_upstream is not None and not is_allowed:
+            destination = policy.with_upstream
         elif facts.key_specs or needs_getkeys:
             destination = Destination.BY_KEYS
         flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
@@ -236,7 +146,9 @@ class RoutedCommands:
         is_read = "readonly" in facts.flags
         is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
         single_key_at = facts.first_key if is_single and not needs_getkeys else 0
-        return RoutedCommand(name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription)
+        return RoutedCommand(
+            name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
+        )
 
     def _facts(self, name: str, command: Command | None) -> Facts | None:
         container, _, sub = name.partition("|")
@@ -252,6 +164,6 @@ class RoutedCommands:
 def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
     """Tell by its flags whether a command without keys may subscribe the connection.
 
-    is_ours: the command table has it. Such a command never does: `LOCAL` has all that subscribe.
+    is_ours: the command table has it. Such a command never does: the proxy itself answers all that subscribe.
     """
     return not facts.key_specs and "pubsub" in facts.flags and not is_ours

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.command.keys import key_runs, searches_keyword
+from resp_server.command.policy import Destination
 from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
@@ -26,10 +27,9 @@ from resp_server.upstream.mapped_names import (
     field_read,
     with_names,
 )
-from resp_server.upstream.other_databases import NAMES as OTHER_DATABASES
 from resp_server.upstream.other_databases import OtherKey, is_number, other_key
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import WRITE_WAITS, Destination, RoutedCommand, RoutedCommands
+from resp_server.upstream.routed_commands import RoutedCommand, RoutedCommands
 from resp_server.upstream.rules import Owner, Rule, Writes
 from resp_server.upstream.shadow_compare import is_comparable
 from resp_server.upstream.state_writes import without_pairs, write_plan
@@ -40,8 +40,6 @@ OWN_SECTIONS = (b"proxy", b"sparkis")
 SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
-# Their replies contain times.
-NEVER_CACHED = frozenset(["xinfo|stream", "xinfo|groups", "xinfo|consumers", "xpending"])
 NO_FIELDS: Mapping[int, Request] = {}
 NO_STATE_READS: Mapping[int, StateRead] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
@@ -173,7 +171,7 @@ class SwapRouter:
                 positions: Sequence[int] = (routed.single_key_at,)
             else:
                 positions = self._positions(routed, request)
-            if routed.name in OTHER_DATABASES and (other := other_key(routed.name, request)) is not None:
+            if routed.policy.writes_other_database and (other := other_key(routed.name, request)) is not None:
                 return self._over_databases(routed, request, other, database)
             decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
             others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
@@ -196,7 +194,7 @@ class SwapRouter:
             self._ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
         )
         is_blocking = routed.destination is Destination.UPSTREAM and (
-            "blocking" in routed.facts.flags or routed.name in WRITE_WAITS or routed.is_subscription
+            "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
         )
         return Route(routed.destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
@@ -500,9 +498,9 @@ def _cached(route: Route, request: Request, positions: Sequence[int], decide: Ca
     exact = [request[at] for at, rule in rules if rule.is_cached_exactly]
     if exact:
         route = route._replace(changed=exact, is_fenced=True)
-    if not rules or len(rules) < len(positions) or "movablekeys" in routed.facts.flags or routed.name in NEVER_CACHED:
+    if not rules or len(rules) < len(positions) or "movablekeys" in routed.facts.flags:
         return route
-    if not is_comparable(routed.name, routed.facts):
+    if not routed.policy.is_cacheable or not is_comparable(routed.name, routed.facts):
         return route
     keys = list(dict.fromkeys(request[at] for at in positions))
     return route._replace(cache_s=min(rule.cache_s for _, rule in rules), cached_keys=keys)

@@ -11,20 +11,12 @@ from typing import Any
 
 import hiredis
 
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import Comparison
 from resp_server.command.spec import Facts
 
 # Replies about a key that does not exist. `:0` is that of EXISTS, STRLEN, LLEN and the like.
 ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")
-# Their replies differ although the values are equal: times, places in memory, random choices, cursors.
-NEVER_COMPARED = frozenset(
-    [
-        *("ttl", "pttl", "expiretime", "pexpiretime", "httl", "hpttl", "hexpiretime", "hpexpiretime", "touch"),
-        *("object", "memory", "dump", "hrandfield", "srandmember", "zrandmember", "hscan", "sscan", "zscan", "xread"),
-    ]
-)
-# In RESP2, fields and values alternate.
-PAIRS = frozenset(["hgetall"])
-UNORDERED = frozenset(["hkeys", "hvals", "smembers"])
 # A sample has so many characters of a request, and of each side's value.
 SHOWN_CHARS_MAX = 160
 # Python reads these in numbers, other programs do not.
@@ -42,8 +34,8 @@ class Outcome(Enum):
 
 
 def is_comparable(name: str, facts: Facts) -> bool:
-    """Tell whether the replies to a read of one key can be compared."""
-    return name.partition("|")[0] not in NEVER_COMPARED and "blocking" not in facts.flags
+    """Return whether the replies to a read of one key can be compared."""
+    return policy_of(name).comparison is not Comparison.NEVER and "blocking" not in facts.flags
 
 
 def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> Outcome:
@@ -66,10 +58,12 @@ def value_in(name: str, reply: bytes) -> Any:
         value = reader.gets()
     except (TypeError, hiredis.HiredisError):  # it is malformed, or a map has keys that cannot be hashed
         return reply
+    comparison = policy_of(name).comparison
     is_flat = isinstance(value, list) and not any(isinstance(each, (list, dict, set)) for each in value)
-    if name in PAIRS and is_flat and len(value) % 2 == 0:
+    if comparison is Comparison.PAIRS and is_flat and len(value) % 2 == 0:
         return dict(zip(value[::2], value[1::2], strict=True))
-    return sorted(value, key=repr) if name in UNORDERED and isinstance(value, (list, set)) else value
+    is_unordered = comparison is Comparison.UNORDERED and isinstance(value, (list, set))
+    return sorted(value, key=repr) if is_unordered else value
 
 
 def shown_request(request: Sequence[bytes]) -> str:
@@ -85,7 +79,7 @@ def shown_replies(name: str, upstream: bytes, state: bytes, tolerance: float | N
     if isinstance(first, dict) and isinstance(second, dict):
         equal = {each for each in first.keys() & second.keys() if _are_equal(first[each], second[each], tolerance)}
         first, second = ({each: value[each] for each in value if each not in equal} for value in (first, second))
-    elif name in UNORDERED and _is_row(first) and _is_row(second):
+    elif policy_of(name).comparison is Comparison.UNORDERED and _is_row(first) and _is_row(second):
         first, second = [each for each in first if each not in second], [each for each in second if each not in first]
     elif _is_row(first) and _is_row(second):
         pairs = enumerate(zip(first, second, strict=False))

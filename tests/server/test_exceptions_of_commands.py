@@ -15,7 +15,6 @@ import pytest
 
 from compat.conformance.wire import replies_in, request
 from resp_server.command.table import Command
-from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
 from resp_server.proxy.request_policy import single_key_at
 from resp_server.serving.server import Server
 from tests.server.conftest import Peer
@@ -115,7 +114,7 @@ def test_what_a_commands_body_raises_is_its_answer(scene: Scene, caplog: pytest.
         if of == "proxy" and command.name in ("exec", "watch", "state|mget", "info"):
             continue  # it has no body there: see `test_exceptions_everywhere`
         with raising(scene, (server, *others), command.name, "execute"):
-            is_served = command.declaration is not None and (of == "server" or command.name not in INTERNAL_COMMANDS)
+            is_served = command.declaration is not None and (of == "server" or not command.policy.is_internal)
             peers = check(scene, server.port, command, caplog, is_bug=is_served)
         check_that_nothing_is_left(scene, peers)
 

@@ -12,7 +12,6 @@ from compat.conformance.wire import request
 from compat.waiting import eventually
 from resp_server.command.table import Command
 from resp_server.config import ServerConfig
-from resp_server.execution.long_requests import SPLITS
 from resp_server.protocol.replies import encode
 from resp_server.proxy.request_policy import RequestPolicy, policy_of, single_key_at
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
@@ -58,7 +57,7 @@ def differing() -> Iterator[Command]:
     """
     as_at_a_server = ("server", "cluster", "connection", "scripting", "generic")
     for command in served():
-        policy, is_split = policy_of(command), command.name in SPLITS
+        policy, is_split = policy_of(command), command.policy.split is not None
         is_local = policy is RequestPolicy.LOCAL and command.facts.group in as_at_a_server
         is_alike = (
             policy is RequestPolicy.BY_KEYS and single_key_at(command) and command.name not in SINGLE_KEY_COMMANDS

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from resp_server.command.ours import policy_of
+from resp_server.command.redaction import redacted
 from resp_server.metrics.latency import SAMPLES_MAX, LatencyEvents, LatencyTimeSeries
-from resp_server.metrics.slow_log import SlowLog, redacted, truncated
+from resp_server.metrics.slow_log import SlowLog, truncated
 from resp_server.metrics.stats import CommandStats, Stats
 
 GET = [b"GET", b"job:temp:1"]
@@ -75,7 +77,7 @@ def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> No
     ],
 )
 def test_passwords_are_shown_to_nobody(name: str, words: bytes, shown: bytes) -> None:
-    assert list(redacted(name, words.split())) == shown.split()
+    assert list(redacted(policy_of(name).redaction, words.split())) == shown.split()
 
 
 def test_a_long_request_is_kept_in_part() -> None:

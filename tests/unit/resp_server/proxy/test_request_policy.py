@@ -6,17 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from resp_server.command.ours import MOST_USED, ROWS
+from resp_server.command.policy import RequestPolicy
 from resp_server.command.table import Command
 from resp_server.commands import command_table
-from resp_server.proxy.dispatcher import INTERNAL_COMMANDS
-from resp_server.proxy.request_policy import (
-    LOCAL_COMMANDS,
-    LOCAL_CONTAINERS,
-    LOCAL_GROUPS,
-    POLICIES,
-    RequestPolicy,
-    policy_of,
-)
+from resp_server.proxy.request_policy import policy_of
+
+# The proxy answers all commands without keys of these groups, which are not about the keys or jobs of servers.
+LOCAL_GROUPS = ("cluster", "connection", "pubsub", "scripting", "transactions")
 
 
 def without_keys() -> Iterator[Command]:
@@ -27,19 +24,14 @@ def without_keys() -> Iterator[Command]:
                 yield command
 
 
-def is_local(command: Command) -> bool:
-    is_in_local = command.facts.group in LOCAL_GROUPS or command.name.partition("|")[0] in LOCAL_CONTAINERS
-    return is_in_local or command.name in LOCAL_COMMANDS
-
-
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
 def test_a_command_without_keys_is_answered_by_servers_or_declared_to_be_the_proxys(command: Command) -> None:
-    assert (command.name in POLICIES) != is_local(command)
-    assert (policy_of(command) is RequestPolicy.LOCAL) == is_local(command)
+    is_declared = command.policy.at_proxy is not None
+    assert is_declared != (command.facts.group in LOCAL_GROUPS)
+    assert policy_of(command) is (command.policy.at_proxy or RequestPolicy.LOCAL)
 
 
-def test_nothing_is_declared_that_does_not_exist() -> None:
-    names = {command.name for command in without_keys()}
-    assert set(POLICIES) <= names
-    assert names | {name.partition("|")[0] for name in names} >= LOCAL_COMMANDS
-    assert set(INTERNAL_COMMANDS) <= LOCAL_COMMANDS
+def test_rows_are_those_of_commands() -> None:
+    names = {each.name for each in command_table().with_subcommands()}
+    assert set(ROWS) <= names
+    assert set(MOST_USED) <= names

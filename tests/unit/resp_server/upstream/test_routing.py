@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from resp_server.command.policy import Destination
 from resp_server.command.spec import Facts
 from resp_server.commands import command_table
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.request_parser import LongRequest
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import KEYS_AT_ONCE, Route, SwapRouter
 from resp_server.upstream.rules import parse_rules
 

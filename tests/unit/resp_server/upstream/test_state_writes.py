@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from resp_server.command.policy import Destination
 from resp_server.commands import command_table
 from resp_server.protocol.errors import PlainError
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.routed_commands import Destination
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import RulesError, parse_rules
 
