@@ -511,8 +511,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._link = link
             self._connected_s = self._last_received_s = self._cluster.clock()
             self._down_since_s, self.reason = None, ""
-            self.follow()
-            self.send_queued()
+            try:
+                self.follow()
+                self.send_queued()
+            except Exception as error:  # the requests that wait would do so in vain
+                internal_error(error)
+                self.cut("an internal error")
         finally:
             self._connecting = None
         self._cluster.state_changed(self)

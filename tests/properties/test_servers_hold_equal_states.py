@@ -66,7 +66,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
             self.patches.enter_context(patch(f"state_backend.{name}", value))
         self.folder = Path(tempfile.mkdtemp())
         self.now_ms = 1_000_000_000  # hours behind 1970, where clocks begin
-        self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
+        self.writer = LogWriter(self.folder / "log", "job", STATES, "q", sends_heartbeats=False)
         self.oracle = MemoryStore("q")
         self.states: list[set[Any]] = []
         self.servers = [Server(self.folder / name, self.folder / "log") for name in "abc"]
@@ -103,7 +103,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
 
     @rule()
     def a_new_writer(self) -> None:
-        self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
+        self.writer = LogWriter(self.folder / "log", "job", STATES, "q", sends_heartbeats=False)
 
     @rule()
     def compact(self) -> None:

@@ -63,7 +63,7 @@ class SlotsMove(RuleBasedStateMachine):
             self.patches.enter_context(patch(f"state_backend.{name}", value))
         self.folder = Path(tempfile.mkdtemp())
         self.clock_ms = 1_000
-        self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
+        self.writer = LogWriter(self.folder / "log", "job", STATES, "q", sends_heartbeats=False)
         self.log = ChangeLog(self.folder / "log").job("job")
         self.oracle = MemoryStore("q")
         self.held = [self.oracle._keys]  # after each epoch, from before the first on
@@ -74,8 +74,8 @@ class SlotsMove(RuleBasedStateMachine):
     def teardown(self) -> None:
         for applier in self.appliers:
             applier.close()
-        shutil.rmtree(self.folder)
         self.patches.close()
+        shutil.rmtree(self.folder)
 
     def start(self, which: int) -> Applier:
         return Applier(
@@ -118,7 +118,7 @@ class SlotsMove(RuleBasedStateMachine):
 
     @rule()
     def a_new_writer(self) -> None:
-        self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
+        self.writer = LogWriter(self.folder / "log", "job", STATES, "q", sends_heartbeats=False)
 
     @rule(is_swept=st.booleans())
     def snapshot(self, is_swept: bool) -> None:

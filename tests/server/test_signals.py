@@ -48,8 +48,9 @@ class Command:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._lines.put(line)
+        with suppress(ValueError):  # the test has closed it
+            for line in self.process.stderr:
+                self._lines.put(line)
 
     def wait_for(self, pattern: str, seconds_max: float = WAIT_S_MAX) -> re.Match[str]:
         """Return the first match in what is logged from now on."""
