@@ -67,6 +67,48 @@ class Redaction(Enum):
     SETTINGS = auto()  # the values of secret settings
 
 
+class Joined(Enum):
+    """How the replies to the portions of a long request are joined."""
+
+    LIST = auto()
+    SUM = auto()
+    FRAMES = auto()  # one after another
+    ONE_OK = auto()
+
+
+class ValueSet(Enum):
+    """How a command sets strings and replies OK, whatever they held before."""
+
+    ONE = auto()  # SET, if it has no option that asks for what was there
+    WITH_TTL = auto()  # key, time to live, value
+    MANY = auto()  # pairs of keys and values
+
+
+class FieldKind(Enum):
+    """What a read of a key returns, for a key that is a field of a state's hash."""
+
+    VALUE = auto()
+    TYPE = auto()
+    TIME = auto()  # the earlier end of the field and of its hash
+
+
+class FieldCommand(NamedTuple):
+    """The command about a field in place of one about a key. name: in upper case."""
+
+    name: bytes
+    kind: FieldKind = FieldKind.VALUE
+
+
+class SlotSplit(NamedTuple):
+    """How a request with keys of several slots is split.
+
+    words: those of each key. joined: how the replies are joined.
+    """
+
+    words: int
+    joined: Joined
+
+
 class Verb(Enum):
     """What a command does with a subscription."""
 
@@ -85,13 +127,36 @@ class Channels(NamedTuple):
     kind: bytes
 
 
-class Joined(Enum):
-    """How the replies to the portions of a long request are joined."""
+class Role(Enum):
+    """The part of a command in a session or in a request to several servers, which other modules have code for."""
 
-    LIST = auto()
-    SUM = auto()
-    FRAMES = auto()  # one after another
-    ONE_OK = auto()
+    AUTH = auto()
+    CLIENT_CACHING = auto()
+    CLIENT_REPLY = auto()
+    CLIENT_TRACKING = auto()
+    CLIENT_UNBLOCK = auto()
+    DBSIZE = auto()
+    DISCARD = auto()
+    EXEC = auto()
+    HELLO = auto()
+    INFO = auto()
+    KEYS = auto()
+    MGET = auto()
+    MOVE = auto()
+    MONITOR = auto()
+    MULTI = auto()
+    RANDOMKEY = auto()
+    RESET = auto()
+    SCAN = auto()
+    SELECT = auto()
+    SORT_RO = auto()
+    STATE_HISTORY = auto()
+    STATE_LAG = auto()
+    STATE_LIST = auto()
+    STATE_LOCATE = auto()
+    SWAPDB = auto()
+    UNWATCH = auto()
+    WATCH = auto()
 
 
 class Split(NamedTuple):
@@ -111,10 +176,16 @@ class Policy:
     """A row of `ours`.
 
     Args:
+        role: What other modules have code for.
         at_proxy: Which servers answer the command at a proxy, if it has no keys.
         is_internal: Proxies send it to servers, and refuse it from clients.
         with_upstream: What answers it at a proxy with an upstream; None: the owners of its keys, or the upstream.
         denial: Whether it reaches the upstream.
+        split_by_slot: How a request with keys of several slots is split; None: it needs keys of one slot.
+        field_command: Its counterpart about a field of a hash; None: there is none.
+        value_set: How it sets strings; None: it is no plain write of strings.
+        blocks_by_option: It blocks only with the option BLOCK.
+        keeps_caching: CLIENT CACHING is not about this command, but about the next one that is another.
         split: How a long request is split; None: it is not.
         channels: What the command does with subscriptions.
         channel_at: The position of the channel to which it publishes; 0: none.
@@ -133,10 +204,16 @@ class Policy:
         writes_other_database: A key that it writes in another database is not among its keys in the selected one.
     """
 
+    role: Role | None = None
     at_proxy: RequestPolicy | None = None
     is_internal: bool = False
     with_upstream: Destination | None = None
     denial: Denial = Denial.NO
+    split_by_slot: SlotSplit | None = None
+    field_command: FieldCommand | None = None
+    value_set: ValueSet | None = None
+    blocks_by_option: bool = False
+    keeps_caching: bool = False
     split: Split | None = None
     channels: Channels | None = None
     channel_at: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command.declaration import Declaration, DeclarationError, PeerQuery, check_count
 from resp_server.command.keys import key_positions
 from resp_server.command.ours import policy_of
-from resp_server.command.policy import PATTERNS, Policy, Verb
+from resp_server.command.policy import PATTERNS, Policy, Role, Verb
 from resp_server.command.spec import Facts, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
@@ -143,6 +143,18 @@ class CommandTable:
         name, bar, sub = full_name.lower().partition(b"|")
         found = self._commands.get(name)
         return found.subcommands.get(sub) if found is not None and bar else found
+
+    def role_of(self, request: Sequence[bytes]) -> Role | None:
+        """Return the role of a request's command, or subcommand; None if it has none, or is unknown."""
+        found = self._commands.get(request[0].lower())
+        if found is not None and found.subcommands and len(request) > 1:
+            found = found.subcommands.get(request[1].lower())
+        return None if found is None else found.policy.role
+
+    def keeps_caching(self, request: Sequence[bytes]) -> bool:
+        """Return whether CLIENT CACHING is about the command after this request."""
+        found = self._commands.get(request[0].lower())
+        return found is not None and found.policy.keeps_caching
 
     def help(self, container: str) -> list[Reply]:
         """Return the lines of `CLIENT HELP`: the subcommands that are served, with their summaries."""

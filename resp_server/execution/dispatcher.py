@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, cast
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.cluster.node_view import NodeView
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Split
-from resp_server.command.table import Command
+from resp_server.command.policy import Role, Split
+from resp_server.command.table import Command, CommandTable
 from resp_server.execution.compiled import fast_path_of
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
@@ -122,12 +122,12 @@ def release_reply(reply: bytes | IncompleteReply | None) -> None:
         reply.close()
 
 
-def end_caching(session: Session, request: Request) -> None:
+def end_caching(session: Session, table: CommandTable, request: Request) -> None:
     """End CLIENT CACHING after the next request, or after the transaction."""
     tracking_state = session.tracking_state
     if tracking_state is not None and tracking_state.is_caching_set:
-        name = request[0].lower()
-        if name == b"exec" or (name != b"client" and session.transaction is None):
+        is_exec = table.role_of(request) is Role.EXEC
+        if is_exec or (session.transaction is None and not table.keeps_caching(request)):
             tracking_state.is_caching_set = False
 
 
@@ -298,7 +298,7 @@ class Dispatcher:
             retry = self._server.loading_waits.retry_of(session)
             if retry is not None:
                 return retry, True
-        end_caching(session, request)
+        end_caching(session, self._table, request)
         if isinstance(reply, (Pending, ExecRunner)):
             return reply, True
         if isinstance(reply, Sliced):
@@ -320,7 +320,7 @@ class Dispatcher:
         remaining_ms = self._server.pause_remaining_ms()
         if not remaining_ms or not session.is_authenticated:
             return None
-        is_exec = session.transaction is not None and request[0].lower() == b"exec"
+        is_exec = session.transaction is not None and self._table.role_of(request) is Role.EXEC
         queued = session.transaction.requests if is_exec and session.transaction is not None else ()
         if not any(map(self.may_replicate, (request, *queued))):
             return None
@@ -365,7 +365,7 @@ class Dispatcher:
             return self._rejected(context, command, request, error)
         command_stats = self._stats.command_stats(command.name)
         command_stats.calls += 1
-        if context.session.tracking_state is not None and command.name == "exec":
+        if context.session.tracking_state is not None and command.policy.role is Role.EXEC:
             self._server.renew_all()  # EXEC's view is at least as new as the invalidations sent before it
         reply: bytes | IncompleteReply = self._run(context, command, command_stats, [request])[0]
         try:
@@ -449,7 +449,7 @@ class Dispatcher:
             if not command.is_refused_when_run:
                 raise command.refusal()
         if self._server.is_loading:
-            needs_state = transaction is not None and transaction.needs_state and command.name == "exec"
+            needs_state = transaction is not None and transaction.needs_state and command.policy.role is Role.EXEC
             if needs_state or "loading" not in command.facts.flags:
                 raise LoadingError
 
@@ -496,7 +496,7 @@ class Dispatcher:
             context.session.transaction.is_aborted = True
         if command is not None:
             self._stats.command_stats(command.name).rejected += 1
-            if command.name == "exec":
+            if command.policy.role is Role.EXEC:
                 context.session.end_transaction()
                 return self.error_reply(ExecAbortError(self._reply_error_for(error)))
         elif request[0].lower() in HTTP_WORDS:
@@ -529,7 +529,7 @@ class Dispatcher:
             ]
         except Exception as error:
             command_stats.failed += 1
-            if command.name == "exec" and context.session.transaction is not None:
+            if command.policy.role is Role.EXEC and context.session.transaction is not None:
                 context.session.end_transaction()
             return [self.error_reply(error)]
 

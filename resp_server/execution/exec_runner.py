@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
+from resp_server.command.policy import Role
 from resp_server.execution.context import CommandContext
 from resp_server.execution.watch import Watch
 from resp_server.protocol.replies import STEP_BYTES_MAX, Pending, Sliced, SlicedEncoder, encode_header
@@ -144,7 +145,10 @@ class ExecRunner:
             self.pending = None
             reply = self._dispatcher.pending_reply(self._context, reply)
         # A queued CLIENT REPLY SKIP suppresses its own reply, and the one after EXEC.
-        is_skip = session.reply_mode is ReplyMode.SKIP_NEXT and is_client_reply(request)
+        is_skip = (
+            session.reply_mode is ReplyMode.SKIP_NEXT
+            and self._context.server.table.role_of(request) is Role.CLIENT_REPLY
+        )
         is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):
             yield b"" if is_silent else reply
@@ -168,8 +172,3 @@ class ExecRunner:
         finally:
             self.buffered_bytes = 0
             encoder.close()
-
-
-def is_client_reply(request: Request) -> bool:
-    """Tell whether a request is CLIENT REPLY."""
-    return len(request) > 1 and request[0].lower() == b"client" and request[1].lower() == b"reply"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Joined, Split, Verb
+from resp_server.command.policy import Joined, Role, Split, Verb
 from resp_server.command.spec import ANY_SLOTS
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
@@ -87,7 +87,7 @@ def _check_limits(context: CommandContext, command: Command, words: Sequence[byt
     channels = command.policy.channels
     if channels is not None and channels.verb is Verb.SUBSCRIBE:
         _check_subscriptions(context, SubscriptionKind(channels.kind), words)
-    elif command.name == "watch":
+    elif command.policy.role is Role.WATCH:
         _check_watch(context, words)
 
 

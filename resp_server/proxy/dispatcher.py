@@ -16,7 +16,8 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
-from resp_server.command.policy import Joined, RequestPolicy, Split
+from resp_server.command.ours import MOST_USED
+from resp_server.command.policy import Joined, RequestPolicy, Role, Split
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -70,10 +71,9 @@ from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
 PORTION_KEYS = 256
+EXEC: Request = (b"EXEC",)
 # Commands with longer names take the general path.
 HOP_NAME_BYTES_MAX = 16
-LOCATE = "state|locate"
-HISTORY = "state|history"
 TRANSACTIONS = "transactions"
 
 
@@ -104,6 +104,7 @@ class ProxyDispatcher(Dispatcher):
     def __init__(self, server: ServerContext, applications: Applications) -> None:
         super().__init__(server)
         self.compiled = None  # a proxy has no keys to look up
+        self._exec_command = server.table.find(EXEC)
         self._applications = applications
         self._routes: dict[bytes, CommandRoute | None] = {}
         only = applications.only
@@ -143,14 +144,16 @@ class ProxyDispatcher(Dispatcher):
 
     def _hop_commands(self) -> list[tuple[str, int, int, CommandStats]]:
         """Return the commands that the compiled hop forwards: GET, MGET, and those whose only key is the first word."""
-        names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
         found = []
-        for name in names:
+        for name in dict.fromkeys([*MOST_USED, *(each.name for each in self._table)]):
             route = self._learn_route(name.encode())
-            if route is None or len(name) > HOP_NAME_BYTES_MAX or (route.single_key_at != 1 and name != "mget"):
+            if route is None or len(name) > HOP_NAME_BYTES_MAX:
+                continue
+            is_mget = route.command.policy.role is Role.MGET
+            if route.single_key_at != 1 and not is_mget:
                 continue
             arity = route.command.facts.arity
-            least = 3 if name == "mget" else abs(arity)  # an MGET of one key is forwarded as it is
+            least = 3 if is_mget else abs(arity)  # an MGET of one key is forwarded as it is
             found.append((name, least, arity if arity > 0 else PORTION_WORDS, route.command_stats))
         return found
 
@@ -206,7 +209,7 @@ class ProxyDispatcher(Dispatcher):
                 release_reply(later)
                 later = None
                 self._reply_error(session, request, batch, index, error)
-            end_caching(session, request)
+            end_caching(session, self._table, request)
             is_over = must_wait or session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
             if later is not None or is_over:
                 break
@@ -248,7 +251,7 @@ class ProxyDispatcher(Dispatcher):
     def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
         if session.transaction is not None:
-            if request[0].lower() == b"exec":
+            if self._table.role_of(request) is Role.EXEC:
                 session.end_transaction()
             else:
                 session.transaction.is_aborted = True
@@ -377,9 +380,9 @@ class ProxyDispatcher(Dispatcher):
         command: found by the request's first word only, without the subcommand.
         """
         session, transaction = context.session, context.session.transaction
-        name, words = command.name, len(request)
-        is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_aborted
-        is_watch = name == "watch" and words > 1 and transaction is None and self.has_keys(session)
+        role, words = command.policy.role, len(request)
+        is_exec = role is Role.EXEC and words == 1 and transaction is not None and not transaction.is_aborted
+        is_watch = role is Role.WATCH and words > 1 and transaction is None and self.has_keys(session)
         if not (is_exec or is_watch) or not self._may_forward(context, command, request):
             return False
         if transaction is not None:
@@ -398,9 +401,9 @@ class ProxyDispatcher(Dispatcher):
 
     def _execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
         session = context.session
-        watched, session.last_command = session.watched, "exec"
+        watched, session.last_command = session.watched, self._exec_command.name
         session.end_transaction()
-        self._stats.command_stats("exec").calls += 1
+        self._stats.command_stats(self._exec_command.name).calls += 1
         before = batch.missing
         index = batch.expect(session.is_silent)
         sink: ReplySink = batch
@@ -444,22 +447,23 @@ class ProxyDispatcher(Dispatcher):
             if is_tracked:
                 keys += keys_read(command, each)
             yield
-        self._monitor(session, self.command((b"exec",)), (b"exec",))
+        self._monitor(session, self._exec_command, EXEC)
 
     def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
-        session.last_command = "watch"
-        self._monitor(session, self.command(request), request)
+        command = self.command(request)
+        session.last_command = command.name
+        self._monitor(session, command, request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
             if len(request) > PORTION_WORDS:
-                raise too_long(self.command(request), PORTION_WORDS)
+                raise too_long(command, PORTION_WORDS)
             check_watch_limits(session.watched, new)
             numbers = [self.target_of(key)[0] for key in new]
         except ReplyError:
-            self._stats.command_stats("watch").failed += 1
+            self._stats.command_stats(command.name).failed += 1
             raise
-        self._stats.command_stats("watch").calls += 1
+        self._stats.command_stats(command.name).calls += 1
         targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
         if targets:
             ProxyWatch(session.watched, targets, batch, batch.expect(session.is_silent)).send()
@@ -514,7 +518,9 @@ class ProxyDispatcher(Dispatcher):
         if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
-            if command.name != "info":  # `reply_to` made the proxy's own sections, and sent the request to monitors
+            if (
+                command.policy.role is not Role.INFO
+            ):  # `reply_to` made the proxy's own sections, and sent the request to monitors
                 self._monitor(session, command, request)
         return is_forwarded
 
@@ -549,18 +555,19 @@ class ProxyDispatcher(Dispatcher):
             if session.tracking_state is not None and session.tracking_state.records_reads
             else None
         )
-        if command.name == HISTORY:
+        if command.policy.role is Role.STATE_HISTORY:
             self._send_history(request, session, batch, request[2])
             return True
-        if command.name == "mget" and tracking_state is None and self._forward_mget(command, request, session, batch):
+        is_mget = command.policy.role is Role.MGET
+        if is_mget and tracking_state is None and self._forward_mget(command, request, session, batch):
             return True
         found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
             return False
         parts, merge = found
-        if command.name == LOCATE:
+        if command.policy.role is Role.STATE_LOCATE:
             merge = partial(self._with_address, key=request[2])
-        if command.name == "sort_ro":
+        if command.policy.role is Role.SORT_RO:
             check_request(session.user, request)
         index = batch.expect(is_silent)
         send = partial(self._send_parts, command, parts, merge, session, batch, index, tracking_state)
@@ -668,7 +675,7 @@ class ProxyDispatcher(Dispatcher):
     def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Query all servers about their jobs; False if INFO needs no section of theirs."""
         clusters: Sequence[StateCluster] = self._applications.each
-        if command.name == "info":
+        if command.policy.role is Role.INFO:
             sections = server_sections(request[1:])
             if not sections:
                 return False
@@ -678,14 +685,14 @@ class ProxyDispatcher(Dispatcher):
                 return True
             jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
             jobs.info(text_in(own), sections)
-            self._stats.command_stats("info").calls -= 1  # both `reply_to` and the caller count the request
+            self._stats.command_stats(command.name).calls -= 1  # both `reply_to` and the caller count the request
             return True
-        if command.name == "state|list":
+        if command.policy.role is Role.STATE_LIST:
             clusters = self._applications_with(request[2])
         jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
-        if command.name == "state|list":
+        if command.policy.role is Role.STATE_LIST:
             jobs.states(request)
-        elif command.name == "state|lag":
+        elif command.policy.role is Role.STATE_LAG:
             jobs.lags()
         else:
             jobs.jobs()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -52,10 +54,10 @@ class KeyspaceQuery(ReplyStage):
         super().__init__(sink, index)
         self._within = within
         self._applications = applications.each
-        self._name = request[0].lower().decode("latin-1")
+        self._role = role_of(request[0])
         self._request = tuple(request)
         self._protocol = protocol
-        self._is_scan = self._name == "scan"
+        self._is_scan = self._role is Role.SCAN
         first = applications.each[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
         # Servers that have different versions for as long as a short request's deadline will not agree soon.
@@ -143,7 +145,7 @@ class KeyspaceQuery(ReplyStage):
             )
         else:
             weights = [shard.slots for shard in self._shards]
-            self._merge(lambda replies: merge_all(self._name, replies, weights), replies[1::REQUESTS_PER_SHARD])
+            self._merge(lambda replies: merge_all(self._role, replies, weights), replies[1::REQUESTS_PER_SHARD])
 
     def _merge(self, merge: Merge, replies: Sequence[RawReply]) -> None:
         defer = self._shards[0].cluster.defer

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import RequestPolicy
+from resp_server.command.policy import RequestPolicy, Role
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
@@ -112,11 +112,11 @@ def _only(replies: Sequence[RawReply]) -> RawReply:
     return replies[0]
 
 
-def merge_all(name: str, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
+def merge_all(role: Role | None, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
     """Merge all shards' replies about their keys. weights: each shard's number of slots."""
-    if name == "dbsize":
+    if role is Role.DBSIZE:
         return sum_of_replies(replies)
-    if name == "keys":
+    if role is Role.KEYS:
         return joined(replies)
     found = [row for row in zip(replies, weights, strict=True) if row[0] not in NO_KEY]
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]

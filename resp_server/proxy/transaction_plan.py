@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
-from resp_server.command.policy import RequestPolicy
+from resp_server.command.policy import RequestPolicy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
@@ -218,7 +218,7 @@ class TransactionPlanner:
         found = yield from split_in_steps(command.facts, request, self._routing.target_of)
         if found is None:
             return None
-        if command.name == "sort_ro":
+        if command.policy.role is Role.SORT_RO:
             try:
                 check_request(self._context.user, request)
             except ReplyError as error:

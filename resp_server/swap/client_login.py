@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Role
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.logins import Login
 
@@ -17,10 +19,10 @@ class LoginRequest(NamedTuple):
 
 def login_in(request: Request) -> LoginRequest | None:
     """Return the login in a request; None if it has none or has a syntax error, which the dispatcher replies to."""
-    name, words = request[0].lower(), len(request)
-    if name == b"auth" and words in (2, 3):
+    role, words = role_of(request[0]), len(request)
+    if role is Role.AUTH and words in (2, 3):
         return LoginRequest(Login(request[1] if words == 3 else b"", request[-1]))
-    if name != b"hello":
+    if role is not Role.HELLO:
         return None
     at = 2
     while at < words:

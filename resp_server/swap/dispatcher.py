@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, cast
 
-from resp_server.command.policy import Destination
+from resp_server.command.policy import Destination, Role
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
@@ -25,7 +25,7 @@ from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import HISTORY, HOP_NAME_BYTES_MAX, Taken
+from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import StartableExec
@@ -46,8 +46,7 @@ from resp_server.swap.sentinel_replies import sentinel_reply
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import OwnRequests
 from resp_server.swap.subscription_order import SubscriptionOrder
-from resp_server.swap.subscription_parts import MONITOR
-from resp_server.swap.subscriptions import LISTENING, SwapSubscriptions, is_about_keys
+from resp_server.swap.subscriptions import SwapSubscriptions, is_about_keys, listens
 from resp_server.swap.upstream_events import UpstreamEvents
 from resp_server.swap.watch import watch_both
 from resp_server.upstream.cluster import NodeConnections
@@ -78,6 +77,7 @@ NOT_FOR_UPSTREAM = (
     Destination.DENIED,
 )
 NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"
+ACL_LOAD, AUTH, HELLO, SELECT = (b"ACL", b"LOAD"), (b"AUTH",), (b"HELLO",), (b"SELECT",)
 NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
 CHANGED = Mark("", -1, "owner", covers_value=False)
@@ -109,7 +109,9 @@ class SwapDispatcher(SideSender):
         self._ownership = ownership
         self.mapped = MappedKeys(ownership)
         # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
-        self.router = SwapRouter(self._table, ownership, allowed, own=("acl|load",) if server.config.acl_file else ())
+        self.router = SwapRouter(
+            self._table, ownership, allowed, own=(self._table.find(ACL_LOAD).name,) if server.config.acl_file else ()
+        )
         self.router.own_database = upstream.url.database
         self._pinned = PinnedRequests(self._logins)
         self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
@@ -376,7 +378,10 @@ class SwapDispatcher(SideSender):
             return self._take_queued(context, session.transaction, route, request, batch)
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
-        upstream, needs_own = self.upstream_of(session), routed.name == "watch" or routed.policy.kills_a_script
+        upstream, needs_own = (
+            self.upstream_of(session),
+            routed.policy.role is Role.WATCH or routed.policy.kills_a_script,
+        )
         is_first = needs_own and not self._pinned.has_own(session.id, upstream.pools)
         if (route.is_blocking or is_first or routed.policy.changes_role) and len(batch):
             return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
@@ -389,15 +394,15 @@ class SwapDispatcher(SideSender):
             return self._select(request[1], session, batch)
         session.last_command = routed.name
         self._stats.command_stats(routed.name).calls += 1
-        if routed.name == "watch" and route.destination is Destination.MAPPED and route.request is not None:
+        if routed.policy.role is Role.WATCH and route.destination is Destination.MAPPED and route.request is not None:
             self._watch(context, route.request, batch)
             return Taken.LAST
-        if routed.name == "watch":
+        if routed.policy.role is Role.WATCH:
             request = request if route.request is None else route.request
             watch_both(upstream, self._cluster_of, route, request, session, batch, self.defer)
             return Taken.LAST
         if route.destination is Destination.ALL_KEYS:
-            self._query_keyspace(routed.name, request, session, batch)
+            self._query_keyspace(routed.policy.role, request, session, batch)
             return Taken.YES
         if routed.is_subscription:
             self._subscriptions.begin_module_subscription(routed.name, session)
@@ -435,7 +440,7 @@ class SwapDispatcher(SideSender):
 
         if self._pinned.holds_state(session):
             raise PlainError("another user cannot log in between WATCH and EXEC, or as a subscriber")
-        session.last_command = "auth" if request.rest is None else "hello"
+        session.last_command = self._table.find(AUTH if request.rest is None else HELLO).name
         self._stats.command_stats(session.last_command).calls += 1
         self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
 
@@ -470,7 +475,7 @@ class SwapDispatcher(SideSender):
     ) -> Taken:
         """Queue a request for EXEC that is not, or not only, about states."""
         routed = route.routed
-        if routed.name == "watch":
+        if routed.policy.role is Role.WATCH:
             return Taken.NO  # the general path refuses it
         self.router.commands.check_form(routed, request)
         if routed.is_subscription:
@@ -512,7 +517,7 @@ class SwapDispatcher(SideSender):
         database = session.db
         for request in requests:
             yield request, self._is_of_states(request, database)
-            if len(request) == 2 and request[0].lower() == b"select":
+            if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
                 with suppress(PlainError):
                     database = self.databases_of(session).number_of(request[1])
 
@@ -550,8 +555,8 @@ class SwapDispatcher(SideSender):
             return Taken.IN_NEXT_BATCH
         if number != session.db and self._pinned.holds_state(session):
             raise PlainError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
-        session.last_command = "select"
-        self._stats.command_stats("select").calls += 1
+        session.last_command = self._table.find(SELECT).name
+        self._stats.command_stats(session.last_command).calls += 1
         if databases.is_open(number) or number in self._ownership.matcher.databases:
             session.select(number)
             batch.add(b"" if session.is_silent else OK)
@@ -562,23 +567,23 @@ class SwapDispatcher(SideSender):
     def _take_local(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
         """Handle the effect of a local command on the client's pinned connection; answer it, if that is all."""
         session = context.session
-        if routed.name == "reset" and len(batch) and self._pinned.has_own(session.id, self._logins.pools):
+        if routed.policy.role is Role.RESET and len(batch) and self._pinned.has_own(session.id, self._logins.pools):
             return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
-        if routed.name == "reset" and len(request) == 1 and self._subscriptions.end(request, session, batch):
+        if routed.policy.role is Role.RESET and len(request) == 1 and self._subscriptions.end(request, session, batch):
             return Taken.IN_NEXT_BATCH
         transaction = session.transaction
         is_end = transaction is not None and (
-            routed.name == "discard" or (routed.name == "exec" and transaction.is_aborted)
+            routed.policy.role is Role.DISCARD or (routed.policy.role is Role.EXEC and transaction.is_aborted)
         )
-        if len(request) == 1 and (is_end or (routed.name == "unwatch" and transaction is None)):
+        if len(request) == 1 and (is_end or (routed.policy.role is Role.UNWATCH and transaction is None)):
             self._pinned.unwatch(session)
-        if routed.name in LISTENING:
+        if listens(routed.policy):
             return self._listen(context, routed, request, batch)
-        if routed.name == "client|unblock" and transaction is None:
+        if routed.policy.role is Role.CLIENT_UNBLOCK and transaction is None:
             self.check_rights(context, routed, request)
             if self._pinned.unblock(request, session, batch):
                 return Taken.YES
-        if routed.name == HISTORY and transaction is None:
+        if routed.policy.role is Role.STATE_HISTORY and transaction is None:
             return self._take_history(context, routed, request, batch)
         return Taken.NO
 
@@ -602,7 +607,7 @@ class SwapDispatcher(SideSender):
         """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
         session, command = context.session, routed.command
         assert command is not None
-        if session.transaction is not None and routed.name == MONITOR:
+        if session.transaction is not None and routed.policy.role is Role.MONITOR:
             return Taken.NO  # EXEC replies Redis' error
         if session.transaction is not None:
             raise PlainError(
@@ -624,7 +629,7 @@ class SwapDispatcher(SideSender):
         return Taken.YES if is_confirmed is False else Taken.NO
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
-        if command is not None and command.name == "exec":
+        if command is not None and command.policy.role is Role.EXEC:
             self._pinned.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
         return super()._rejected(context, command, request, error)
 
@@ -637,7 +642,7 @@ class SwapDispatcher(SideSender):
             return None
         requests: Sequence[Request] = (request,)
         if session.transaction is not None:
-            requests = session.transaction.requests if request[0].lower() == b"exec" else ()
+            requests = session.transaction.requests if self._table.role_of(request) is Role.EXEC else ()
         publishes = any(map(self._publishes, requests))
         if not publishes and not any(self._is_for_upstream(each, session.db) for each in requests):
             return None
@@ -666,13 +671,13 @@ class SwapDispatcher(SideSender):
         return is_well_formed and (routed.facts.is_write or routed.policy.may_replicate)
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
-        if command.name == "hello":
+        if command.policy.role is Role.HELLO:
             if len(request) > 1 and request[1] in (b"2", b"3") and int(request[1]) != session.protocol:
                 raise PlainError(
                     "HELLO with another version of the protocol cannot be in a transaction through --upstream: "
                     "the reply to EXEC would be in two versions"
                 )
-        elif command.name == "client|reply":
+        elif command.policy.role is Role.CLIENT_REPLY:
             if len(request) == 3 and request[2].upper() != b"ON":
                 raise PlainError(
                     "CLIENT REPLY OFF and SKIP cannot be in a transaction through --upstream: "

@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import reduce
 from typing import Protocol
 
-from resp_server.command.policy import Destination
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Destination, Role
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.forwarding.packing import Packed, pack_in_steps, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReply, Steps, is_error, raw_reply_of
@@ -48,7 +49,7 @@ from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream
 
-OK, CACHING = b"+OK\r\n", "client|caching"
+OK = b"+OK\r\n"
 Watched = dict[tuple[int, bytes], Mark]
 
 
@@ -76,7 +77,7 @@ class Sides(Protocol):
 
     def keyspace_query(
         self,
-        name: str,
+        role: Role | None,
         request: Request,
         session: Session,
         database: int,
@@ -216,7 +217,11 @@ class SwapExec(ReplyStage):
             self._of_states += split.states
         else:
             self._needs_states |= route is not None and route.destination is Destination.STATES
-            if route is not None and route.routed.name == CACHING and self._session.tracking_state is not None:
+            if (
+                route is not None
+                and route.routed.policy.role is Role.CLIENT_CACHING
+                and self._session.tracking_state is not None
+            ):
                 self._queued_caching = pack(request)
             self._parts.append((STATES_PART, len(self._of_states)))
             self._of_states.append(request)
@@ -275,7 +280,9 @@ class SwapExec(ReplyStage):
         self._needs_states |= self._sides.has_states(self._database)
         sink = _ListingSink(self)
         try:
-            self._sides.keyspace_query(routed.name, request, self._session, self._database, sink, place, through)()
+            self._sides.keyspace_query(
+                routed.policy.role, request, self._session, self._database, sink, place, through
+            )()
             self._missing_listings += 1
         except ExecAbortError:
             raise
@@ -453,7 +460,7 @@ def _selected_in(requests: Sequence[Request], sides: Sides, session: Session) ->
     found = set()
     databases = sides.databases_of(session)
     for request in requests:
-        if len(request) == 2 and request[0].lower() == b"select":
+        if len(request) == 2 and role_of(request[0]) is Role.SELECT:
             with suppress(PlainError):
                 found.add(databases.number_of(request[1]))
     return {number for number in found if number != session.db and not databases.is_open(number)}

@@ -11,6 +11,8 @@ from functools import partial
 from random import choice, choices
 from typing import NamedTuple, Protocol
 
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor_number
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
@@ -98,7 +100,7 @@ class KeyFilter(NamedTuple):
 
 def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
     """Split a SCAN or KEYS: without patterns and types, and these."""
-    if request[0].lower() == b"keys":
+    if role_of(request[0]) is Role.KEYS:
         return (request[0], b"*"), request[1], None
     kept, pattern, type_name = [*request[:2]], None, None
     for at in range(2, len(request), 2):
@@ -193,22 +195,24 @@ def visible_keys(
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
 
 
-def query_both(sides: KeyspaceSides, keys: KeyFilter, name: str, request: Request, sink: ReplySink, index: int) -> None:
+def query_both(
+    sides: KeyspaceSides, keys: KeyFilter, role: Role | None, request: Request, sink: ReplySink, index: int
+) -> None:
     """Send KEYS, RANDOMKEY or DBSIZE to both sides, and join the replies."""
     count = sides.node_count
-    if name == "randomkey":
+    if role is Role.RANDOMKEY:
         _draw(sides, keys, sink, index)
         return
 
     def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-        if name == "dbsize":
+        if role is Role.DBSIZE:
             return sum_of_replies(replies)
         return visible_keys(replies, [*[keys.of_upstream] * count, lambda name: True], keys.has_common)
 
     both = ReplyAggregator(count + 1, merge, sink, index, sides.defer)
     for node in range(count):
         sides.send_to_node(node, request, both, node)
-    if name == "dbsize":
+    if role is Role.DBSIZE:
         both.attempt(sides.send_to_states, request, both, count)
     else:
         part = keys.state_listing(request)

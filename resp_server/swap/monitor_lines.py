@@ -14,7 +14,7 @@ from collections.abc import Callable
 from resp_server.upstream.url import CLIENT_NAME
 
 LINE = re.compile(rb'\+\d+\.\d+ \[\d+ (\S+:\d+)\] "([^"]*)"(.*)\r\n\Z', re.DOTALL)
-OWN_COMMANDS = frozenset([b"client", b"hello", b"ping", b"select"])
+OWN_COMMANDS = frozenset([b"CLIENT", b"HELLO", b"PING", b"SELECT"])
 NAMED = b' "SETNAME" "%b"' % CLIENT_NAME
 
 
@@ -31,18 +31,18 @@ class MonitorLines:
         found = LINE.match(line)
         if found is None:
             return False
-        address, name, rest = found[1], found[2].lower(), found[3]
-        if name == b"client" and rest == NAMED:
+        address, name, rest = found[1], found[2].upper(), found[3]
+        if name == b"CLIENT" and rest == NAMED:
             self._greeting.add(address)
             return True
         if address in self._greeting:
-            if name == b"ping":
+            if name == b"PING":
                 self._greeting.discard(address)
             return True
         if not self._is_own(address):
             return False
-        if name == b"multi":
+        if name == b"MULTI":
             self._in_transaction.add(address)
-        elif name in (b"exec", b"discard"):
+        elif name in (b"EXEC", b"DISCARD"):
             self._in_transaction.discard(address)
         return name in OWN_COMMANDS and address not in self._in_transaction

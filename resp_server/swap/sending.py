@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
-from resp_server.command.policy import Destination, RequestPolicy
+from resp_server.command.policy import Destination, RequestPolicy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.dispatcher import keys_read
@@ -145,7 +145,7 @@ class SideSender(ProxyDispatcher):
 
     def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
-        if route.routed.name == "sort_ro":
+        if route.routed.policy.role is Role.SORT_RO:
             check_request(session.user, request)
         senders, (read,) = self._senders(session, route.routed), route.preferred.values()
         index = batch.expect(session.is_silent)
@@ -216,15 +216,15 @@ class SideSender(ProxyDispatcher):
         batch.set_retry(index, send)
         send()
 
-    def _query_keyspace(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
         index = batch.expect(session.is_silent)
-        send = self.keyspace_query(name, request, session, session.db, batch, index)
+        send = self.keyspace_query(role, request, session, session.db, batch, index)
         batch.set_retry(index, send)
         send()
 
     def keyspace_query(
         self,
-        name: str,
+        role: Role | None,
         request: Request,
         session: Session,
         database: int,
@@ -246,6 +246,6 @@ class SideSender(ProxyDispatcher):
                 is_named=keys.is_named,
             )
         )
-        if name == "scan":
+        if role is Role.SCAN:
             return SwapScan(sides, keys, request, sink, index).send
-        return partial(query_both, sides, keys, name, request, sink, index)
+        return partial(query_both, sides, keys, role, request, sink, index)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import hiredis
 
+from resp_server.command.policy import Role
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, STEPS_NS_MAX, Defer, ReplySink
@@ -118,7 +119,7 @@ class Shadow:
         self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, reply: RawReply
     ) -> None:
         text = b"" if len(reply) > COMPARED_BYTES_MAX else as_bytes(reply)
-        items = [text] if len(shadowed) == 1 and routed.name != "mget" else _items_of_mget(text)
+        items = [text] if len(shadowed) == 1 and routed.policy.role is not Role.MGET else _items_of_mget(text)
         for each in shadowed:
             counts = self._counts.get(each.rule)
             if counts is None:
@@ -241,7 +242,7 @@ class Comparison(ReplySink):
                 convert = self._shadowed.convert
                 reply, self._epochs = reply if convert is None else convert([reply]), epochs
             text = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
-            is_nil = self._routed.name == "mget" and text.startswith(WRONG_TYPE)  # it is read by GET
+            is_nil = self._routed.policy.role is Role.MGET and text.startswith(WRONG_TYPE)  # it is read by GET
             self._replies[index] = b"$-1\r\n" if is_nil else text
             if None not in self._replies:
                 self._shadow.add_complete(self)

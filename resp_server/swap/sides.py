@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Role
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.request_parser import Request
@@ -23,7 +25,12 @@ from resp_server.upstream.rules import Owner, Rule
 from resp_server.upstream.upstream import Upstream
 
 # The replies of states that have no keys.
-NO_KEYS = {b"scan": b"*2\r\n$1\r\n0\r\n*0\r\n", b"keys": b"*0\r\n", b"randomkey": b"$-1\r\n", b"dbsize": b":0\r\n"}
+NO_KEYS = {
+    Role.SCAN: b"*2\r\n$1\r\n0\r\n*0\r\n",
+    Role.KEYS: b"*0\r\n",
+    Role.RANDOMKEY: b"$-1\r\n",
+    Role.DBSIZE: b":0\r\n",
+}
 
 
 def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilter:
@@ -106,10 +113,11 @@ class ClientSides:
 
     def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
-        session, name = self._session, request[0].lower()
+        session, role = self._session, role_of(request[0])
         # Counting states' keys in a database other than 0 would mean reading all their names.
-        if not self._has_states or (self._database and name == b"dbsize"):
-            sink.put(index, NO_KEYS[name])
+        assert role is not None
+        if not self._has_states or (self._database and role is Role.DBSIZE):
+            sink.put(index, NO_KEYS[role])
             return
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import Role, Verb
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.session import Session
@@ -21,17 +23,18 @@ from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.upstream import Upstream
 from state_backend.model.slots import slot_of
 
-SUBSCRIBE = {
-    "subscribe": SubscriptionKind.CHANNEL,
-    "psubscribe": SubscriptionKind.PATTERN,
-    "ssubscribe": SubscriptionKind.SHARD,
-}
-UNSUBSCRIBE = {
-    "unsubscribe": SubscriptionKind.CHANNEL,
-    "punsubscribe": SubscriptionKind.PATTERN,
-    "sunsubscribe": SubscriptionKind.SHARD,
-}
-MONITOR = "monitor"
+
+def subscribes(name: str) -> bool:
+    """Return whether a command subscribes its client to channels."""
+    channels = policy_of(name).channels
+    return channels is not None and channels.verb is Verb.SUBSCRIBE
+
+
+def kind_of(name: str) -> SubscriptionKind:
+    """Return the kind of channels of a command that subscribes or unsubscribes."""
+    channels = policy_of(name).channels
+    assert channels is not None
+    return SubscriptionKind(channels.kind)
 
 
 class SubscriptionPart(NamedTuple):
@@ -53,17 +56,17 @@ def parts_of(
     """Return the requests for each node; ReplyError if the node of a slot is not known."""
     if not upstream.url.is_cluster:
         return [SubscriptionPart(main, request, _confirmations(name, request, session), True)]
-    if name == MONITOR:
+    if policy_of(name).role is Role.MONITOR:
         return [SubscriptionPart(each, request, 0, each is main, True) for each in upstream.masters]
     names = request[1:] or _subscribed(name, session)
-    kind = SUBSCRIBE.get(name) or UNSUBSCRIBE[name]
+    kind = kind_of(name)
     if kind is SubscriptionKind.SHARD:
         return _of_shards(name, request[0], names, session, upstream)
     of_keys = [each for each in names if may_match_notifications(kind, each)]
     parts = [SubscriptionPart(main, (request[0], *names), len(names), True, bool(of_keys))] if names else []
     others = [each for each in upstream.masters if each is not main] if of_keys else []
     parts += [SubscriptionPart(each, (request[0], *of_keys), len(of_keys), False, True) for each in others]
-    return parts if name in SUBSCRIBE else [each for each in parts if _listens(each.pool, session)]
+    return parts if subscribes(name) else [each for each in parts if _listens(each.pool, session)]
 
 
 def _of_shards(
@@ -77,7 +80,7 @@ def _of_shards(
     return [
         SubscriptionPart(pools[slot], (word, *some), len(some))
         for slot, some in by_slot.items()
-        if name in SUBSCRIBE or _listens(pools[slot], session)
+        if subscribes(name) or _listens(pools[slot], session)
     ]
 
 
@@ -87,11 +90,11 @@ def _listens(pool: UpstreamPool, session: Session) -> bool:
 
 
 def _subscribed(name: str, session: Session) -> Sequence[bytes]:
-    return () if session.subscriptions is None else list(session.subscriptions.of(UNSUBSCRIBE[name]))
+    return () if session.subscriptions is None else list(session.subscriptions.of(kind_of(name)))
 
 
 def _confirmations(name: str, request: Request, session: Session) -> int:
     """Return how many frames confirm a request."""
-    if name == MONITOR:
+    if policy_of(name).role is Role.MONITOR:
         return 0
     return len(request) - 1 or max(1, len(_subscribed(name, session)))

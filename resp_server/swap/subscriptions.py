@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import Policy, Role
 from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
@@ -24,7 +26,7 @@ from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
 from resp_server.swap.monitor_lines import MonitorLines
 from resp_server.swap.subscription_order import SubscriptionOrder
-from resp_server.swap.subscription_parts import MONITOR, SUBSCRIBE, UNSUBSCRIBE, SubscriptionPart, parts_of
+from resp_server.swap.subscription_parts import SubscriptionPart, kind_of, parts_of, subscribes
 from resp_server.upstream.connection import CONNECT_S_MAX, UpstreamRequest, unreachable
 from resp_server.upstream.link import open_addresses
 from resp_server.upstream.pinned import PinnedConnection
@@ -41,9 +43,13 @@ from resp_server.upstream.tracking import Tracking, TrackingRequest
 from resp_server.upstream.upstream import Upstream
 from resp_server.upstream.url import UpstreamUrl
 
-TRACKING = "client|tracking"
 RESET = pack((b"RESET",))
-LISTENING = frozenset([*SUBSCRIBE, *UNSUBSCRIBE, MONITOR, TRACKING])
+LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
+
+
+def listens(policy: Policy) -> bool:
+    """Return whether a command is handled by `SwapSubscriptions`."""
+    return policy.channels is not None or policy.role in LISTENING
 
 
 class SwapSubscriptions:
@@ -77,14 +83,14 @@ class SwapSubscriptions:
         self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
-        """Tell whether a request, one of `LISTENING`, is for the upstream as well."""
+        """Tell whether a request, of a command that `listens`, is for the upstream as well."""
         own = self._pinned(session)
-        if name == TRACKING:
+        if policy_of(name).role is Role.CLIENT_TRACKING:
             switch = request[2].upper()
             return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
-        if name == MONITOR:
+        if policy_of(name).role is Role.MONITOR:
             return session.user.reads_all_keys and not any(each.is_monitor for each in own)
-        return name in SUBSCRIBE or (
+        return subscribes(name) or (
             any(each.is_listening for each in own) and bool(self._parts(name, request, session))
         )
 
@@ -101,7 +107,7 @@ class SwapSubscriptions:
     def was_confirmed(self, name: str, request: Request, session: Session) -> bool | None:
         """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
         answered, is_confirmed = self._answered.pop(session.id, (None, False))
-        if answered is request and name == TRACKING:
+        if answered is request and policy_of(name).role is Role.CLIENT_TRACKING:
             # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
             self._clients.defer(partial(self._order.end, session.id))
         if session.id in self._held:
@@ -110,11 +116,12 @@ class SwapSubscriptions:
 
     def keep_order(self, name: str, request: Request, session: Session) -> None:
         """Have requests that this proxy receives later wait until the upstream has confirmed this one."""
-        if name == MONITOR or (name == TRACKING and not is_broadcasting(request)):
+        role = policy_of(name).role
+        if role is Role.MONITOR or (role is Role.CLIENT_TRACKING and not is_broadcasting(request)):
             return  # tracking is about keys that this client reads later
         pool = self._pool_of(session)
         if pool is not None:  # otherwise nothing can be sent
-            is_about_requests = name == TRACKING or is_about_keys(name, request)
+            is_about_requests = role is Role.CLIENT_TRACKING or is_about_keys(name, request)
             seconds_max = CONNECT_S_MAX + pool.timeout_s
             self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
 
@@ -128,15 +135,15 @@ class SwapSubscriptions:
             raise
 
     def _send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        if name in SUBSCRIBE:
-            (session.subscriptions or Subscriptions()).check_limits(SUBSCRIBE[name], request[1:])
-        if name == TRACKING:
+        if subscribes(name):
+            (session.subscriptions or Subscriptions()).check_limits(kind_of(name), request[1:])
+        if policy_of(name).role is Role.CLIENT_TRACKING:
             self._track(request, session, batch)
             return
         parts, upstream = self._parts(name, request, session), self._upstream_of(session)
         pinned = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
-        if len(parts) > 1 and name in SUBSCRIBE:
+        if len(parts) > 1 and subscribes(name):
             self._hold(session.id)  # a node may send messages before another one has confirmed
         sink = _PartsSink(
             _ConfirmationSink(self._answered, session.id, request, batch, partial(self._confirmed, session.id)),
@@ -148,7 +155,7 @@ class SwapSubscriptions:
         for number, (part, own) in enumerate(zip(parts, pinned, strict=True)):
             sent = UpstreamRequest(pack(part.request), sink, number, is_read=False)
             sent.confirmations = part.confirmations
-            own.is_monitor |= name == MONITOR
+            own.is_monitor |= policy_of(name).role is Role.MONITOR
             own.is_for_messages |= part.is_main
             own.is_at_all_masters |= part.is_at_all_masters
             own.send_request(sent, session.protocol)
@@ -172,7 +179,7 @@ class SwapSubscriptions:
 
         The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
         """
-        if self.was_confirmed("reset", request, session) is not None:
+        if self.was_confirmed(request[0].lower().decode("latin-1"), request, session) is not None:
             return False
         own = [each for each in self._pinned(session) if each.is_listening]
         if not own:
@@ -277,7 +284,7 @@ class SwapSubscriptions:
 
 def is_about_keys(name: str, request: Request) -> bool:
     """Tell whether a request may subscribe to notifications of keys."""
-    return any(may_match_of_any_database(SUBSCRIBE[name], each) for each in request[1:]) if name in SUBSCRIBE else False
+    return any(may_match_of_any_database(kind_of(name), each) for each in request[1:]) if subscribes(name) else False
 
 
 def is_broadcasting(request: Request) -> bool:

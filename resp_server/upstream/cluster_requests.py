@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.command.keys import key_runs
+from resp_server.command.policy import Joined, SlotSplit
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
@@ -38,8 +39,6 @@ def all_true(replies: Sequence[RawReply]) -> Steps[RawReply]:
     return b"*%d\r\n" % len(found) + b"".join(found)
 
 
-# The words of each key, with its value for MSET. Replies are summed, or put in order, or are all `OK`.
-SPLIT = {"mget": 1, "exists": 1, "del": 1, "unlink": 1, "touch": 1, "mset": 2}
 # Tips of commands that every master has to run, and how their replies are merged.
 ALL_MASTERS = frozenset(["request_policy:all_shards", "request_policy:all_nodes"])
 JOINS: dict[str, Merge] = {
@@ -105,10 +104,10 @@ def plan_of(routed: RoutedCommand, request: Request) -> Plan | Steps[Plan]:
     positions = next((positions for positions, _ in runs if positions), ())
     if not positions:
         return _without_keys(routed, request)
-    width = SPLIT.get(routed.name)
-    if width is None or len(runs) > 1 or len(positions) == 1 or len(request) != 1 + width * len(positions):
+    split = routed.policy.split_by_slot
+    if split is None or len(runs) > 1 or len(positions) == 1 or len(request) != 1 + split.words * len(positions):
         return Plan([Part(slot_of(request[positions[0]]), request)])
-    return _split(routed.name, request, positions, width)
+    return _split(split, request, positions)
 
 
 def first_slot(routed: RoutedCommand, request: Request) -> int | None:
@@ -117,7 +116,7 @@ def first_slot(routed: RoutedCommand, request: Request) -> int | None:
     return next((slot_of(request[positions[0]]) for positions, _ in runs if positions), None)
 
 
-def _split(name: str, request: Request, positions: Sequence[int], width: int) -> Steps[Plan]:
+def _split(split: SlotSplit, request: Request, positions: Sequence[int]) -> Steps[Plan]:
     places: dict[int, array[int]] = {}  # no lists: to free a million numbers would take too long
     for place, at in enumerate(positions):
         slot = slot_of(request[at])
@@ -132,14 +131,14 @@ def _split(name: str, request: Request, positions: Sequence[int], width: int) ->
     for slot, some in places.items():
         words = [request[0]]
         for number, place in enumerate(some, len(parts)):
-            words += request[positions[place] : positions[place] + width]
+            words += request[positions[place] : positions[place] + split.words]
             if not number % KEYS_AT_ONCE:
                 yield
         parts.append(Part(slot, words))
     merge: Merge = sum_of_replies
-    if name == "mget":
+    if split.joined is Joined.LIST:
         merge = partial(array_in_order, places=list(places.values()))
-    elif name == "mset":
+    elif split.joined is Joined.ONE_OK:
         merge = first_of
     return Plan(parts, merge)
 

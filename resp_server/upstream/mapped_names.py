@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import FieldKind
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.protocol.request_parser import LongRequest, Request
 from state_backend.model.descriptor import KeyFormat
@@ -153,21 +155,17 @@ def exists_request(name: StateName) -> Request:
 
 def field_read(name: str, request: Request, key: bytes, field: bytes) -> FieldRead | None:
     """Return the read of a field for a client's read of one key; None: there is none for this command."""
-    if name == "mget":
-        return FieldRead((b"HMGET", key, field))
-    if name in FIELD_COMMANDS:
-        return FieldRead((FIELD_COMMANDS[name], key, field))
-    if name == "type":
-        return FieldRead((b"HEXISTS", key, field), _type_of)
-    if name in TIMES:
-        return FieldRead((TIMES[name], key, b"FIELDS", b"1", field), _earlier_end, (name.upper().encode(), key))
-    return None
+    command = policy_of(name).field_command
+    if command is None:
+        return None
+    if command.kind is FieldKind.TIME:
+        of_key = name.upper().encode(), key
+        return FieldRead((command.name, key, b"FIELDS", b"1", field), _earlier_end, of_key)
+    return FieldRead((command.name, key, field), _type_of if command.kind is FieldKind.TYPE else None)
 
 
-FIELD_COMMANDS = {"get": b"HGET", "exists": b"HEXISTS", "touch": b"HEXISTS", "strlen": b"HSTRLEN"}
 # Replies about when a key expires.
 NEVER, MISSING = b":-1\r\n", b":-2\r\n"
-TIMES = {"ttl": b"HTTL", "pttl": b"HPTTL", "expiretime": b"HEXPIRETIME", "pexpiretime": b"HPEXPIRETIME"}
 
 
 def _type_of(replies: Sequence[RawReply]) -> RawReply:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
-from resp_server.command.policy import Denial, Destination, Policy
+from resp_server.command.policy import Denial, Destination, Policy, Role
 from resp_server.command.spec import Facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
@@ -37,6 +37,11 @@ class RoutedCommand(NamedTuple):
     needs_getkeys: bool = False
     is_subscription: bool = False
     policy: Policy = NO_POLICY
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a read is split over the states and the upstream. Writes never are."""
+        return self.is_read and self.policy.split_by_slot is not None
 
 
 class PlainCommand(NamedTuple):
@@ -102,7 +107,7 @@ class RoutedCommands:
                 routed is None
                 or routed.destination is not Destination.BY_KEYS
                 or routed.facts.subcommands
-                or name == "watch"
+                or routed.policy.role is Role.WATCH
             ):
                 continue
             facts = routed.facts

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.command.keys import key_runs, searches_keyword
-from resp_server.command.policy import Destination
+from resp_server.command.policy import Destination, Role
 from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import LoadingError, PlainError, client_text
@@ -36,8 +36,6 @@ from resp_server.upstream.state_writes import without_pairs, write_plan
 
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
-# Reads that are split over both sides. Writes are never split.
-SPLIT = ("mget", "exists", "touch")
 # The words that an option of XREAD and XREADGROUP takes, with its name.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
 NO_FIELDS: Mapping[int, Request] = {}
@@ -188,7 +186,7 @@ class SwapRouter:
         if routed.destination is Destination.BY_SECTIONS:
             is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
             return Route(Destination.LOCAL if is_own else Destination.UPSTREAM, routed)
-        if routed.name == "swapdb":
+        if routed.policy.role is Role.SWAPDB:
             self._check_swap(request)
         may_change = (
             self._ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
@@ -222,7 +220,7 @@ class SwapRouter:
                 f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
             )
         positions = self._positions(routed, request, is_long=True)
-        if routed.name == "watch" and len(positions) > WATCHED_KEYS_MAX:
+        if routed.policy.role is Role.WATCH and len(positions) > WATCHED_KEYS_MAX:
             raise PlainError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
         if any(at in positions for at in long_at):
             raise too_long()
@@ -235,11 +233,11 @@ class SwapRouter:
             some = positions[first : first + KEYS_AT_ONCE]
             found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
             others_at.extend([at for at, _ in found])
-            if len(others) < (WATCHED_KEYS_MAX if routed.name == "watch" else OTHERS_MAX):
+            if len(others) < (WATCHED_KEYS_MAX if routed.policy.role is Role.WATCH else OTHERS_MAX):
                 others += found
             owned = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
             owned_count += len(owned)
-            if owned and not routed.is_read and routed.name != "watch":
+            if owned and not routed.is_read and routed.policy.role is not Role.WATCH:
                 if long_at:
                     raise too_long()
                 plan = write_plan(routed.name, request, owned)
@@ -252,7 +250,9 @@ class SwapRouter:
             has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
             yield
         # To list the keys of a long write would take too long, so all cached keys count as changed.
-        changed = None if self._ownership.has_cached and not routed.is_read and routed.name != "watch" else ()
+        changed = (
+            None if self._ownership.has_cached and not routed.is_read and routed.policy.role is not Role.WATCH else ()
+        )
         if not others:
             route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
             is_fenced = routed.is_read and self._ownership.has_exactly_cached
@@ -260,12 +260,12 @@ class SwapRouter:
         if dropped_count:
             route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
             return route._replace(changed=changed)
-        if not routed.is_read and routed.name != "watch":
+        if not routed.is_read and routed.policy.role is not Role.WATCH:
             return self._to_upstream(routed, request)._replace(changed=changed)
         is_served = routed.command is not None and routed.command.declaration is not None
         if owned_count == len(positions) and is_served and not has_names:
             return Route(Destination.STATES, routed)
-        if routed.name in SPLIT:
+        if routed.is_split:
             return Route(Destination.PORTIONS, routed, others_at)
         return self._by_keys(routed, request, positions, others, database, long_at)
 
@@ -319,18 +319,18 @@ class SwapRouter:
             raise too_long()
         if routed.command is not None:
             routed.command.check_arity(request)
-        if routed.name == "watch" and len(owned) < len(positions):
+        if routed.policy.role is Role.WATCH and len(owned) < len(positions):
             return self._both(routed, request, others)
         if len(owned) < len(others) and routed.is_read:
             return self._preferred(routed, request, positions, others, database)
         if not owned:
             return self._changing(self._to_upstream(routed, request), request, positions)
-        if not routed.is_read and routed.name != "watch":
+        if not routed.is_read and routed.policy.role is not Role.WATCH:
             return self._write(routed, request, positions, owned, database)
         is_served = routed.command is not None and routed.command.declaration is not None
         if len(owned) == len(positions) and is_served:
             return self._states(routed, request, owned, database)
-        if routed.name in SPLIT:
+        if routed.is_split:
             return self._both(routed, request, owned)
         if len(owned) < len(positions):
             raise PlainError(
@@ -368,7 +368,7 @@ class SwapRouter:
             if not read.reads:
                 unserved = PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
             return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
-        if routed.name not in SPLIT:
+        if not routed.is_split:
             raise PlainError(
                 f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
@@ -381,9 +381,9 @@ class SwapRouter:
         names = _state_names(request, owned)
         if not names:
             return Route(Destination.STATES, routed)
-        if routed.name == "watch" or all(name.field is None for name in names.values()):
+        if routed.policy.role is Role.WATCH or all(name.field is None for name in names.values()):
             return Route(Destination.MAPPED, routed, request=with_names(request, names))
-        if routed.name in SPLIT and len(owned) > 1:
+        if routed.is_split and len(owned) > 1:
             return self._both(routed, request, owned)
         (at, name), *others = names.items()
         read = None if others or name.field is None else field_read(routed.name, request, name.key, name.field)
@@ -408,7 +408,11 @@ class SwapRouter:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
         for at, (key, field) in names.items():
-            read = None if field is None or routed.name == "watch" else field_read(routed.name, request, key, field)
+            read = (
+                None
+                if field is None or routed.policy.role is Role.WATCH
+                else field_read(routed.name, request, key, field)
+            )
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
@@ -514,16 +518,18 @@ def _shadowed(
 ) -> Sequence[Shadowed]:
     """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
     is_served = routed.command is not None and routed.command.declaration is not None
-    if not is_served or (len(positions) > 1 and routed.name != "mget") or not is_comparable(routed.name, routed.facts):
+    if not is_served or not is_comparable(routed.name, routed.facts):
+        return ()
+    if len(positions) > 1 and routed.policy.role is not Role.MGET:
         return ()
     found = []
     for number, at in enumerate(positions):
         decided = decide(request[at]).rule
         if decided is None or decided.owner is not Owner.SHADOW:
             continue
-        key, is_mget = request[at], routed.name == "mget"
-        name = "get" if is_mget else routed.name
+        key, is_mget = request[at], routed.policy.role is Role.MGET
         alone: Request = (b"GET", key) if is_mget else request
+        name = alone[0].lower().decode("latin-1") if is_mget else routed.name
         state_name = decided.state_name_of(key)
         if state_name.field is None:
             read: FieldRead | None = FieldRead(with_names(alone, {1 if is_mget else at: state_name}))
@@ -559,8 +565,8 @@ def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Ma
 
 
 def _is_nonblocking_read(routed: RoutedCommand, request: Request) -> bool:
-    """Tell whether a request is an XREAD or an XREADGROUP without BLOCK."""
-    if routed.name not in ("xread", "xreadgroup"):
+    """Return whether a request is an XREAD or an XREADGROUP without BLOCK."""
+    if not routed.policy.blocks_by_option:
         return False
     at = 1
     while at < len(request):

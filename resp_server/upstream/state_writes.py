@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import ValueSet
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.rules import Writes
 
 # The options of a plain SET, which replies OK whatever the key holds, and the number of words of each.
 PLAIN_OPTIONS = {b"EX": 2, b"PX": 2, b"EXAT": 2, b"PXAT": 2, b"KEEPTTL": 1}
-# The position of the key's time to live.
-TTL_AT = {"setex": 2, "psetex": 2}
-SETEX_WORDS = 4
+# The words of a SETEX, and the position of its key's time to live.
+SETEX_WORDS, TTL_AT = 4, 2
 
 
 class WritePlan(NamedTuple):
@@ -47,11 +48,12 @@ def without_pairs(request: Request, dropped: Sequence[int]) -> Request:
 
 def is_plain_set(name: str, request: Request) -> bool:
     """Tell whether a request is a well-formed SET, SETEX, PSETEX or MSET that replies OK, whatever its keys hold."""
-    if name == "mset":
+    value_set = policy_of(name).value_set
+    if value_set is ValueSet.MANY:
         return len(request) > 1 and len(request) % 2 == 1
-    if name in TTL_AT:
-        return len(request) == SETEX_WORDS and _is_time(request[TTL_AT[name]])
-    if name != "set":
+    if value_set is ValueSet.WITH_TTL:
+        return len(request) == SETEX_WORDS and _is_time(request[TTL_AT])
+    if value_set is None:
         return False
     at, is_expiring = 3, False
     while at < len(request):
