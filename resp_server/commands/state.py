@@ -14,6 +14,7 @@ from typing import Any
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
 from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.policy import RequestPolicy
 from resp_server.command.spec import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
@@ -296,11 +297,6 @@ def check_reads_all_keys(context: CommandContext) -> None:
         raise NoPermError("This needs a user that may read all keys")
 
 
-# Commands about the whole keyspace; a proxy sends them to all servers.
-STATE_COMMANDS = ("state|jobs", "state|list", "state|lag", "state|describe")
-KEYSPACE_COMMANDS = ("dbsize", "keys", "randomkey", "scan", "info", *STATE_COMMANDS)
-
-
 @dataclass(slots=True)
 class ReaderContext(CommandContext):
     """The context of a command on behalf of another user, who may read only some keys."""
@@ -341,7 +337,7 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     request = words[count:]
     target = context.server.table.find(request)
     target.check_arity(request)
-    if target.name not in KEYSPACE_COMMANDS:
+    if target.policy.at_proxy in (None, RequestPolicy.LOCAL):
         raise PlainError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 

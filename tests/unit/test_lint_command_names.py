@@ -1,0 +1,28 @@
+"""`scripts/lint_command_names.py` finds names of commands outside of their rows."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lint_command_names.py"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('if name == "exec":\n    pass', [(1, "exec")]),
+        ('\nNAMES = (b"watch", "client|reply")', [(2, "watch"), (2, "client|reply")]),
+        ('REQUEST = (b"EXEC",)  # exec', []),
+        ('"""Runs exec."""\nname = "executive"', []),
+    ],
+)
+def test_names_of_commands_are_found_in_any_text_of_a_module(
+    tmp_path: Path, code: str, found: list[tuple[int, str]]
+) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(code)
+    names_in = runpy.run_path(str(SCRIPT))["names_in"]
+    assert sorted(names_in(module, frozenset(["exec", "watch", "client|reply"]))) == sorted(found)
