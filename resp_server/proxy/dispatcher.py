@@ -447,7 +447,7 @@ class ProxyDispatcher(Dispatcher):
             if is_tracked:
                 keys += keys_read(command, each)
             yield
-        self._monitor(session, self._exec_command, EXEC)
+        self._monitor(session, self._exec_command, (self._exec_command.name.encode(),))
 
     def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
@@ -518,9 +518,8 @@ class ProxyDispatcher(Dispatcher):
         if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
-            if (
-                command.policy.role is not Role.INFO
-            ):  # `reply_to` made the proxy's own sections, and sent the request to monitors
+            # For INFO, `reply_to` made the proxy's own sections, and sent the request to monitors.
+            if command.policy.role is not Role.INFO:
                 self._monitor(session, command, request)
         return is_forwarded
 

@@ -226,6 +226,7 @@ def test_a_history_that_is_answered_counts_no_more_for_the_next_of_its_pipeline(
         reader = stopped_reader(other, server)
         other.send(request("PING") + request("STATE", "HISTORY", KEY))
         assert other.read().plain == b"PONG"
+        eventually(lambda: not client.call("STATE", "HISTORY", KEY).is_error, awaited="no reader of before counts")
         client.send(request("STATE", "HISTORY", KEY) * 3)
         assert [len(client.read().value) for _ in range(3)] == [EPOCHS] * 3
     eventually(lambda: reader not in readers_of(server.process.pid))

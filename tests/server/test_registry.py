@@ -377,7 +377,7 @@ def test_the_connection_of_a_server_or_watcher_that_falls_silent_is_closed(regis
             repeats.next_push(b"none")
         # A proxy of an earlier version sends WATCH once; a driver is silent between its epochs.
         assert watches.call("WATCH") == b"OK"
-        assert waits.call("MEMBERS") == asks.call("MEMBERS")
+        assert len(waits.call("MEMBERS")) == 1
     finally:
         relay.stop()
 
