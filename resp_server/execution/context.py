@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
@@ -51,6 +51,14 @@ GATHER_S_MAX = 2.0
 # threshold although no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a
 # millisecond).
 ONE_BY_ONE_US = 1_000
+
+
+class _HeldEpoch(NamedTuple):
+    """An epoch at which a job is read for a while. The snapshot keeps it readable."""
+
+    generation: str
+    lend: Lend
+    snapshot: Snapshot
 
 
 @dataclass
@@ -125,7 +133,7 @@ class ServerContext:
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.server_password)
         self.tracking = TrackingTable(self.config.tracked_keys_max)
         self._stalled: set[str] = set()  # jobs whose log cannot be read here, so that they get no newer epoch
-        self._held: dict[str, tuple[Lend, Snapshot]] = {}  # jobs that are read at an earlier epoch meanwhile
+        self._held: dict[str, _HeldEpoch] = {}  # jobs that are read at an earlier epoch meanwhile
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
         self.slow_requests = SlowRequests(self)
@@ -169,7 +177,7 @@ class ServerContext:
         if job not in self._stalled or lend is None:
             return False
         self.release(job)
-        self._held[job] = lend, lend(self.clock())  # the snapshot keeps the epoch readable
+        self._held[job] = _HeldEpoch(self.keyspace.jobs[job].generation, lend, lend(self.clock()))
         self.view.hold(job, lend)
         return True
 
@@ -177,7 +185,7 @@ class ServerContext:
         """Read a job at its newest epoch again, if it is held at an earlier one."""
         if job in self._held:
             self.view.release(job)
-            self._held.pop(job)[1].close()
+            self._held.pop(job).snapshot.close()
 
     def keep_epochs(self, now_ms: int, *, is_followed: bool) -> None:
         """Pin epochs while a proxy may need one that other owners of slots have, too; else release unused ones."""
@@ -269,7 +277,8 @@ class ServerContext:
         else:
             view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
         for job in self._held.keys() & keyspace.jobs.keys():
-            view.hold(job, self._held[job][0])
+            if self._held[job].generation == keyspace.jobs[job].generation:
+                view.hold(job, self._held[job].lend)
         return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:

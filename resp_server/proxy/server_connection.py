@@ -374,6 +374,8 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 return
             others = {name: each for name, each in self.announced.items() if name != job}
             self.announced = others if reached == REMOVED else {**others, job: reached}
+            if self.held.get(job) != reached:
+                self.held.pop(job, None)  # the server has left that epoch, so it may have to be requested again
             self.count_epochs()
             self._cluster.on_epoch(self, job, self.epochs.get(job, REMOVED))
         elif words[2] == b"stalled":

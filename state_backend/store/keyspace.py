@@ -227,8 +227,8 @@ class KeyspaceView:
 
     def release(self, name: str) -> None:
         """Read a job at its newest epoch again, from the next `renew` on."""
-        del self._held[name]
-        self._moved.add(name)
+        if self._held.pop(name, None) is not None:
+            self._moved.add(name)
 
     def _move(self) -> None:
         """Close the snapshots of the jobs that go to another epoch, maybe an earlier one."""

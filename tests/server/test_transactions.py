@@ -16,6 +16,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store import pinned_epochs
 from state_backend.store.keyspace import Job
+from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
 from tests.server.conftest import OtherProcesses
 
@@ -62,6 +63,18 @@ class Epochs:
             keyspace.on_epoch("job")
 
         self._server.call(set_error)
+
+    def begin_anew(self) -> None:
+        """Serve another generation, whose only key has the value 9."""
+        store = MemoryStore("g3")
+        runs = list(runs_of([Change("temp", Op.PUT, b"job:temp:a", value=b"9")], [state.name for state in STATES]))
+        store.apply(EpochChanges(0, 3, 1, runs), STATES)
+
+        def put() -> None:
+            keyspace = self._server.server.context.keyspace
+            keyspace.put(replace(keyspace.jobs["job"], generation="g3", store=store))
+
+        self._server.call(put)
 
     def publish(self, more: list[Change] | None = None, keys: str = "ab") -> int:
         """Publish an epoch; return its number. The server is told as an applier tells it."""
@@ -466,3 +479,11 @@ def test_a_job_whose_log_cannot_be_read_is_read_at_an_earlier_epoch_if_a_proxy_a
     assert proxy.read_until(b"stalled\r\n$3\r\njob\r\n_\r\n")
     epochs.publish()
     peer.answers(lines("GET job:temp:a"), bulk(b"3"))
+    epochs.report("the log cannot be read")
+    peer.answers(lines("STATE HOLD job 1 2", "PING"), OK + b"+PONG\r\n")
+    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
+    epochs.begin_anew()
+    peer.answers(lines("GET job:temp:a"), bulk(b"9"))
+    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"9"))
+    epochs.report("")
+    peer.answers(lines("GET job:temp:a"), bulk(b"9"))

@@ -101,6 +101,25 @@ def test_an_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
     view.close()
 
 
+def test_a_job_that_is_held_is_read_in_its_new_generation_and_may_be_released_then() -> None:
+    scene = Scene("job")
+    scene.publish(0)
+    scene.take(job=(1, 0))
+    view = scene.keyspace.view(scene.now_ms)
+    lend = scene.pinned.lender("job", (1, 0))
+    assert lend is not None
+    view.hold("job", lend)
+    view.renew(scene.now_ms)
+    assert view.at(KEY).value(KEY) == b"0"
+    scene.stores["job"] = scene.show("job", "g2")
+    scene.publish(7)
+    for _ in range(2):
+        view.renew(scene.now_ms)
+        assert view.at(KEY).value(KEY) == b"7"
+        view.release("job")
+    view.close()
+
+
 def test_who_reads_an_epoch_keeps_it_though_it_is_not_held_any_more() -> None:
     scene = Scene("job")
     scene.publish(0)
