@@ -33,9 +33,9 @@ _UNORDERED = Policy(comparison=Comparison.UNORDERED)
 _OF_FIELDS = Split(Joined.LIST, 3, is_counted=True)
 _OF_MEMBERS = Policy(split=Split(Joined.LIST, 1))
 _SUMMED = SlotSplit(1, Joined.SUM)
-_TIMES = Policy(is_cacheable=False)
-_DENIED = Policy(denial=Denial.UNLESS_ALLOWED)
-_NEVER = Policy(denial=Denial.ALWAYS)
+_NOT_CACHED = Policy(is_cacheable=False)
+_DENIED_BY_DEFAULT = Policy(denial=Denial.UNLESS_ALLOWED)
+_ALWAYS_DENIED = Policy(denial=Denial.ALWAYS)
 
 
 def _subscribing(verb: Verb, kind: bytes) -> Policy:
@@ -130,10 +130,10 @@ ROWS: Mapping[str, Policy] = {
     "srandmember": _NOT_COMPARED,
     "sscan": _NOT_COMPARED,
     "strlen": Policy(field_command=FieldCommand(b"HSTRLEN")),
-    "xinfo|consumers": _TIMES,
-    "xinfo|groups": _TIMES,
-    "xinfo|stream": _TIMES,
-    "xpending": _TIMES,
+    "xinfo|consumers": _NOT_CACHED,
+    "xinfo|groups": _NOT_CACHED,
+    "xinfo|stream": _NOT_CACHED,
+    "xpending": _NOT_CACHED,
     "xread": Policy(blocks_by_option=True, comparison=Comparison.NEVER),
     "xreadgroup": Policy(blocks_by_option=True),
     "zmscore": _OF_MEMBERS,
@@ -147,7 +147,7 @@ ROWS: Mapping[str, Policy] = {
     "psubscribe": _subscribing(Verb.SUBSCRIBE, b"p"),
     "publish": Policy(channel_at=1, publishes=True, may_replicate=True),
     "punsubscribe": _subscribing(Verb.UNSUBSCRIBE, b"p"),
-    "script|debug": _NEVER,
+    "script|debug": _ALWAYS_DENIED,
     "script|kill": Policy(kills_a_script=True),
     "spublish": Policy(channel_at=1, publishes=True, may_replicate=True),
     "ssubscribe": _subscribing(Verb.SUBSCRIBE, b"s"),
@@ -179,14 +179,14 @@ ROWS: Mapping[str, Policy] = {
     "module|list": Policy(at_proxy=_LOCAL),
     "monitor": Policy(role=Role.MONITOR, at_proxy=_LOCAL, with_upstream=_PROXY),
     "object": Policy(at_proxy=_LOCAL, comparison=Comparison.NEVER),
-    "psync": _NEVER,
-    "replconf": _NEVER,
+    "psync": _ALWAYS_DENIED,
+    "replconf": _ALWAYS_DENIED,
     "replicaof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "role": Policy(at_proxy=_LOCAL),
-    "shutdown": _DENIED,
+    "shutdown": _DENIED_BY_DEFAULT,
     "slaveof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "slowlog": Policy(at_proxy=_LOCAL, with_upstream=_PROXY),
-    "sync": _NEVER,
+    "sync": _ALWAYS_DENIED,
     "time": Policy(at_proxy=_LOCAL),
     "wait": Policy(waits_for_writes=True),
     "waitaof": Policy(waits_for_writes=True),

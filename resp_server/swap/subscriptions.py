@@ -83,7 +83,7 @@ class SwapSubscriptions:
         self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
-        """Tell whether a request, of a command that `listens`, is for the upstream as well."""
+        """Return whether the upstream gets a request, too. Its command is one that `listens`."""
         own = self._pinned(session)
         if policy_of(name).role is Role.CLIENT_TRACKING:
             switch = request[2].upper()
