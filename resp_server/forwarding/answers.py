@@ -1,0 +1,224 @@
+"""Answers requests by coroutines, which wait for the replies of other processes.
+
+A coroutine runs at once, up to the first reply that has not arrived. It continues while that reply is received. It is
+no task of the event loop: so it costs no turn of the loop, and its requests are sent in the client's order.
+
+    async def value_or_type(ask, key):
+        value, type_name = ask((b"GET", key)), ask((b"TYPE", key))  # both are sent
+        answer = await value
+        return await type_name if is_error(answer.reply) else answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from time import perf_counter_ns
+from typing import NamedTuple, Protocol
+
+from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
+from resp_server.forwarding.reply_stages import STEPS_NS_MAX, Defer, Merge, ReplySink, merge_or_error
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
+
+# Returns the epochs that a request's client has seen.
+SeenEpochs = Callable[[], Epochs]
+
+
+class Answer(NamedTuple):
+    """A reply. epochs: those that it is from; a reply of the proxy itself has none."""
+
+    reply: RawReply
+    epochs: ReplyEpochs = NO_EPOCHS
+
+
+class Wait(Protocol):
+    """What a coroutine waits for."""
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call back once, later, when the wait is over."""
+
+
+# Answers a request. An exception becomes an error reply.
+Answering = Coroutine[Wait, None, Answer]
+
+
+def no_epochs() -> Epochs:
+    """Return the epochs that the proxy's own requests have seen."""
+    return EMPTY_EPOCHS
+
+
+class ReplyFuture(ReplySink):
+    """The answer to one request, or its exception. `await` returns the answer, or raises the exception."""
+
+    __slots__ = ("_answer", "_error", "_seen", "_then")
+
+    def __init__(self, seen: SeenEpochs = no_epochs) -> None:
+        self._seen = seen
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+        self._then: Callable[[], None] | None = None
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        if self._answer is None and self._error is None:
+            self._answer = Answer(reply, epochs)
+            self._end()
+
+    def fail(self, index: int, error: Exception) -> None:
+        if self._answer is None and self._error is None:
+            self._error = error
+            self._end()
+
+    def seen_epochs(self, index: int) -> Epochs:
+        return self._seen()
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call back when the answer or the exception arrives."""
+        self._then = then
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer or the exception has arrived."""
+        return self._answer is not None or self._error is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the exception has arrived."""
+        return self._error is not None
+
+    def __await__(self) -> Generator[Wait, None, Answer]:
+        if not self.is_over:
+            yield self
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
+
+
+def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) -> ReplyFuture:
+    """Send a request. send: takes the sink of the reply and its index; what it raises is the future's exception."""
+    future = ReplyFuture(seen)
+    try:
+        send(future, 0)
+    except Exception as error:
+        future.fail(0, error)
+    return future
+
+
+class _AllOver:
+    """Waits until all futures have an answer, or one has failed."""
+
+    def __init__(self, futures: Sequence[ReplyFuture]) -> None:
+        self._futures = futures
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def _is_over(self) -> bool:
+        return any(each.has_failed for each in self._futures) or all(each.is_over for each in self._futures)
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call back when the wait is over."""
+        self._then = then
+        for each in self._futures:
+            if not each.is_over:
+                each.when_over(self._check)
+
+    def _check(self) -> None:
+        if self._then is not None and self._is_over:
+            then, self._then = self._then, None
+            then()
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        if not self._is_over:
+            yield self
+
+
+async def all_of(futures: Sequence[ReplyFuture]) -> list[Answer]:
+    """Return all answers, or raise the first exception as soon as it arrives."""
+    if len(futures) > 1:
+        await _AllOver(futures)
+        for each in futures:
+            if each.has_failed:
+                await each  # raises
+    return [await each for each in futures]
+
+
+async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
+    """Merge the replies to several requests into one. The first error among them is the reply."""
+    answers = await all_of(futures)
+    epochs = NO_EPOCHS
+    for answer in answers:
+        epochs = union_of(epochs, answer.epochs)
+    replies = [answer.reply for answer in answers]
+    error = next(filter(is_error, replies), None)
+    if error is not None:
+        return Answer(error, epochs)
+    return Answer(await in_steps(merge_or_error(merge, replies), defer), epochs)
+
+
+class _NextTurn:
+    """Waits for a later turn of the event loop."""
+
+    def __init__(self, defer: Defer) -> None:
+        self._defer = defer
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call back in that turn."""
+        self._defer(then)
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        yield self
+
+
+async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
+    """Run steps for `STEPS_NS_MAX` in each turn of the event loop; return their result."""
+    while True:
+        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        try:
+            while perf_counter_ns() < ends_ns:
+                next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await _NextTurn(defer)
+
+
+class _Run:
+    """A coroutine that runs; its answer goes to a sink."""
+
+    __slots__ = ("_coroutine", "_index", "_sink")
+
+    def __init__(self, coroutine: Answering, sink: ReplySink, index: int) -> None:
+        self._coroutine, self._sink, self._index = coroutine, sink, index
+
+    def resume(self) -> None:
+        """Run until the next wait, or to the end."""
+        try:
+            wait = self._coroutine.send(None)
+        except StopIteration as end:
+            self._deliver(*end.value)
+        except Exception as error:
+            self._sink.fail(self._index, error)
+        else:
+            wait.when_over(self.resume)
+
+    def _deliver(self, reply: RawReply, epochs: ReplyEpochs) -> None:
+        try:
+            self._sink.put(self._index, reply, epochs)
+        except Exception as error:
+            self._sink.fail(self._index, error)
+
+
+def deliver(coroutine: Answering, sink: ReplySink, index: int) -> None:
+    """Run a coroutine. A sink gets its answer, or the exception that it raises."""
+    _Run(coroutine, sink, index).resume()
+
+
+def started(coroutine: Answering, seen: SeenEpochs = no_epochs) -> ReplyFuture:
+    """Run a coroutine beside the caller; return its answer."""
+    future = ReplyFuture(seen)
+    deliver(coroutine, future, 0)
+    return future
