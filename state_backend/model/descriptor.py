@@ -385,10 +385,8 @@ class StateDescriptor:
         put("where", where)
         put("length_max", length_max)
         put("reduce", None if reduce is None else self._choice("reduce", reduce, Reduce))
-        put("last_by", self._column_names("last_by", last_by))
-        put("first_by", self._column_names("first_by", first_by))
-        put("max_by", self._column_names("max_by", max_by))
-        put("min_by", self._column_names("min_by", min_by))
+        for by, names in zip(By, (last_by, first_by, max_by, min_by), strict=True):
+            put(by.value, self._column_names(by.value, names))
         put("late", self._choice("late", late, Late))
         put("columns", dict(columns or {}))
         self._check()
