@@ -34,6 +34,8 @@ EXPONENTS = (b"e", b"E")
 FIRST_DAY, LAST_DAY = (int(np.datetime64(day, "D").astype(np.int64)) for day in ("-32767-01-01", "9999-12-31"))
 DAY_US = 86_400_000_000
 WIDE_YEAR = "^[+-]"
+# An interval of days and seconds: its days, hours, minutes and seconds.
+DAYS_AND_SECONDS = re.compile(r"P(?!$)(?:(-?\d+)D)?(?:T(?!$)(?:(-?\d+)H)?(?:(-?\d+)M)?(?:(-?\d+(?:\.\d{1,6})?)S)?)?")
 # The forms of numbers.
 NUMBERS = (
     (pa.types.is_integer, "integer"),
@@ -128,18 +130,35 @@ def _time_of(micros: int) -> str:
 
 
 def times_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse the texts of dates or timestamps, the inverse of `as_bytes` and `date_text`; ArrowInvalid for another."""
+    """Parse the texts of dates, timestamps or intervals of days and seconds; ArrowInvalid for another text.
+
+    This is the inverse of `as_bytes`, `date_text` and `interval_text`.
+    """
+    if pa.types.is_duration(kind):
+        return _counts_of(texts, _micros_of).cast(pa.duration("us")).cast(kind)
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
         if not pc.any(pc.match_substring_regex(texts, WIDE_YEAR)).as_py():
             raise
     unit: Literal["D", "us"] = "D" if pa.types.is_date(kind) else "us"
+    counts = _counts_of(texts, lambda text: _count_of(text, unit))
+    return counts.cast(pa.int32() if unit == "D" else pa.int64()).cast(kind)
+
+
+def _counts_of(texts: pa.Array, count_of: Callable[[str], int]) -> pa.Array:
     try:
-        counts = [None if each is None else _count_of(each, unit) for each in texts.to_pylist()]
-    except ValueError as error:
+        return pa.array([None if each is None else count_of(each) for each in texts.to_pylist()], pa.int64())
+    except (ValueError, OverflowError) as error:
         raise pa.ArrowInvalid(str(error)) from None
-    return pa.array(counts, pa.int32() if unit == "D" else pa.int64()).cast(kind)
+
+
+def _micros_of(text: str) -> int:
+    parts = DAYS_AND_SECONDS.fullmatch(text)
+    if parts is None:
+        raise ValueError(f"{text!r} is not an interval of days and seconds")
+    days, hours, minutes, seconds = (Decimal(each or 0) for each in parts.groups())
+    return int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1_000_000)
 
 
 def _count_of(text: str, unit: Literal["D", "us"]) -> int:

@@ -41,6 +41,8 @@ TYPES = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+# Intervals with months are texts: pandas and Polars have no type for them.
+DAYS_AND_SECONDS = re.compile(r"interval (day|hour|minute|second)( to (hour|minute|second))?")
 INSTANTS = ("timestamp", "timestamp_ntz")
 TIMES = ("date", *INSTANTS)
 # A time in a key has colons, and a separator is often one.
@@ -82,9 +84,10 @@ def read_table(
     - The last column is `expire_at`.
     - A name already in use is prefixed with `_`.
 
-    Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, and timestamps in UTC.
-    Structs, arrays, times with a `time_format` and columns without a known type are text. Bytes of a text that are not
-    UTF-8 are U+FFFD, because Arrow's strings cannot hold them; `raw=True` has the bytes.
+    Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, timestamps in UTC, and
+    intervals of days and seconds. Structs, arrays, variants, intervals of years and months, times with a `time_format`
+    and columns without a known type are text. Bytes of a text that are not UTF-8 are U+FFFD, because Arrow's strings
+    cannot hold them; `raw=True` has the bytes.
 
     Args:
         log: The root of the change log.
@@ -204,6 +207,8 @@ class _Rows:
             return pa.string()
         if decimal := DECIMAL.fullmatch(kind):
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if DAYS_AND_SECONDS.fullmatch(kind):
+            return pa.duration("us")
         return TYPES.get(kind, pa.string())
 
     def _value_type(self, column: str) -> pa.DataType:
