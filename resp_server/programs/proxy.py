@@ -229,7 +229,8 @@ async def answer_clients(
             if isinstance(server.dispatcher, SwapDispatcher):
                 await server.dispatcher.check_tracking()
         await server.start()
-        report_ports({"port": server.port, "tls_port": server.tls_port, **further_ports}, options.child, supervised)
+        ports = {"port": server.port, "tls_port": server.tls_port, "metrics_port": metrics.port, **further_ports}
+        report_ports(ports, options.child, supervised)
         log_started(config, server.port, server.tls_port)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":

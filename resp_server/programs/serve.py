@@ -158,6 +158,16 @@ def _add_internal_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
 
 
+def _keep_ports(options: argparse.Namespace, before: Mapping[str, int | None]) -> None:
+    """Use the ports of the process before a restart, also those that the system chose: their users know no others."""
+    options.port = before["port"]
+    options.tls_port = before["tls_port"] if options.tls_port is not None else None
+    for name in ("announcements", "metrics"):
+        address, port = getattr(options, name), before.get(f"{name}_port")
+        if address is not None and port:
+            setattr(options, name, address._replace(port=port))
+
+
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal, or for a child until its standard input ends; return the exit code.
 
@@ -165,8 +175,7 @@ def serve(options: argparse.Namespace) -> int:
     """
     supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
     if supervised.get("port"):
-        options.port = supervised["port"]  # as before a restart
-        options.tls_port = supervised["tls_port"] if options.tls_port is not None else None
+        _keep_ports(options, supervised)
     mistakes, roots = _mistakes(options), [open_filesystem(log).root for log in options.log]
     with mistakes.noted():
         check_logs(roots)
@@ -464,6 +473,7 @@ class _OtherPorts:
         token = os.environ.pop(TOKEN_VARIABLE, None)
         self._control: ControlListener | None = None
         self._announcements: AnnouncementListener | None = None
+        self.announcements_port: int | None = None  # while it listens
         if token:
             self._control = ControlListener(appliers, topology_source, token, certificates_of(tls), driver_leases)
         if token and options.announcements is not None:
@@ -474,8 +484,8 @@ class _OtherPorts:
     def listen_for_announcements(self) -> None:
         """Listen for writers, if an option says so. OSError if the address cannot be bound."""
         if self._announcements is not None:
-            port = self._announcements.start(*self._options.announcements)
-            logger.info("announcements @ %s", address_of(self._options.announcements.host, port))
+            self.announcements_port = self._announcements.start(*self._options.announcements)
+            logger.info("announcements @ %s", address_of(self._options.announcements.host, self.announcements_port))
 
     async def listen_for_drivers(self) -> int | None:
         """Listen for drivers; return the port, None without a token."""
@@ -505,7 +515,13 @@ async def _listen(
         topology_source.take(single_node_topology(address), address)
     else:
         log_started(config, server.port, server.tls_port)
-    reported = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
+    reported = {
+        "port": server.port,
+        "tls_port": server.tls_port,
+        "control_port": control_port,
+        "announcements_port": ports.announcements_port,
+        "metrics_port": ports.metrics.port,
+    }
     report_ports(reported, options.child, supervised)
 
 

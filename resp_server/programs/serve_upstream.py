@@ -4,7 +4,7 @@
     (restarts it)     with the upstream's connections                   └─ workers, with --workers 2 or more
 
 The state server listens at a free port of 127.0.0.1, with a password that only these two processes have. When it dies,
-it is restarted at the same port; meanwhile the upstream's keys are answered as before. It ends when the proxy ends. It
+it is restarted at the same ports; meanwhile the upstream's keys are answered as before. It ends when the proxy ends. It
 prints which stores it serves: the proxy answers plain reads of stored keys from them (`proxy/server_stores.py`).
 
 With a linger time, drivers have their leases at the state server (`driver_leases`). It ends when no driver needs it,
@@ -75,6 +75,7 @@ async def serve_with_upstream(
                 unused=None if options.linger is None else server.is_unused,
                 logs=options.log,
                 control_port=server.control_port,
+                announcements_port=server.announcements_port,
             )
             remove_record(options.record)
     except ServerEndedError as error:
@@ -95,19 +96,23 @@ class ServerEndedError(Exception):
 class StateServerProcess:
     """The child process; an asynchronous context manager.
 
-    port, control_port: None before the first start. stores: those that it serves; the proxy reads them, too.
-    is_loaded: set when all jobs were loaded once. is_unused: set when the process has ended because no driver needs it.
+    port: None before the first start. control_port, announcements_port: None if it takes no drivers, or no writers.
+    stores: those that it serves; the proxy reads them, too. is_loaded: set when all jobs were loaded once. is_unused:
+    set when the process has ended because no driver needs it.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.password = secrets.token_hex()
         self._command = _command(options)
+        self._announcements = options.announcements
         self._log_levels = options.loglevel
         passwords = dict.fromkeys((PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE), self.password)
         self._environment = children.environment() | passwords
         self._environment.pop(VARIABLE, None)
         self.port: int | None = None
         self.control_port: int | None = None
+        self.announcements_port: int | None = None
+        self._ports: tuple[str, ...] = ()  # the options for the ports of the first start
         self.stores = ServerStores()
         self.is_loaded = asyncio.Event()
         self.is_unused = asyncio.Event()
@@ -149,11 +154,10 @@ class StateServerProcess:
         """Start the process; return its exit code if it ends before it answers."""
         self._pause.begin_run()
         self._close_stores()
-        ports = () if self.port is None else ("--port", str(self.port), "--control-port", str(self.control_port or 0))
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             *("--loglevel", self._log_levels),
-            *ports,
+            *self._ports,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=2 * EVENT_BYTES_MAX,  # of a line with such an event
@@ -164,12 +168,20 @@ class StateServerProcess:
         while line := await process.stdout.readline():
             report = json.loads(line)
             if "port" in report:
-                self.port, self.control_port = report["port"], report["control_port"]
+                self._keep_ports(report)
                 self.stores.set_address(self.address)
                 self._reading = asyncio.create_task(self._read(process.stdout))
                 return None
             self._take(report)
         return await process.wait()
+
+    def _keep_ports(self, report: Mapping[str, Any]) -> None:
+        """Have the next start use the ports of this one: the proxy, drivers and writers know them."""
+        self.port, self.control_port = report["port"], report["control_port"]
+        self.announcements_port = report["announcements_port"]
+        self._ports = ("--port", str(self.port), "--control-port", str(self.control_port or 0))
+        if self.announcements_port is not None:
+            self._ports += ("--announcements", address_of(self._announcements.host, self.announcements_port))
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         """Read what the server reports: the stores that it serves, and that all jobs are loaded."""

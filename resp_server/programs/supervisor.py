@@ -4,10 +4,10 @@
 
 A server maps the files of its stores. If a mapped file is truncated, SIGBUS ends the server; the next one finds the
 store damaged and rebuilds it. The variable `SUPERVISED` in COMMAND's environment is JSON: `lifeline` is the descriptor
-that closes when this process ends, `ports` the one to which the child writes its ports (JSON, one line), and `port` and
-`tls_port` are the ports to reuse after a restart. Signals are forwarded. When the child exits by itself, this process
-exits with the same code. Listening sockets that systemd has passed to this process (LISTEN_FDS) are passed on to the
-child.
+that closes when this process ends, `ports` the one to which the child writes its ports (JSON, one line), and `port`,
+`tls_port` and others are the ports to reuse after a restart. Signals are forwarded. When the child exits by itself,
+this process exits with the same code. Listening sockets that systemd has passed to this process (LISTEN_FDS) are passed
+on to the child.
 
 It imports none of our modules, so it stays small.
 """

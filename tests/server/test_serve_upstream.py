@@ -201,6 +201,21 @@ def test_a_killed_state_server_is_restarted_and_the_upstreams_keys_never_fail(
     client.call("DEL", "cart")
 
 
+def test_ports_that_the_system_chose_stay_the_same_after_restarts(scene: Scene) -> None:
+    command = Command("serve", "--port", 0, *scene.options("ports"), "--announcements", 0, "--metrics", 0)
+
+    def ports() -> tuple[str, ...]:
+        return tuple(command.wait_for(rf"{what} @ (\S+\d)")[1] for what in ("announcements", "metrics", "started"))
+
+    before = ports()
+    (proxy,) = children(command.process.pid)
+    os.kill(state_server_of(proxy), signal.SIGKILL)
+    assert command.wait_for(r"announcements @ (\S+)")[1] == before[0]
+    os.kill(proxy, signal.SIGKILL)
+    assert ports() == before
+    command.end()
+
+
 def test_states_are_answered_while_the_upstream_is_away(scene: Scene, client: Connection) -> None:
     scene.upstream.process.kill()
     scene.upstream.process.wait()
