@@ -180,3 +180,30 @@ def test_a_client_that_made_the_upstream_a_replica_makes_it_a_master_again(
             eventually(lambda: client.call("SET", "k", "3").plain, lambda reply: b"it is a replica now" in reply)
             assert client.call(name, "NO", "ONE").plain == b"OK"
             eventually(lambda: client.call("SET", "k", "4").plain == b"OK")
+
+
+def test_a_client_that_failed_the_upstream_over_gets_its_replies_until_it_is_the_master_again(
+    swap: Swap, tmp_path: Path
+) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    with (
+        redis_server(tmp_path / "one") as one,
+        redis_server(tmp_path / "two", "--replicaof", f"127.0.0.1 {one.port}") as two,
+        one.connect() as direct,
+        two.connect() as other,
+    ):
+        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", "FAILOVER")
+        with proxy.connect() as client:
+            eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
+            assert client.call("FAILOVER", "ABORT").raw == direct.call("FAILOVER", "ABORT").raw
+            eventually(lambda: client.call("WAIT", 1, 1000).plain == 1)
+            assert client.call("FAILOVER").plain == b"OK"
+            eventually(
+                lambda: client.call("SET", "k", "2").plain, lambda reply: b"it is a replica now" in str(reply).encode()
+            )
+            assert client.call("FAILOVER").raw == direct.call("FAILOVER").raw
+            eventually(lambda: other.call("ROLE").plain[0] == b"master" and other.call("WAIT", 1, 1000).plain == 1)
+            assert other.call("FAILOVER").plain == b"OK"
+            eventually(lambda: client.call("SET", "k", "3").plain == b"OK")
+            assert client.call("GET", "k").plain == b"3"
