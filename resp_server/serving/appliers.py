@@ -13,7 +13,7 @@ import math
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -34,10 +34,9 @@ from state_backend.store.keyspace import RECENT_EPOCHS
 
 logger = logging.getLogger("sparkis.server")
 
-# The shortest pause between two listings of a log's jobs. Without a new job it doubles up to the filesystem's limit.
+# The shortest pause between two listings of a log's jobs without a notice. Without a new job it doubles up to the
+# filesystem's limit.
 LISTING_S = 1.0
-# The pause between two listings because of notices about unknown jobs.
-NOTICED_LISTING_S = 0.1
 STOP_TIMEOUT_S = 5.0
 # The applier of a job without a new epoch for this long ends until there is one (guess). Its process takes about 100 MB
 # of memory, and half a second to start.
@@ -409,9 +408,23 @@ class _ListingSchedule:
         self._interval_s = LISTING_S if has_new_jobs else min(2 * self._interval_s, interval_s_max)
 
 
-def _jobs_and_identity(log: ChangeLog) -> tuple[list[str], str]:
-    """Return a log's jobs and its identity, empty for none. Read last: a job's writer begins after the log has one."""
-    return log.jobs(), identity_of(log.filesystem) or ""
+class _Listing(NamedTuple):
+    """The jobs of a log, its identity, empty for none, and the folders in which new jobs begin (see `ChangeLog`)."""
+
+    jobs: list[str]
+    identity: str
+    folders: list[str]
+
+    @classmethod
+    def of(cls, log: ChangeLog) -> _Listing:
+        """List a log. Its identity is read after its jobs: a job's writer begins after the log has one."""
+        jobs = log.jobs()
+        return cls(jobs, identity_of(log.filesystem) or "", log.folders_of_new_jobs(jobs))
+
+
+def _watched_as(root: str) -> str:
+    """Return the name by which a log's root is watched: no job has it, as jobs have no slash in their names."""
+    return f"{root}/"
 
 
 class Appliers:
@@ -463,8 +476,12 @@ class Appliers:
         self._schedules = {root: _ListingSchedule() for root in logs}
         self._task: asyncio.Task[None] | None = None
         self._log_watch: LogWatch | None = None
-        self._listing: asyncio.Task[None] | None = None  # because of notices
+        self._is_listing = asyncio.Lock()
+        self._noticed: set[str] = set()  # logs to list, by their roots
+        self._listing: asyncio.Task[None] | None = None  # of `_noticed`, while it has not begun
+        self._listings: set[asyncio.Task[None]] = set()
         self._listing_due_s = 0.0
+        self._folders_of_new_jobs: dict[str, list[str]] = {root: [] for root in logs}  # the watched ones, by root
 
     @property
     def owned_slots(self) -> KeyGroups:
@@ -553,15 +570,15 @@ class Appliers:
                 await self._task
         await asyncio.gather(*(applier.stop() for applier in self._appliers.values()))
         self._appliers.clear()
-        if self._listing is not None:
-            self._listing.cancel()
+        for listing in self._listings:
+            listing.cancel()
         if self._log_watch is not None:
             await self._log_watch.stop()
 
     async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
         """Have a job's log checked for an announced epoch at once; it may be a new job."""
         if job not in self._appliers:
-            await self._list_jobs_for_notices()
+            await asyncio.shield(self._list_soon(self._logs))
         if job in self._appliers:
             self._appliers[job].announce(term, epoch)
 
@@ -571,20 +588,32 @@ class Appliers:
             self._notices[job] = asyncio.create_task(self.notice(job, epoch, term))
             self._notices[job].add_done_callback(lambda _: self._notices.pop(job))
 
-    async def _list_jobs_for_notices(self) -> None:
-        """List the logs, once for all notices of unknown jobs that come meanwhile, and with a pause between two."""
-        if self._listing is None or self._listing.done():
-            self._listing = asyncio.create_task(self._list_jobs_after_pause())
-        await asyncio.shield(self._listing)
+    def _list_soon(self, roots: Iterable[str]) -> asyncio.Task[None]:
+        """Have some logs listed, once for all notices before the listing begins; return the task that does it."""
+        self._noticed.update(roots)
+        if self._listing is None:
+            self._listing = asyncio.create_task(self._list_noticed())
+            self._listings.add(self._listing)
+            self._listing.add_done_callback(self._listings.discard)
+        return self._listing
 
-    async def _list_jobs_after_pause(self) -> None:
-        await asyncio.sleep(max(0.0, self._listing_due_s - asyncio.get_running_loop().time()))
-        self._listing_due_s = asyncio.get_running_loop().time() + NOTICED_LISTING_S
-        await self._list_jobs()
+    async def _list_noticed(self) -> None:
+        """List the logs of notices, with a pause after the last time: a listing of an object store costs money."""
+        async with self._is_listing:
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(max(0.0, self._listing_due_s - loop.time()))
+            logs = {root: self._logs[root] for root in self._noticed}
+            self._noticed, self._listing = set(), None  # later notices have the next listing
+            self._listing_due_s = loop.time() + max(log.filesystem.probe_interval_s_min for log in logs.values())
+            for root, log in logs.items():
+                await self._list_log(root, log)
 
-    def _notice(self, job: str) -> None:
-        if job in self._appliers:
-            self._appliers[job].notice()
+    def _notice(self, name: str) -> None:
+        """Take a notice of the watch: a job has a new file, or a new job may have begun."""
+        if name in self._appliers:
+            self._appliers[name].notice()
+        elif roots := [root for root in self._logs if _watched_as(root) == name]:
+            self._list_soon(roots)
 
     async def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Wait until all readers can read an epoch of a job; False after the timeout."""
@@ -600,33 +629,39 @@ class Appliers:
 
     async def _list_jobs(self, roots: Collection[str] | None = None) -> None:
         """List the jobs of some logs, or of all logs."""
-        for root, log in self._logs.items():
-            if roots is not None and root not in roots:
-                continue
-            existing = len(self._appliers)
-            try:
-                jobs, identity = await asyncio.to_thread(_jobs_and_identity, log)
-                if identity != self._identities[root]:
-                    self._identities = {**self._identities, root: identity}
-                    self.on_change()
-                self._unreachable.discard(root)
-                if not jobs and root not in self._listed:
-                    logger.info(
-                        "no jobs found in %s; is it the log's root? A job is served as soon as its query runs", root
-                    )
-                self._listed.add(root)
-            except SparkisError as error:
-                if root not in self._unreachable:
-                    self._unreachable.add(root)
-                    logger.error("%s; the current jobs stay", error)
-                self._schedules[root].done(has_new_jobs=False, interval_s_max=log.filesystem.jobs_interval_s_max)
-                continue
-            for job in jobs:
-                self._add_applier(root, job)
-            for job in [name for name, each in self._appliers.items() if each.log == root and name not in jobs]:
-                await self._remove_if_dropped(log, job, jobs)
-            has_new_jobs = len(self._appliers) != existing
-            self._schedules[root].done(has_new_jobs=has_new_jobs, interval_s_max=log.filesystem.jobs_interval_s_max)
+        async with self._is_listing:
+            for root, log in self._logs.items():
+                if roots is None or root in roots:
+                    await self._list_log(root, log)
+
+    async def _list_log(self, root: str, log: ChangeLog) -> None:
+        """List the jobs of a log. The caller has `_is_listing`."""
+        existing = len(self._appliers)
+        interval_s_max = log.filesystem.jobs_interval_s_max
+        try:
+            jobs, identity, folders = await asyncio.to_thread(_Listing.of, log)
+        except SparkisError as error:
+            if root not in self._unreachable:
+                self._unreachable.add(root)
+                logger.error("%s; the current jobs stay", error)
+            self._schedules[root].done(has_new_jobs=False, interval_s_max=interval_s_max)
+            return
+        if identity != self._identities[root]:
+            self._identities = {**self._identities, root: identity}
+            self.on_change()
+        self._unreachable.discard(root)
+        if not jobs and root not in self._listed:
+            logger.info("no jobs found in %s; is it the log's root? A job is served as soon as its query runs", root)
+        self._listed.add(root)
+        for job in jobs:
+            self._add_applier(root, job)
+        for job in [name for name, each in self._appliers.items() if each.log == root and name not in jobs]:
+            await self._remove_if_dropped(log, job, jobs)
+        if folders != self._folders_of_new_jobs[root] and self._moments is None:
+            assert self._log_watch is not None
+            self._folders_of_new_jobs[root] = folders
+            self._log_watch.watch(_watched_as(root), folders)
+        self._schedules[root].done(has_new_jobs=len(self._appliers) != existing, interval_s_max=interval_s_max)
 
     async def _remove_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
         """Stop serving a dropped job, unless it was renamed and is not served under the new name yet.

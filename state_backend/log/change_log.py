@@ -18,8 +18,9 @@ This module reads; `log_writer` writes, `sweep` removes.
 from __future__ import annotations
 
 import logging
+import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -351,6 +352,27 @@ class ChangeLog:
     def jobs(self) -> list[str]:
         """Return the sorted names of all jobs that are not dropped; damaged jobs, too."""
         return sorted(name for name in self.filesystem.names("") if not name.startswith(".") and self._is_job(name))
+
+    def folders_of_new_jobs(self, jobs: Collection[str]) -> list[str]:
+        """Return the local folders in which a new job begins: the root, and the folders of jobs that have not begun.
+
+        jobs: those that have begun. A job has begun with the first file in its folder `terms`. Empty if the log is
+        elsewhere.
+        """
+        root = self.filesystem.local_folder("")
+        if root is None:
+            return []
+        folders = [root]
+        for name in self.filesystem.names(""):
+            if name.startswith(".") or name in jobs:
+                continue
+            path = f"{root}/{name}"
+            names = self.filesystem.names(name)
+            if "terms" in names:
+                folders.append(f"{path}/terms")
+            elif not names and os.path.isdir(path):
+                folders.append(path)
+        return folders
 
     def _is_job(self, name: str) -> bool:
         try:

@@ -20,6 +20,7 @@ from resp_server.serving import appliers as followers_module
 from resp_server.serving.appliers import STATES_LOGGED_MAX, Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.apply.applier import REST_MS_MIN
+from state_backend.log.drop import drop
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.identity import identity_of
 from state_backend.log.log_writer import LogWriter
@@ -355,6 +356,46 @@ async def test_an_epoch_of_a_local_log_is_applied_without_a_poll(folder: Path) -
         await scene.until(lambda: scene.appliers.visible["a"].generation == writer.generation)
         epoch = writer.publish([Change("s", Op.PUT, keys_of("a")[0], None, b"3")])
         await scene.until(lambda: scene.appliers.visible["a"].epoch == epoch)
+
+
+@pytest.fixture
+def without_listings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers_module, "LISTING_S", HOUR_S)
+
+
+@on_linux
+@pytest.mark.usefixtures("without_listings")
+@scenario
+async def test_a_new_job_of_a_local_log_is_served_before_the_next_listing(folder: Path) -> None:
+    async with epoch_feed(folder, ALL, "old") as scene:
+        for name in ("waiting", "of-others"):
+            (scene.log.root / name).mkdir()
+        (scene.log.root / "of-others" / "metadata").touch()
+        for job in ("a", "b", "waiting"):
+            epoch = await asyncio.to_thread(scene.log.publish, job, b"1")
+            await scene.until(lambda job=job, epoch=epoch: _reached(scene, job) == epoch)  # type: ignore[misc]
+        scene.log.end("a")
+        drop(scene.log.root, "a")
+        await scene.appliers.notice("unknown")  # lists the jobs
+        assert "a" not in scene.appliers.visible
+        scene.log.publish("a", b"2")
+        await scene.until(lambda: _reached(scene, "a") == 0)
+        assert scene.read("a") == of(ALL, "a", b"2")
+
+
+def _reached(scene: Scene, job: str) -> int:
+    return scene.appliers.visible[job].epoch if job in scene.appliers.visible else -1
+
+
+@pytest.mark.usefixtures("without_listings")
+@scenario
+async def test_an_announced_job_is_served_before_the_next_listing(folder: Path) -> None:
+    async with epoch_feed(folder, ALL) as scene:
+        await scene.appliers.notice("unknown")
+        for job in ("a", "b"):
+            epoch = scene.log.publish(job, b"1")
+            await scene.appliers.notice(job, epoch, 1)
+            await scene.until(lambda job=job, epoch=epoch: _reached(scene, job) == epoch)  # type: ignore[misc]
 
 
 def test_the_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:
