@@ -159,18 +159,41 @@ async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> 
     return Answer(await in_steps(merge_or_error(merge, replies), defer), epochs)
 
 
-class _NextTurn:
-    """Waits for a later turn of the event loop."""
+class Called:
+    """Waits until a function calls back, now or later."""
+
+    def __init__(self, register: Callable[[Callable[[], None]], object]) -> None:
+        self._is_over = False
+        self._then: Callable[[], None] | None = None
+        register(self._end)
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._then is not None:
+            self._then()
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call back when the function has called back."""
+        self._then = then
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        if not self._is_over:
+            yield self
+
+
+class Turns:
+    """Divides a coroutine's work among turns of the event loop: it awaits this between two steps of its work."""
+
+    __slots__ = ("_defer", "_ends_ns")
 
     def __init__(self, defer: Defer) -> None:
         self._defer = defer
-
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call back in that turn."""
-        self._defer(then)
+        self._ends_ns = perf_counter_ns() + STEPS_NS_MAX
 
     def __await__(self) -> Generator[Wait, None, None]:
-        yield self
+        if perf_counter_ns() >= self._ends_ns:
+            yield from Called(self._defer).__await__()
+            self._ends_ns = perf_counter_ns() + STEPS_NS_MAX
 
 
 async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
@@ -183,7 +206,7 @@ async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-        await _NextTurn(defer)
+        await Called(defer)
 
 
 class _Run:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from resp_server.forwarding.answers import Called
 from resp_server.forwarding.raw_replies import (
     JOINED_BYTES_MAX,
     RawReply,
@@ -122,9 +123,23 @@ class ReplyBatch(Pending, ReplySink):
         """Wait without a time limit: the batch's only reply is that of a blocking command."""
         self.is_blocking, self.seconds_max = True, math.inf
 
+    def earlier_replies(self) -> Called:
+        """Wait for all replies but the last one, which is the caller's."""
+        return Called(self._call_before_last)
+
+    def _call_before_last(self, then: Callable[[], None]) -> None:
+        if self.missing > 1:
+            self.before_last_reply(then)
+        else:
+            then()
+
     def before_last_reply(self, then: Callable[[], None]) -> None:
         """Call back when all replies but the last one have arrived. At the call, one of them has to be missing."""
         self._then = then
+
+    def seen(self) -> Epochs:
+        """Return the epochs that the client has seen."""
+        return self._session.seen.epochs
 
     def set_retry(self, index: int, send: Callable[[], object]) -> None:
         """Set the function that sends the request of a pending reply again."""
@@ -134,7 +149,7 @@ class ReplyBatch(Pending, ReplySink):
         return len(self._replies)
 
     def seen_epochs(self, index: int) -> Epochs:
-        return self._session.seen.epochs
+        return self.seen()
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Store a reply that has arrived."""

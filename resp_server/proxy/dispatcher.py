@@ -32,6 +32,7 @@ from resp_server.execution.dispatcher import (
 )
 from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
+from resp_server.forwarding.answers import Answer, deliver, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Merge, ReplyAggregator, ReplySink, ReplyStage
@@ -63,10 +64,11 @@ from resp_server.proxy.request_policy import (
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracking_recorder import TrackingRecorder
-from resp_server.proxy.transactions import ProxyExec, ProxyWatch, StartableExec
+from resp_server.proxy.transaction_plan import TransactionPlanner
+from resp_server.proxy.transactions import BackendExec, ProxyWatch, ServersExec, Watched
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import Mark, check_watch_limits
+from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
@@ -106,6 +108,7 @@ class ProxyDispatcher(Dispatcher):
         self.compiled = None  # a proxy has no keys to look up
         self._exec_command = server.table.find(EXEC)
         self._applications = applications
+        self._planner = TransactionPlanner(self, applications)
         self._routes: dict[bytes, CommandRoute | None] = {}
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
@@ -404,30 +407,44 @@ class ProxyDispatcher(Dispatcher):
         watched, session.last_command = session.watched, self._exec_command.name
         session.end_transaction()
         self._stats.command_stats(self._exec_command.name).calls += 1
-        before = batch.missing
         index = batch.expect(session.is_silent)
-        sink: ReplySink = batch
-        keys: list[bytes] = []
-        if session.tracking_state is not None and not session.tracking_state.is_bcast:
-            # EXEC may read an older epoch than that of the invalidations sent so far.
-            sink = TrackingRecorder(batch, index, self._tracking, session.tracking_state, keys, is_cacheable=False)
-        run = self._exec(context, requests, watched, sink, index)
-        start = partial(run.start, self._before_exec(session, requests, keys))
-        if before:
-            batch.before_last_reply(start)  # earlier replies must not be from a later epoch
-        else:
-            start()
+        deliver(self._answer_exec(context, requests, watched, batch), batch, index)
 
-    def _exec(
-        self,
-        context: CommandContext,
-        requests: Sequence[Request],
-        watched: dict[tuple[int, bytes], Mark],
-        sink: ReplySink,
-        index: int,
-    ) -> StartableExec:
+    async def _answer_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
+    ) -> Answer:
+        session, tracking_state = context.session, context.session.tracking_state
+        is_tracked = tracking_state is not None and not tracking_state.is_bcast
+        keys: list[bytes] = []
+        run = self._begin_exec(context, requests, watched, batch)
+        try:
+            await batch.earlier_replies()  # they must not be from a later epoch
+            await run.prepare()
+            try:
+                await in_steps(self._before_exec(session, requests, keys), self._server.clients.defer)
+            except ExecAbortError:
+                raise
+            except ReplyError as error:  # keys may have got other owners since they were queued
+                raise ExecAbortError(error) from error
+            answer = await run.answer()
+        finally:
+            run.end()
+        if tracking_state is not None and is_tracked:
+            # EXEC may have read an older epoch than that of the invalidations sent so far.
+            self._tracking.enqueue_resend(tracking_state, keys)
+        return answer
+
+    def _begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
+    ) -> BackendExec:
         """Return the EXEC of queued commands."""
-        return ProxyExec(self, self._applications, context, requests, watched, sink, index)
+        return self._begin_servers_exec(context, requests, watched)
+
+    def _begin_servers_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched
+    ) -> BackendExec:
+        """Return the EXEC of queued commands at the state servers."""
+        return ServersExec(self, self._planner, self._applications.each[0], context, requests, watched)
 
     def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
         """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""

@@ -1,21 +1,23 @@
-"""Plans an EXEC: which queued commands are sent to which server. The commands for one server form a block."""
+"""Plans an EXEC: which queued commands are sent to which server. Each server gets a transaction of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from resp_server.command.policy import RequestPolicy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN
+from resp_server.forwarding.answers import ReplyFuture
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
+from resp_server.protocol.replies import Pending, Sliced
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import policy_of, split_in_steps
@@ -28,30 +30,20 @@ from resp_server.session.transaction import Mark
 
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
 SHORT_COMMANDS_MAX = 512
-# Commands in one block; a command with keys of several slots counts once for each (guess: leaves room for others).
+# Commands for one server; a command with keys of several slots counts once for each (guess: leaves room for others).
 COMMANDS_MAX = REQUESTS_MAX * 9 // 10
 # Items of EXEC's reply that are checked in one step (guess: 0.1 ms).
 CHECKED_AT_ONCE = 512
 
 MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
-# The places of a queued command's replies: for each part, the number of a block and the position in it. None: this
-# proxy replies. Tuples of numbers are cheap, because Python's garbage collector does not visit them.
-ReplyParts = tuple[tuple[int, int], ...] | None
+# The places of a queued command's replies: for each part, the number of a server's transaction and the position in it.
+# None: this proxy replies. Tuples of numbers are cheap, because Python's garbage collector does not visit them.
+ReplyPlaces = tuple[tuple[int, int], ...] | None
 
 
-class BlockOwner(Protocol):
-    """The transaction that a block belongs to."""
-
-    def block_completed(self) -> None:
-        """Handle a block whose replies are complete."""
-
-    def fail(self, index: int, error: Exception) -> None:
-        """Handle an exception that was raised while replies were received."""
-
-
-class CommandRouting(Protocol):
-    """Finds the commands of requests and the owners of their keys."""
+class QueuedCommands(Protocol):
+    """Finds queued commands and the owners of their keys, and answers those that the proxy itself answers."""
 
     def command(self, request: Request) -> Command:
         """Return the command of a queued request."""
@@ -60,19 +52,34 @@ class CommandRouting(Protocol):
         """Return the number of a key's application, and the key's slot."""
 
     def has_keys(self, session: Session) -> bool:
-        """Tell whether the session's requests with keys are forwarded to servers."""
+        """Return whether the session's requests with keys are forwarded to servers."""
+
+    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
+        """Return the reply to a queued command; it may be pending, or in steps."""
+
+    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
+        """Call back with a pending reply after it is resolved."""
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return the error reply for an exception."""
 
 
-@dataclass
-class TransactionBlock(ReplySink):
-    """The commands of a transaction for one server, and their replies so far. They are sent and resent as a whole."""
+@dataclass(eq=False)
+class ServerTransaction(ReplySink):
+    """A transaction at one server: MULTI, the queued commands for it, EXEC. It is sent once.
 
+    number: its position among the transactions of an EXEC. watched: the watched keys at this server. complete: gets the
+    reply to EXEC, the last one.
+    """
+
+    number: int
+    application: int
     cluster: StateCluster
     address: str
-    owner: BlockOwner
     packed: list[bytes] = field(default_factory=list)
     watched: dict[bytes, Mark] = field(default_factory=dict)
     replies: list[RawReply] = field(default_factory=list)
+    complete: ReplyFuture = field(default_factory=ReplyFuture)
     items: Sequence[RawReply] = ()
     remaining: int = 0
     deadline_s: float = 0.0
@@ -80,12 +87,12 @@ class TransactionBlock(ReplySink):
     is_batch: ClassVar[bool] = False
 
     def add(self, request: Request) -> int:
-        """Add a command; return its position in the block."""
+        """Add a command; return its position in the transaction."""
         self.packed.append(pack(request))
         return len(self.packed) - 1
 
     def send(self, epochs: dict[str, JobEpoch], clock_ms: int, protocol: int) -> bool:
-        """Send the block; return False if no connection to the server is ready yet."""
+        """Send the transaction; return False if no connection to the server is ready yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         connection = self._connection(protocol)
         if len(self.packed) > COMMANDS_MAX:
@@ -97,7 +104,7 @@ class TransactionBlock(ReplySink):
         if not connection.is_ready or not connection.has_room(len(words)):
             connection.connect()
             return False
-        self.replies, self.remaining = [], len(words)
+        self.remaining = len(words)
         self.deadline_s, self.protocol = self.cluster.deadline_s(is_long), protocol
         connection.send(b"".join(words), self)
         return True
@@ -114,15 +121,14 @@ class TransactionBlock(ReplySink):
         """Add the next replies."""
         self.remaining -= len(replies)
         self.replies += replies
-        if not self.remaining and self.is_complete:
-            self.owner.block_completed()
+        self._check_complete()
 
     def fail_all(self, error: Exception) -> None:
-        """Pass the exception to the transaction."""
-        self.owner.fail(0, error)
+        """Fail the whole transaction."""
+        self.complete.fail(0, error)
 
     def fail(self, index: int, error: Exception) -> None:
-        self.owner.fail(0, error)
+        self.complete.fail(0, error)
 
     def next_request(self) -> ServerRequest:
         """Return a PING in place of the next request, whose reply is an error or was lost.
@@ -137,13 +143,11 @@ class TransactionBlock(ReplySink):
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Add the reply to a request that `next_request` returned."""
         self.replies.append(reply)
-        if not self.remaining and self.is_complete:
-            self.owner.block_completed()
+        self._check_complete()
 
-    @property
-    def is_complete(self) -> bool:
-        """Tell whether all replies have arrived."""
-        return len(self.replies) == len(self.packed) + 3 + bool(self.watched)
+    def _check_complete(self) -> None:
+        if not self.remaining and len(self.replies) == len(self.packed) + 3 + bool(self.watched):
+            self.complete.put(0, self.replies[-1])
 
     @property
     def head(self) -> bytes:
@@ -152,7 +156,7 @@ class TransactionBlock(ReplySink):
 
     @property
     def is_aborted(self) -> bool:
-        """Tell whether EXEC ran nothing because a watched key changed."""
+        """Whether EXEC ran nothing because a watched key changed."""
         return self.head + b"\r\n" in NOTHING_RUN.values()
 
     def read(self) -> Steps[bytes | None]:
@@ -177,72 +181,69 @@ class TransactionBlock(ReplySink):
 
 @dataclass
 class TransactionPlan:
-    """The blocks of one EXEC, by (application number, server address), in sending order.
+    """The transactions of one EXEC, by (application number, server address), in sending order.
 
-    parts: the places of each queued command's replies. errors: the error replies that the proxy makes, by the number of
-    the queued command. numbers: each block's number.
+    places: those of each queued command's replies. errors: the error replies that the proxy makes, by the number of the
+    queued command.
     """
 
-    blocks: dict[tuple[int, str], TransactionBlock] = field(default_factory=dict)
-    parts: list[ReplyParts] = field(default_factory=list)
+    transactions: dict[tuple[int, str], ServerTransaction] = field(default_factory=dict)
+    places: list[ReplyPlaces] = field(default_factory=list)
     errors: dict[int, ReplyError] = field(default_factory=dict)
-    numbers: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
 class TransactionPlanner:
-    """Splits queued commands into blocks by the current owners of their slots."""
+    """Splits queued commands by the current owners of their slots."""
 
-    def __init__(
-        self, routing: CommandRouting, applications: Applications, context: CommandContext, owner: BlockOwner
-    ) -> None:
-        self._routing, self._applications = routing, applications
-        self._context, self._owner = context, owner
+    def __init__(self, commands: QueuedCommands, applications: Applications) -> None:
+        self._commands, self._applications = commands, applications
 
-    def plan(self, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], Mark]) -> Steps[TransactionPlan]:
+    def plan(
+        self, session: Session, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], Mark]
+    ) -> Steps[TransactionPlan]:
         """Return the plan; ReplyError if a slot has no owner."""
         plan = TransactionPlan()
         for request in requests:
-            plan.parts.append((yield from self._add(plan, request)))
+            plan.places.append((yield from self._add(plan, session, request)))
             yield
         for (db, key), mark in watched.items():
             if db == 0:  # the other databases are empty
-                _, block = self._block_at(plan, *self._routing.target_of(key))
-                block.watched[key] = mark
+                self._transaction_at(plan, *self._commands.target_of(key)).watched[key] = mark
                 yield
         return plan
 
-    def _add(self, plan: TransactionPlan, request: Request) -> Steps[ReplyParts]:
-        command = self._routing.command(request)
-        if policy_of(command) is not RequestPolicy.BY_KEYS or not self._routing.has_keys(self._context.session):
+    def _add(self, plan: TransactionPlan, session: Session, request: Request) -> Steps[ReplyPlaces]:
+        command = self._commands.command(request)
+        if policy_of(command) is not RequestPolicy.BY_KEYS or not self._commands.has_keys(session):
             return None
-        found = yield from split_in_steps(command.facts, request, self._routing.target_of)
+        found = yield from split_in_steps(command.facts, request, self._commands.target_of)
         if found is None:
             return None
         if command.policy.role is Role.SORT_RO:
             try:
-                check_request(self._context.user, request)
+                check_request(session.user, request)
             except ReplyError as error:
-                plan.errors[len(plan.parts)] = error
+                plan.errors[len(plan.places)] = error
                 return None
-        parts = []
+        places = []
         for part in found[0]:
-            number, block = self._block_at(plan, *cast("tuple[int, int]", part.target))
-            parts.append((number, block.add(part.request)))
+            transaction = self._transaction_at(plan, *cast("tuple[int, int]", part.target))
+            places.append((transaction.number, transaction.add(part.request)))
             yield
-        return tuple(parts)
+        return tuple(places)
 
-    def _block_at(self, plan: TransactionPlan, application: int, slot: int) -> tuple[int, TransactionBlock]:
-        """Return the block of a slot's server, and the block's number."""
+    def _transaction_at(self, plan: TransactionPlan, application: int, slot: int) -> ServerTransaction:
+        """Return the transaction at a slot's server."""
         cluster = self._applications.each[application]
         master = cluster.slots.owners[slot]
         if master is None:
             raise ClusterDownError
         key = application, cluster.active_server(master)
-        block = plan.blocks.get(key)
-        if block is None:
-            plan.numbers[key] = len(plan.blocks)
-            block = plan.blocks[key] = TransactionBlock(cluster, key[1], self._owner)
-        return plan.numbers[key], block
+        found = plan.transactions.get(key)
+        if found is None:
+            found = ServerTransaction(len(plan.transactions), application, cluster, key[1])
+            plan.transactions[key] = found
+        return found
 
 
 def _words_of(epochs: dict[str, JobEpoch]) -> list[bytes]:

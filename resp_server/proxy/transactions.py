@@ -1,46 +1,38 @@
 """MULTI ... EXEC over keys of several servers, at one epoch of each job; and WATCH.
 
-The proxy queues the commands. EXEC sends one block to each owner of keys, in one write, with the epochs to read at and
-the watched keys that must not have changed:
+The proxy queues the commands. EXEC sends one transaction to each owner of keys, in one write, with the epochs to read
+at and the watched keys that must not have changed:
 
     STATE EXPECT key mark ...   STATE AT job term epoch ... clock   MULTI   its commands ...   EXEC
 
 Each job is read at the newest epoch that any server has announced, so that no client sees epochs go back. A server that
 is already at a later epoch keeps this one pinned for a short time. A server that has not reached the epoch, or no
-longer pins it, replies NOEPOCH. Then all blocks are sent again.
+longer pins it, replies NOEPOCH. Then all transactions are sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from time import perf_counter_ns
-from typing import Any, Protocol
 
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
+from resp_server.forwarding.answers import Answer, Called, ReplyFuture, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import (
-    MALFORMED_REPLY_ERRORS,
-    STEPS_NS_MAX,
-    ReplySink,
-    ReplyStage,
-    malformed_reply,
-)
-from resp_server.protocol.errors import ReplyError, TryAgainError
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, malformed_reply
+from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import split_in_steps
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.proxy.transaction_plan import (
     SHORT_COMMANDS_MAX,
-    CommandRouting,
-    TransactionBlock,
+    QueuedCommands,
+    ServerTransaction,
     TransactionPlan,
     TransactionPlanner,
 )
@@ -48,264 +40,138 @@ from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
 
-# The pause before the blocks are sent again; it doubles each time. Servers apply an epoch some milliseconds apart.
+# The pause before the next attempt; it doubles each time. Servers apply an epoch some milliseconds apart.
 PAUSE_S = 0.005
 PAUSE_S_MAX = 0.1
-# The blocks are sent again after so many lost connections. More losses mean that something is wrong.
+# There is another attempt after so many lost connections. More losses mean that something is wrong.
 LOSSES_MAX = 2
 
-
-class QueuedCommands(CommandRouting, Protocol):
-    """Answers the queued commands that the proxy itself answers, such as those without keys."""
-
-    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
-        """Return the reply to a queued command; it may be pending, or in steps."""
-
-    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with a pending reply after it is resolved."""
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return the error reply for an exception."""
+Watched = dict[tuple[int, bytes], Mark]
 
 
-class StartableExec(Protocol):
-    """One EXEC of a client."""
+class BackendExec:
+    """One EXEC of a client at a backend. It is made when EXEC arrives.
 
-    def start(self, before: Steps[None]) -> None:
-        """Run the transaction. before: steps to run first; a ReplyError that they raise becomes the reply."""
+    The client's earlier requests may have no replies then. `prepare` and `answer` are called when they have.
+    """
+
+    async def prepare(self) -> None:
+        """Wait for what the transaction needs before it runs."""
+
+    async def answer(self) -> Answer:
+        """Run the queued commands; a ReplyError becomes the reply to EXEC."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Handle the end of the transaction, also after an exception."""
 
 
-class ProxyExec(ReplyStage):
-    """One EXEC of a client."""
+class ServersExec(BackendExec):
+    """One EXEC at state servers, at one epoch of each job."""
 
     def __init__(
         self,
-        dispatcher: QueuedCommands,
-        applications: Applications,
+        commands: QueuedCommands,
+        planner: TransactionPlanner,
+        cluster: StateCluster,
         context: CommandContext,
         requests: Sequence[Request],
-        watched: dict[tuple[int, bytes], Mark],
-        sink: ReplySink,
-        index: int,
+        watched: Watched,
     ) -> None:
-        super().__init__(sink, index)
-        self._dispatcher, self._applications, self._context = dispatcher, applications, context
+        self._commands, self._planner = commands, planner
+        self._context = ExecContext(context.session, context.server, context.jobs)
         self._requests, self._watched = requests, watched
-        self._defer = context.server.clients.defer
-        self._queued = ExecContext(context.session, context.server, context.jobs)
         self._protocol = context.session.protocol
-        self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
-        self._planner = TransactionPlanner(dispatcher, applications, context, self)
-        self._plan = TransactionPlan()
-        self._merging: Generator[Pending | None, bytes | None] | None = None
-        # The epochs to read at, by application, and the visible jobs, by server address.
-        self._epochs: dict[int, dict[str, JobEpoch]] = {}
-        self._jobs: dict[str, set[str]] = {}
-        self._incomplete_blocks = 0
-        self._losses = 0
-        self._pause_s = PAUSE_S
+        self._defer = context.server.clients.defer
+        self._epochs = EpochsToRead()
+        self._attempts = Attempts(cluster, cluster.deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX))
 
-    def start(self, before: Steps[None]) -> None:
-        """Send the transaction to the servers. before: steps to run first; their ReplyError becomes the reply."""
-        self.attempt(self.run_steps, self._checked(before), lambda _: self._start(), self._defer)
+    async def answer(self) -> Answer:
+        """Plan, send and read, until all servers have run their transactions; then merge their replies."""
+        while True:
+            plan = await in_steps(self._planner.plan(self._context.session, self._requests, self._watched), self._defer)
+            transactions = list(plan.transactions.values())
+            if not await self._send(transactions):
+                continue
+            await all_of([each.complete for each in transactions])
+            try:
+                failed = await in_steps(_failed_in(transactions), self._defer)
+                if not failed:
+                    return await self._merged(plan, transactions)
+            except MALFORMED_REPLY_ERRORS as error:
+                return Answer(malformed_reply(error))
+            for transaction, error_line in failed:
+                if not self._may_try_again(transaction, error_line):
+                    return Answer(error_line)
+            await self._attempts.pause("the servers have no epoch in common")
 
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Finish with a reply of the proxy itself."""
-        self.finish(reply, epochs)
+    async def _send(self, transactions: Sequence[ServerTransaction]) -> bool:
+        """Send the transactions. If not all servers can be reached, return False when they may be sent again."""
+        clock_ms, protocol = self._context.server.clock(), self._protocol
+        sent = [each for each in transactions if each.send(self._epochs.of(each), clock_ms, protocol)]
+        if len(sent) == len(transactions):
+            return True
+        reason = f"not all of {', '.join(each.address for each in transactions)} can be reached"
+        if any(each.is_given_up(protocol) for each in transactions):
+            raise TryAgainError(reason)  # for longer than this transaction may wait
+        await self._attempts.pause(reason)
+        while not all(each.complete.is_over for each in sent):
+            await self._attempts.pause("no server answered in time")
+        await all_of([each.complete for each in sent])
+        return False
 
-    def _checked(self, before: Steps[None]) -> Steps[None]:
-        try:
-            yield from before
-        except ReplyError as error:
-            self.finish(self._dispatcher.error_reply(error))
-
-    def _start(self) -> None:
-        self.attempt(self.run_steps, self._make_plan(), lambda _: self._send(), self._defer)
-
-    def _make_plan(self) -> Steps[None]:
-        try:
-            self._plan = yield from self._planner.plan(self._requests, self._watched)
-        except ReplyError as error:
-            self.finish(b"-%b\r\n" % error.line)
-            return
-        for number, _ in self._plan.blocks:
-            self._set_epochs(number)
-
-    def _set_epochs(self, number: int) -> None:
-        """Set the epochs of an application to the newest that any of its servers has announced, unless they are set."""
-        if number not in self._epochs:
-            self._epochs[number] = dict(self._applications.each[number].newest)
-
-    def _send(self) -> None:
-        if self._is_over:
-            return
-        clock_ms = self._context.server.clock()
-        self._incomplete_blocks = 1  # one too many, so that EXEC does not finish before all blocks are sent
-        is_sent = True
-        for (number, address), block in self._plan.blocks.items():
-            jobs = self._jobs.setdefault(address, set(block.cluster.seen.get(address, ())))
-            readable = block.cluster.outages.readable
-            epochs = {job: readable(job, reached) for job, reached in self._epochs[number].items() if job in jobs}
-            self._incomplete_blocks += 1
-            if not block.send(epochs, clock_ms, self._protocol):
-                self._incomplete_blocks -= 1
-                is_sent = False
-        self._incomplete_blocks -= 1
-        if not is_sent:
-            names = ", ".join(address for _, address in self._plan.blocks)
-            self._retry(f"not all of {names} can be reached", self._send_again, is_last=self._lacks_a_server())
-        elif not self._incomplete_blocks:
-            self._finish()
-
-    def _lacks_a_server(self) -> bool:
-        """Return whether a server of the plan takes no requests for longer than this transaction may wait."""
-        return any(block.is_given_up(self._protocol) for block in self._plan.blocks.values())
-
-    def _send_again(self) -> None:
-        if self._incomplete_blocks:  # replies to the earlier blocks are still missing
-            self._retry("no server answered in time", self._send_again)
-        else:
-            self._start()
-
-    def block_completed(self) -> None:
-        """Handle a complete block; finish after the last one."""
-        self._incomplete_blocks -= 1
-        if not self._incomplete_blocks and all(block.is_complete for block in self._plan.blocks.values()):
-            self.attempt(self._finish)
-
-    # -- the servers' replies -----------------------------------------------------------------------------------------
-
-    def _finish(self) -> None:
-        """Finish with the reply, or send the blocks again."""
-        self.run_steps(self._read_all(), self._handle_failed, self._defer)
-
-    def _read_all(self) -> Steps[list[tuple[TransactionBlock, bytes]]]:
-        """Read the servers' replies; return the blocks that did not run, with their errors."""
-        failed = []
-        try:
-            for block in self._plan.blocks.values():
-                error = yield from block.read()
-                if error is not None:
-                    failed.append((block, error))
-        except MALFORMED_REPLY_ERRORS as error:
-            self.finish(malformed_reply(error))
-        return failed
-
-    def _handle_failed(self, failed: Sequence[tuple[TransactionBlock, bytes]]) -> None:
-        if self._is_over:
-            return
-        if not failed:
-            self._merge_replies()
-            return
-        for block, error in failed:
-            reply = as_bytes(block.replies[-1])
-            if reply.startswith(b"-NOEPOCH "):
-                self._adopt_pinned(block, reply)
-            elif not self._may_retry(block, error):
-                self.finish(error)
-                return
-        self._retry("the servers have no epoch in common", self._start)
-
-    def _may_retry(self, block: TransactionBlock, error: bytes) -> bool:
-        """Tell whether to try again: the slots have moved or are not ready, or a connection was lost."""
+    def _may_try_again(self, transaction: ServerTransaction, error: bytes) -> bool:
+        """Handle the error of a server that did not run its transaction; return whether to send all of them again."""
+        reply = as_bytes(transaction.replies[-1])
+        if reply.startswith(b"-NOEPOCH "):
+            self._epochs.take_pinned(transaction, pinned_epochs_in(reply))
+            return True
         if error.startswith(b"-MOVED "):
-            block.cluster.refresh(block.address)
+            transaction.cluster.refresh(transaction.address)
             return True
-        if error.startswith(RETRY_ERRORS):
-            return True
-        self._losses += 1
-        return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
+        return error.startswith(RETRY_ERRORS) or self._attempts.may_follow_loss(transaction)
 
-    def _adopt_pinned(self, block: TransactionBlock, reply: bytes) -> None:
-        """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
-        number = next(number for (number, address) in self._plan.blocks if address == block.address)
-        epochs, pinned, readable = self._epochs[number], pinned_epochs_in(reply), block.cluster.outages.readable
-        self._jobs[block.address] = set(pinned)
-        for job, reached in pinned.items():
-            if job not in epochs:
-                epochs[job] = reached[-1]
-            elif readable(job, epochs[job]) not in reached:
-                epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
-        awaited = {job: epochs[job] for job in pinned}
-        block.cluster.connection(ConnectionKey(block.address, 2, False)).await_epochs(awaited)
-
-    def _retry(self, reason: str, then: Callable[[], None], *, is_last: bool = False) -> None:
-        """Call back after a pause; finish with an error if the deadline would be over then, or nothing can change."""
-        now_s = self._applications.each[0].now_s
-        if is_last or now_s + self._pause_s > self._deadline_s:
-            self.finish(b"-%b\r\n" % TryAgainError(reason).line)
-            return
-        asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-
-    def _merge_replies(self) -> None:
-        """Merge the servers' replies, unless a watched key changed."""
-        if any(block.is_aborted for block in self._plan.blocks.values()):
-            self.finish(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
-            return
-        self._merging = self._merge()
-        self._continue()
-
-    def _continue(self, reply: bytes | None = None) -> None:
-        """Merge until the next pending reply, or for `STEPS_NS_MAX`. reply: the bytes of the last pending reply."""
-        ends_ns = perf_counter_ns() + STEPS_NS_MAX
-        made = self._merging
-        assert made is not None
-        try:
-            while True:
-                own, reply = made.send(reply), None
-                if own is not None:
-                    self._dispatcher.on_resolved(self._queued, own, partial(self.attempt, self._continue))
-                    return
-                if perf_counter_ns() >= ends_ns:
-                    self._defer(partial(self.attempt, self._continue))
-                    return
-        except StopIteration:
-            pass
-        except MALFORMED_REPLY_ERRORS as error:
-            self.finish(malformed_reply(error))
-
-    def _merge(self) -> Generator[Pending | None, bytes | None]:
-        """Merge the replies. Yields each pending reply and receives its bytes; yields None between steps."""
+    async def _merged(self, plan: TransactionPlan, transactions: Sequence[ServerTransaction]) -> Answer:
+        """Merge the servers' replies with the proxy's own, unless a watched key has changed."""
+        if any(each.is_aborted for each in transactions):
+            return Answer(NOTHING_RUN[self._protocol], self._epochs.of_reply)
         replies: list[RawReply] = []
-        blocks = list(self._plan.blocks.values())
-        for number, (request, parts) in enumerate(zip(self._requests, self._plan.parts, strict=True)):
-            if number in self._plan.errors:
-                replies.append(self._dispatcher.error_reply(self._plan.errors[number]))
-            elif parts is None:
-                own = self._dispatcher.answer_queued(self._queued, request)
-                if isinstance(own, Sliced):
-                    own = yield from self._encoded(own)
-                elif isinstance(own, Pending):
-                    resolved = yield own
-                    assert resolved is not None
-                    own = resolved
-                replies.append(own)
+        turns = Turns(self._defer)
+        for number, (request, places) in enumerate(zip(self._requests, plan.places, strict=True)):
+            if number in plan.errors:
+                replies.append(self._commands.error_reply(plan.errors[number]))
+            elif places is None:
+                replies.append(await self._own_reply(request))
             else:
-                steps = self._joined(request, [blocks[at].items[place] for at, place in parts])
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        replies.append(end.value)
-                        break
-                    yield None
-            yield None
+                found = [transactions[at].items[place] for at, place in places]
+                is_whole = len(found) == 1
+                replies.append(found[0] if is_whole else await in_steps(self._joined(request, found), self._defer))
+            await turns
         tracking_state = self._context.session.tracking_state
         if tracking_state is not None:
             tracking_state.is_caching_set = False  # a queued CLIENT CACHING applies to this transaction only
-        reply = raw_reply_of([b"*%d\r\n" % len(replies), *replies])
-        self.finish(reply, tuple(self._epochs.values()))
+        return Answer(raw_reply_of([b"*%d\r\n" % len(replies), *replies]), self._epochs.of_reply)
 
-    def _encoded(self, reply: Sliced) -> Generator[None, object, bytes]:
+    async def _own_reply(self, request: Request) -> RawReply:
+        """Return the reply to a command that the proxy answers."""
+        reply = self._commands.answer_queued(self._context, request)
+        if isinstance(reply, Sliced):
+            return await in_steps(self._encoded(reply), self._defer)
+        if isinstance(reply, Pending):
+            resolved = ReplyFuture()
+            self._commands.on_resolved(self._context, reply, partial(resolved.put, 0))
+            return (await resolved).reply
+        return reply
+
+    def _encoded(self, reply: Sliced) -> Steps[bytes]:
         """Encode a reply in steps. None of its steps waits for other processes."""
         encoder, out = SlicedEncoder(reply, self._protocol), []
         try:
             while not encoder.is_done:
                 out.append(encoder.step())
-                yield None
+                yield
         except Exception as error:
-            return self._dispatcher.error_reply(error)
+            return self._commands.error_reply(error)
         finally:
             encoder.close()
         return b"".join(out)
@@ -313,12 +179,76 @@ class ProxyExec(ReplyStage):
     def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
         """Merge the replies to the parts of a queued command."""
         error = next(filter(is_error, found), None)
-        if error is not None or len(found) == 1:
-            return found[0] if error is None else error
-        split = yield from split_in_steps(self._dispatcher.command(request).facts, request, self._dispatcher.target_of)
+        if error is not None:
+            return error
+        split = yield from split_in_steps(self._commands.command(request).facts, request, self._commands.target_of)
         assert split is not None
         merged: RawReply = yield from result_of(split[1](found))
         return merged
+
+
+class EpochsToRead:
+    """The epochs at which one EXEC reads."""
+
+    def __init__(self) -> None:
+        self._by_application: dict[int, dict[str, JobEpoch]] = {}
+        self._jobs: dict[str, set[str]] = {}  # that each server has, by its address
+
+    def of(self, transaction: ServerTransaction) -> dict[str, JobEpoch]:
+        """Return the epochs for a server; at first the newest ones that any server of its application has announced."""
+        cluster, address = transaction.cluster, transaction.address
+        if transaction.application not in self._by_application:
+            self._by_application[transaction.application] = dict(cluster.newest)
+        epochs = self._by_application[transaction.application]
+        jobs, readable = self._jobs.setdefault(address, set(cluster.seen.get(address, ()))), cluster.outages.readable
+        return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
+
+    def take_pinned(self, transaction: ServerTransaction, pinned: dict[str, list[JobEpoch]]) -> None:
+        """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
+        cluster, address = transaction.cluster, transaction.address
+        epochs, readable = self._by_application[transaction.application], cluster.outages.readable
+        self._jobs[address] = set(pinned)
+        for job, reached in pinned.items():
+            if job not in epochs:
+                epochs[job] = reached[-1]
+            elif readable(job, epochs[job]) not in reached:
+                epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
+        cluster.connection(ConnectionKey(address, 2, False)).await_epochs({job: epochs[job] for job in pinned})
+
+    @property
+    def of_reply(self) -> ReplyEpochs:
+        """The epochs that the reply is from."""
+        return tuple(self._by_application.values())
+
+
+class Attempts:
+    """The attempts to run one EXEC, until its deadline: the pauses between them, and the lost connections."""
+
+    def __init__(self, cluster: StateCluster, deadline_s: float) -> None:
+        self._cluster, self._deadline_s = cluster, deadline_s
+        self._pause_s, self._losses = PAUSE_S, 0
+
+    async def pause(self, reason: str) -> None:
+        """Wait before the next attempt; TryAgainError with a reason if the deadline would be over then."""
+        if self._cluster.now_s + self._pause_s > self._deadline_s:
+            raise TryAgainError(reason)
+        await Called(partial(asyncio.get_running_loop().call_later, self._pause_s))
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def may_follow_loss(self, transaction: ServerTransaction) -> bool:
+        """Count a lost connection, or another error; return whether to try again."""
+        self._losses += 1
+        return transaction.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
+
+
+def _failed_in(transactions: Sequence[ServerTransaction]) -> Steps[list[tuple[ServerTransaction, bytes]]]:
+    """Read the servers' replies; return the transactions that did not run, with their errors."""
+    failed = []
+    for each in transactions:
+        error = yield from each.read()
+        if error is not None:
+            failed.append((each, error))
+    return failed
 
 
 class ProxyWatch(ReplyStage):

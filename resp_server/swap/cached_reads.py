@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from resp_server.forwarding.answers import Answer, Answering
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
@@ -63,13 +64,26 @@ class CachedReads:
             return sink
         return _FenceSink(self._changes, self._reading.begin(session.id, route.changed or None), sink)
 
+    async def changed(self, keys: Sequence[bytes] | None, session: Session, answering: Answering) -> Answer:
+        """Return the answer to a request that may change keys, None: any key. Until then no reply is cached."""
+        if keys is not None and not keys:
+            return await answering
+        write = self._begin_write(keys, session)
+        try:
+            return await answering
+        finally:
+            self.end_write(session.id, write)
+
     def changing(self, keys: Sequence[bytes] | None, session: Session, sink: ReplySink) -> ReplySink:
         """Begin a request that may change keys, None: any key; return the sink for its reply."""
         if keys is not None and not keys:
             return sink
+        return _WriteSink(self, session.id, self._begin_write(keys, session), sink)
+
+    def _begin_write(self, keys: Sequence[bytes] | None, session: Session) -> Write:
         write = self._cache.begin_write(keys)
         self._writes.setdefault(session.id, {})[write] = None
-        return _WriteSink(self, session.id, write, sink)
+        return write
 
     @contextmanager
     def sending(self, sink: ReplySink) -> Iterator[None]:

@@ -28,7 +28,7 @@ from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
 from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
-from resp_server.proxy.transactions import StartableExec
+from resp_server.proxy.transactions import BackendExec, Watched
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 from resp_server.session.transaction import Mark, Transaction
@@ -36,7 +36,7 @@ from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.client_login import LoginRequest, login_in
 from resp_server.swap.control import OwnershipControl
 from resp_server.swap.copier_watch import CopierWatch
-from resp_server.swap.exec_plan import OK, SwapExec, Watched
+from resp_server.swap.exec_plan import OK, OverlayExec
 from resp_server.swap.long_requests import LongRequests, is_long, portions_of
 from resp_server.swap.new_format_check import NewFormatChecks
 from resp_server.swap.pinned_requests import PinnedRequests
@@ -492,15 +492,11 @@ class SwapDispatcher(SideSender):
         batch.add(b"" if context.session.is_silent else QUEUED)
         return Taken.YES
 
-    def _exec(
-        self,
-        context: CommandContext,
-        requests: Sequence[Request],
-        watched: Watched,
-        sink: ReplySink,
-        index: int,
-    ) -> StartableExec:
-        return SwapExec(self, context.session, requests, watched, sink, index, partial(super()._exec, context))
+    def _begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
+    ) -> BackendExec:
+        begin_states = partial(self._begin_servers_exec, context)
+        return OverlayExec(self, context.session, requests, watched, batch.seen, begin_states)
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None

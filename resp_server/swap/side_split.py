@@ -1,4 +1,4 @@
-"""A queued read with keys of both sides: its requests for each side, and the join of their replies."""
+"""A queued read with keys of both backends: its requests for each of them, and the join of their replies."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from resp_server.swap.preferred_reads import ABSENT
 from resp_server.upstream.mapped_names import StateRead
 from resp_server.upstream.routing import Route
 
-# The parts of a request for both sides.
+# The parts of a request for both backends.
 UPSTREAM_PART, STATES_PART = 0, 1
 
 
-class SideSplit(NamedTuple):
-    """The requests for each side. join: makes one reply of the replies to both sides' requests."""
+class SplitRead(NamedTuple):
+    """The requests for each backend. join: makes one reply of the replies to all of them."""
 
     upstream: Sequence[Request]
     states: Sequence[Request]
     join: Callable[[Sequence[RawReply], Sequence[RawReply]], Steps[RawReply]]
 
 
-def split_over_sides(route: Route, request: Request) -> SideSplit:
+def split_by_backend(route: Route, request: Request) -> SplitRead:
     """Split a request of `Destination.BOTH` or `PREFERRED`. The states' requests must be answered from one epoch.
 
-    A read of a key whose rule is `prefer-state` is sent to both sides, and to the states with an EXISTS before it.
+    A read of a key whose rule is `prefer-state` is sent to both backends, and to the states with an EXISTS before it.
     """
     if route.destination is Destination.PREFERRED:
         return _preferred(route, request)
@@ -61,10 +61,10 @@ def split_over_sides(route: Route, request: Request) -> SideSplit:
             return error
         return (yield from result_of(sum_of_replies(replies) if is_sum else array_in_order(replies, places)))
 
-    return SideSplit(upstream, states, join)
+    return SplitRead(upstream, states, join)
 
 
-def mapped_split(route: Route) -> SideSplit:
+def mapped_split(route: Route) -> SplitRead:
     """Return the request of `Destination.MAPPED`, which is for the states only."""
     assert route.request is not None
     convert = route.convert
@@ -74,10 +74,10 @@ def mapped_split(route: Route) -> SideSplit:
         yield
         return from_states[0] if convert is None else convert(from_states)
 
-    return SideSplit([], requests, join)
+    return SplitRead([], requests, join)
 
 
-def _preferred(route: Route, request: Request) -> SideSplit:
+def _preferred(route: Route, request: Request) -> SplitRead:
     (read,) = route.preferred.values()
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
@@ -86,7 +86,7 @@ def _preferred(route: Route, request: Request) -> SideSplit:
             return b"-%b\r\n" % route.unserved.line
         return _chosen(from_upstream[0], from_states[0], read, from_states[1:])
 
-    return SideSplit([request], [read.exists, *read.reads], join)
+    return SplitRead([request], [read.exists, *read.reads], join)
 
 
 def _chosen(upstream: RawReply, exists: RawReply, read: StateRead, states: Sequence[RawReply]) -> RawReply:

@@ -20,7 +20,7 @@ from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.net.client import Client
-from resp_server.proxy.transaction_plan import TransactionBlock
+from resp_server.proxy.transaction_plan import ServerTransaction
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -213,19 +213,19 @@ def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> 
         (b"$12\r\n\r\n-MOVED 1 x\r\n", False),
     ],
 )
-def test_an_item_that_says_that_a_slot_is_elsewhere_or_not_ready_is_the_whole_blocks_error(
+def test_an_item_of_a_moved_or_unready_slot_is_the_error_of_the_whole_server_transaction(
     item: bytes, is_of_all: bool
 ) -> None:
-    block = TransactionBlock(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
-    block.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
-    assert result_of(block.read()) == (item if is_of_all else None)
+    transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
+    transaction.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
+    assert result_of(transaction.read()) == (item if is_of_all else None)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_what_a_server_answers_where_a_watched_key_changed_is_no_error(protocol: int) -> None:
-    block = TransactionBlock(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
-    block.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
-    assert block.is_aborted and result_of(block.read()) is None
+def test_an_exec_that_runs_nothing_as_a_watched_key_has_changed_is_no_error(protocol: int) -> None:
+    transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
+    transaction.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
+    assert transaction.is_aborted and result_of(transaction.read()) is None
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
