@@ -50,6 +50,13 @@ class Command:
         """The number of words in the name: 2 for a subcommand."""
         return 1 + self.name.count("|")
 
+    @cached_property
+    def single_key_at(self) -> int:
+        """The position of the only key; 0: there are several, or none at a fixed position."""
+        facts = self.facts
+        is_simple = len(facts.key_specs) == 1 and "|" not in self.name and facts.first_key == facts.last_key
+        return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
+
     @property
     def is_served(self) -> bool:
         """Whether the command, or one of its subcommands, is declared."""

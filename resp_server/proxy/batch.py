@@ -27,6 +27,7 @@ from resp_server.upstream.connection import UnansweredError
 
 # Longer than any request's deadline, so it is reached only after a bug.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
+LATE = b"-%b\r\n" % PlainError("no server answered in time").line
 # The total size of a batch's replies, which are stored until all have arrived (guess).
 BATCH_BYTES_MAX = 256 << 20
 
@@ -235,10 +236,9 @@ class ReplyBatch(Pending, ReplySink):
 
     def replies(self) -> Sequence[RawReply]:
         """Return the replies in order, with an error for each missing one."""
-        late = b"-%b\r\n" % PlainError("no server answered in time").line
         if self._ends_at is not None:
             self._session.close()
-        return [late if reply is None else reply for reply in self._replies[: self._ends_at]]
+        return [LATE if reply is None else reply for reply in self._replies[: self._ends_at]]
 
     def joined(self) -> bytes | ReplyStream:
         """Return all replies encoded; long ones are sent in steps."""

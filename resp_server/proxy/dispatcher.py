@@ -57,7 +57,6 @@ from resp_server.proxy.request_policy import (
     SPLIT,
     TargetRequest,
     policy_of,
-    single_key_at,
     split_by_slot,
     within,
 )
@@ -271,9 +270,8 @@ class ProxyDispatcher(Dispatcher):
         split = self._split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
             raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
-        if policy is RequestPolicy.BY_KEYS and not (
-            SPLIT in command.facts.tips and self._applications.only is not None
-        ):
+        may_be_split = bool(command.single_key_at) or SPLIT in command.facts.tips
+        if policy is RequestPolicy.BY_KEYS and not (may_be_split and self._applications.only is not None):
             split_by_slot(command.facts, request, self.target_of)  # raises for keys of several slots
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
@@ -312,7 +310,7 @@ class ProxyDispatcher(Dispatcher):
         if session.is_silent:  # a read whose reply is suppressed has no effect
             return True
         before = batch.missing
-        sender = self._unsplit_sender if single_key_at(command) else self._portion_sender
+        sender = self._unsplit_sender if command.single_key_at else self._portion_sender
         start = sender(context, command, request, split, batch)
         if before:
             batch.before_last_reply(start)  # earlier replies must not be from a later epoch
@@ -328,7 +326,7 @@ class ProxyDispatcher(Dispatcher):
         The request uses a connection for slow requests, so that other clients do not wait behind it.
         """
         session, tracking = context.session, self._tracking
-        key = request[single_key_at(command)]
+        key = request[command.single_key_at]
         number, slot = self.target_of(key)
         cluster, index = self._applications.each[number], batch.expect()
         tracking_state = (
@@ -510,7 +508,7 @@ class ProxyDispatcher(Dispatcher):
             route = CommandRoute(
                 command,
                 policy,
-                single_key_at(command) if policy is RequestPolicy.BY_KEYS else 0,
+                command.single_key_at if policy is RequestPolicy.BY_KEYS else 0,
                 self._stats.command_stats(command.name),
             )
         if len(self._routes) < SPELLINGS_MAX:

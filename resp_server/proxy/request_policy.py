@@ -53,13 +53,6 @@ def within(user: Account) -> Request:
     return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
 
 
-def single_key_at(command: Command) -> int:
-    """Return the position of a command's only key; 0 if it has several, or none at a fixed position."""
-    facts = command.facts
-    is_simple = len(facts.key_specs) == 1 and "|" not in command.name and facts.first_key == facts.last_key
-    return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
-
-
 class TargetRequest(NamedTuple):
     """The part of a request for one target. target: the slot of its keys, or (application, slot)."""
 

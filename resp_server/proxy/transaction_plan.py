@@ -216,6 +216,10 @@ class TransactionPlanner:
         command = self._commands.command(request)
         if policy_of(command) is not RequestPolicy.BY_KEYS or not self._commands.has_keys(session):
             return None
+        at = command.single_key_at
+        if 0 < at < len(request):
+            transaction = self._transaction_at(plan, *self._commands.target_of(request[at]))
+            return ((transaction.number, transaction.add(request)),)
         found = yield from split_in_steps(command.facts, request, self._commands.target_of)
         if found is None:
             return None

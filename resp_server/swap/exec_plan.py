@@ -15,8 +15,9 @@ from resp_server.command.ours import role_of
 from resp_server.command.policy import Destination, Role
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, Turns, all_of, ask, in_steps
+from resp_server.forwarding.packing import pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
-from resp_server.forwarding.reply_splitter import items_of
+from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, malformed_reply
 from resp_server.protocol.errors import ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -126,17 +127,19 @@ class OverlayPlan:
         if self._overlay.is_strict and self.needs_states and self._upstream.is_needed:
             raise PlainError("--transactions strict refuses keys of states and of the upstream together")
 
-    async def _route_of(self, request: Request) -> Route | None:
+    async def _route_of_long(self, request: LongRequest) -> Route | None:
         router = self._overlay.router
-        if type(request) is LongRequest:
-            route = await in_steps(router.route_in_steps(request, self.database), self._overlay.defer)
-            if route is None or route.destination is not Destination.PORTIONS:
-                return route
-        return router.route(request, self.database)  # a long request was short enough to be queued
+        route = await in_steps(router.route_in_steps(request, self.database), self._overlay.defer)
+        if route is not None and route.destination is Destination.PORTIONS:  # it was short enough to be queued
+            return router.route(request, self.database)
+        return route
 
     async def _place_of(self, request: Request) -> RawReply | Single | Split:
         """Add a command; return where its reply will be found, or its reply."""
-        route = await self._route_of(request)
+        if type(request) is LongRequest:
+            route = await self._route_of_long(request)
+        else:
+            route = self._overlay.router.route(request, self.database)
         if route is None:
             return self._add_for_states(request)
         destination, routed = route.destination, route.routed
@@ -145,7 +148,7 @@ class OverlayPlan:
             at = self._upstream.begin_command(self.database)
             if route.shadowed:
                 self._add_shadowed(route, at)
-            await self._upstream.add(routed, request if route.request is None else route.request, self._overlay.defer)
+            await self._add_for_upstream(routed, request if route.request is None else route.request)
             return Single(UPSTREAM_PART, at)
         if destination is Destination.DROPPED:
             return OK
@@ -160,6 +163,11 @@ class OverlayPlan:
             self._upstream.cache_by(request)
         return self._add_for_states(request)
 
+    async def _add_for_upstream(self, routed: RoutedCommand, request: Request) -> None:
+        is_long = type(request) is LongRequest
+        packed = await in_steps(pack_in_steps(request), self._overlay.defer) if is_long else pack(request)
+        self._upstream.add(routed, request, packed)
+
     def _add_for_states(self, request: Request) -> Single:
         self.of_states.append(request)
         return Single(STATES_PART, len(self.of_states) - 1)
@@ -170,7 +178,7 @@ class OverlayPlan:
         self.needs_states = True
         at = self._upstream.begin_command(self.database) if read.upstream else 0
         for each in read.upstream:
-            await self._upstream.add(route.routed, each, self._overlay.defer)
+            await self._add_for_upstream(route.routed, each)
         self.of_states += read.states
         return Split(read, at, len(self.of_states) - len(read.states))
 
@@ -203,7 +211,7 @@ class OverlayPlan:
 
         def queue(part: Request) -> int:
             at = self._upstream.begin_command(database)
-            self._upstream.add_for_any_node(routed, part)
+            self._upstream.add(routed, part, pack(part))
             return at
 
         def through(direct: KeyspaceSides) -> KeyspaceSides:

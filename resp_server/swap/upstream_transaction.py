@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resp_server.forwarding.answers import Answer, ReplyFuture, in_steps
-from resp_server.forwarding.packing import Packed, pack_in_steps, size_of, texts_of
+from resp_server.forwarding.answers import Answer, ReplyFuture
+from resp_server.forwarding.packing import Packed, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, ReplyError
-from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.protocol.request_parser import Request
 from resp_server.proxy.transaction_plan import EXEC, MULTI
 from resp_server.session.session import Session
 from resp_server.upstream.connection import UnansweredError, UpstreamRequest
@@ -83,20 +82,14 @@ class UpstreamTransaction:
         self._database = database
         self._packed.append(pack((b"SELECT", b"%d" % (database or self._upstream.url.database))))
 
-    async def add(self, routed: RoutedCommand, request: Request, defer: Defer) -> None:
+    def add(self, routed: RoutedCommand, request: Request, packed: Packed) -> None:
         """Add a command; CrossSlotError if its keys are at another node than those of earlier commands."""
         self._any_pool = pool = self._upstream.pool_of(routed, request)
         if routed.facts.key_specs:
             self._pool = self._pool or pool
             if pool is not self._pool:
                 raise CrossSlotError
-        is_long = type(request) is LongRequest
-        self._packed.append(await in_steps(pack_in_steps(request), defer) if is_long else pack(request))
-
-    def add_for_any_node(self, routed: RoutedCommand, request: Request) -> None:
-        """Add a command about all keys of a node."""
-        self._any_pool = self._upstream.pool_of(routed, request)
-        self._packed.append(pack(request))
+        self._packed.append(packed)
 
     def end_commands(self) -> None:
         """Have the connection return to its database."""

@@ -15,7 +15,6 @@ import pytest
 
 from compat.conformance.wire import replies_in, request
 from resp_server.command.table import Command
-from resp_server.proxy.request_policy import single_key_at
 from resp_server.serving.server import Server
 from tests.server.conftest import Peer
 from tests.server.faults import ERROR, KEYS, InjectedError, Scene
@@ -126,7 +125,7 @@ def test_what_is_raised_when_a_request_is_looked_at_is_its_answer(
     caplog.set_level(logging.ERROR)
     server = scene.alone if of == "server" else scene.proxy
     for command in all_commands(scene):
-        if of == "proxy" and (single_key_at(command) or command.name in ("exec", "watch")):
+        if of == "proxy" and (command.single_key_at or command.name in ("exec", "watch")):
             continue  # told by its name alone
         with raising(scene, [server], command.name, "check_arity"):
             peers = check(scene, server.port, command, caplog, is_bug=True)

@@ -13,7 +13,7 @@ from compat.waiting import eventually
 from resp_server.command.table import Command
 from resp_server.config import ServerConfig
 from resp_server.protocol.replies import encode
-from resp_server.proxy.request_policy import RequestPolicy, policy_of, single_key_at
+from resp_server.proxy.request_policy import RequestPolicy, policy_of
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from tests.server.conftest import Peer
 from tests.server.measured_proxy import Proxy
@@ -59,9 +59,7 @@ def differing() -> Iterator[Command]:
     for command in served():
         policy, is_split = policy_of(command), command.policy.split is not None
         is_local = policy is RequestPolicy.LOCAL and command.facts.group in as_at_a_server
-        is_alike = (
-            policy is RequestPolicy.BY_KEYS and single_key_at(command) and command.name not in SINGLE_KEY_COMMANDS
-        )
+        is_alike = policy is RequestPolicy.BY_KEYS and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS
         if is_split or not (is_local or is_alike):
             yield command
 
