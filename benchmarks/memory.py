@@ -19,12 +19,8 @@ from benchmarks.reads import uniform
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import JOB, BenchmarkError, RedisServer, ServerUnderTest, Sparkis, both
 from compat.waiting import eventually
-from state_backend.apply.applier import (
-    COMPACT_IDLE_ABOVE_BYTES,
-    COMPACT_IDLE_SHARE,
-    COMPACT_PAUSE_S,
-    IDLE_AFTER_S,
-)
+from state_backend.apply.applier import IDLE_AFTER_S
+from state_backend.apply.store_copies import COMPACT_IDLE_ABOVE_BYTES, COMPACT_IDLE_SHARE, COMPACT_PAUSE_S
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.filesystems.filesystem import Filesystem
 

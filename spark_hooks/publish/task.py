@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
 from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, encode
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import ChangeFile, EpochContent, to_stream
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.log_writer import ChangeFileWriter, LogWriter
+from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
 logger = logging.getLogger("sparkis.sink")

@@ -50,12 +50,10 @@ import math
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -64,10 +62,15 @@ from typing import Any
 from state_backend import log_lines
 from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
-from state_backend.apply.heartbeats import HeartbeatPolls, HeartbeatWatch
+from state_backend.apply.epoch_source import EpochSource
+from state_backend.apply.heartbeats import WriterHeartbeats
+from state_backend.apply.reports import NOTHING_HELD_BACK, DesiredSlots, Progress, Reports
 from state_backend.apply.rhythm import Rhythm
-from state_backend.apply.slot_backfill import is_superseded, portions, snapshot_of
-from state_backend.apply.store_log import StoreLog
+from state_backend.apply.slot_backfill import Backfill
+from state_backend.apply.snapshots import SnapshotSizes
+from state_backend.apply.store_copies import StoreCopies
+from state_backend.apply.store_folder import StoreFolder
+from state_backend.apply.store_log import StoreLog, is_filled_from
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
@@ -85,7 +88,7 @@ from state_backend.model.errors import (
     StoreError,
     StoreFullError,
 )
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.process_memory import release_free_memory
 from state_backend.store.slot_ownership import Loading
 from state_backend.store.store import AppliedEpoch, EpochChanges
@@ -102,37 +105,17 @@ DELETED_PORTIONS_MAX = 1_000
 LOADING_STEP_S = 0.05
 # The longest line of slot ranges has 100 KB.
 LINE_BYTES_MAX = 1 << 20
-# A listing finds gaps of any width in the chain of epochs, but its cost grows with the log. So there is one listing for
-# so many polls without a new epoch.
-LISTED_EVERY_POLLS = 60
 # Memory is released after so many changes; a change takes 0.1 KiB (measured).
 TRIM_ABOVE_CHANGES = 50_000
-# A store with fewer bytes in free pages is not copied: the pages are soon used again, or are not worth a copy (guess).
-COMPACT_ABOVE_BYTES = 64 << 20
-# The time between two copies. While epochs come, a store soon has as many free pages again after a copy (measured:
-# twice the pages of the state with epochs that rewrite everything, three times with readers that pin eight epochs of
-# 1 % of the keys). A copy takes a second for a million keys, and no epoch is applied meanwhile.
-COMPACT_PAUSE_S = 300.0
 # A job without changes for so long is idle, and the memory for writing its epochs is released (guess; a job with a
 # micro-batch every ten seconds is not idle).
 IDLE_AFTER_S = 30.0
-# The time between two look-ups of the newest snapshot, which any server of the log may have written: half of the time
-# after which an idle job's process ends (guess).
-SNAPSHOT_INTERVAL_S = 30.0
 # A process does not end if it would be restarted earlier than this.
 REST_MS_MIN = 30_000
-# Copying the store of an idle job delays no epoch. So fewer free pages are enough: a COMPACT_IDLE_SHARE-th of the used
-# pages, and at least COMPACT_IDLE_ABOVE_BYTES.
-COMPACT_IDLE_SHARE = 8
-COMPACT_IDLE_ABOVE_BYTES = 4 << 20
 # The shortest time from one look at the log to the next: lines are hints, and many of them cost no more than this.
 LOOK_EVERY_S = 0.02
 # The pause before a past moment is read again after an error.
 PAST_RETRY_S = 1.0
-# A store is rebuilt after so many reports of damage by readers that `verify` did not find.
-DAMAGE_REPORTS_MAX = 2
-
-NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
 
 
 class Applier:
@@ -150,71 +133,39 @@ class Applier:
         compactor: Compactor | None = None,
         slots: KeyGroups = ALL,
         as_of_ms: int | None = None,
+        is_verified: bool = False,
     ) -> None:
         self._log = log.job(job)
-        self._as_of_ms = as_of_ms
-        self._folder = Path(folder) / job
-        self._report = report
-        self._map_bytes_max = map_bytes_max
         self._clock = clock
         self._compactor = compactor
-        self._desired = slots
-        self._slots_lines = 0  # how often desired slots were set
         self._records_events = False
-        self._visible_slots = NONE
-        self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
-        self._loading: Loading | None = None  # the progress after the last of `_portions`
+        self._stores = StoreFolder(Path(folder) / job, map_bytes_max, is_verified=is_verified)
         self._store: LmdbStore | None = None
-        self._verified: Path | None = None  # the last store that this process verified or made
-        self.is_verified = False  # whether the first store to be opened was verified by the process before
-        self._damage_reports = 0  # reports by readers that `verify` did not confirm
+        self._copies = StoreCopies()
+        self._epochs = EpochSource(self._log)
+        self._backfill = Backfill(self._log)
+        self._heartbeats = WriterHeartbeats(self._log)
+        self._snapshot_sizes = SnapshotSizes(self._log)
+        self._desired = DesiredSlots(slots)
+        self._reports = Reports(report, self._desired, as_of_ms)
+        self._progress = Progress()
         self._description: Description | None = None
-        self._readers_store: Path | None = None
-        self._readers_version = 0  # of the description that readers know
-        self._visible = AppliedEpoch("")
-        # The last epoch whose file was read and fits the store, with its digest; the digest of the visible epoch.
-        self._digest: tuple[EpochRef, int] | None = None
-        self._visible_digest: int | None = None
-        self._origin = 0  # the origin of the store's epochs (see `epochs`)
-        self._skipped_rows = self._visible_skipped_rows = 0  # up to the last epoch, and to the visible one
-        self._is_incomplete = False  # whether the visible state is incomplete
-        self._held_back: dict[str, int | None] = NOTHING_HELD_BACK
-        self._folders: list[str] = []  # the local ones to watch
-        # The bytes of each state in the newest snapshot of a generation, which is looked up again at `_snapshot_due_s`.
-        self._state_bytes: Mapping[str, int] | None = None
-        self._snapshot_generation, self._snapshot_due_s = "", 0.0
-        self._writer = ""
-        self._quiet_polls = 0
-        # The generation that was last read, and when it is to be read again; the epochs of it that were read ahead.
-        self._current: CurrentGeneration | None = None
-        self._checks_due_s = 0.0
-        self._is_checking = True
-        self._ahead: deque[Epoch] = deque()
-        self._ahead_count = 1
-        self._heartbeats, self._heartbeat_polls = HeartbeatWatch(), HeartbeatPolls(self._log)
-        self._last_report: dict[str, Any] = {}
-        self._compact_above_bytes = COMPACT_ABOVE_BYTES
-        self._compact_after_s = 0.0
+        self._writer = ""  # the writer whose epochs are known to lead to the store's epoch
+        self._log_term = 0
         self._changed = 0  # changes since free memory was released
-        self._epoch_changes = self._visible_changes = 0  # changes of the last epoch, of all slots
-        self._applied_epochs = self._apply_ns = 0  # by this process
-        self._visible_applied = (0, 0)
         self._idle_from_s = 0.0
         self._busy_at_s = time.monotonic()
-        self._log_term = 0
-        self._has_more = True
 
     def step(self) -> bool:
         """Apply all committed epochs, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
-        changed, applied = self._changed, self._last_report.get("applied")
-        heartbeat: dict[str, Any] | None = None
-        with suppress(SparkisError):
-            # Before epochs are read: this call finds out that the log was removed.
-            heartbeat = self._heartbeat_polls.last(self._writer, time.monotonic())
+        changed, applied = self._changed, self.last_report.get("applied")
+        # Before epochs are read: this call finds out that the log was removed.
+        self._heartbeats.poll(self._writer, time.monotonic())
         try:
-            self._verify_if_suspect()
+            if self._store is not None:
+                self._stores.verify_if_suspect(self._store)
             self._give_up_slots()
             self._apply_epochs()
             has_more = self._load()
@@ -227,49 +178,36 @@ class Applier:
                 self.close()  # an LMDB environment may be unusable after an error; the next step reopens it
         if self._changed != changed:
             self._idle_from_s = time.monotonic() + IDLE_AFTER_S
-        is_stale = heartbeat is None or self._heartbeats.is_stale(heartbeat)
-        if error and error != self._last_report.get("error"):
+        is_stale = self._heartbeats.is_stale()
+        if error and error != self.last_report.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._report_status(is_stale, error, is_full)
-        self._has_more = self._clean_up() or has_more
-        if error or self._has_more or self._last_report.get("applied") != applied:
+        has_more |= self._clean_up()
+        if error or has_more or self.last_report.get("applied") != applied:
             self._busy_at_s = time.monotonic()
-        return self._has_more
+        return has_more
 
     def rest(self, after_s: float) -> bool:
         """Report "rest" and return True, if there was nothing to do for `after_s` and there will be nothing soon.
 
         An error, a slot to load, a held-back epoch and a snapshot that is being written are work, too.
         """
-        report, store = self._last_report, self._store
-        if time.monotonic() - self._busy_at_s < after_s or store is None or store.path != self._readers_store:
+        store, reports = self._store, self._reports
+        if time.monotonic() - self._busy_at_s < after_s or store is None or store.path != reports.store:
             return False
-        if report.get("loading") or self._held_back is not NOTHING_HELD_BACK:
+        if reports.last.get("loading") or reports.held_back is not NOTHING_HELD_BACK:
             return False
         if self._compactor is not None and self._compactor.is_busy:
             return False
         wake_at_ms = store.next_expiry_ms()
         if wake_at_ms is not None and wake_at_ms < self._clock() + REST_MS_MIN:
             return False
-        self._report(
-            {
-                "event": "rest",
-                "path": str(store.path),
-                "generation": store.generation,
-                "log_term": self._log_term,
-                "applied": store.applied.epoch,
-                "is_stale": report["is_stale"],
-                "slots_lines": self._slots_lines,
-                "records_events": self._records_events,
-                "wake_at_ms": wake_at_ms,
-            }
-        )
+        reports.rest(store, self._log_term, wake_at_ms, records_events=self._records_events)
         return True
 
     def set_desired_slots(self, slots: KeyGroups) -> None:
         """Set the slots to own. The next step gives up all others; missing ones are owned once they are loaded."""
-        self._desired = slots
-        self._slots_lines += 1
+        self._desired.set(slots)
 
     def record_events(self, is_on: bool) -> None:
         """Record events of keys from the next step on, or stop recording."""
@@ -296,72 +234,80 @@ class Applier:
     @property
     def last_report(self) -> dict[str, Any]:
         """The last report."""
-        return self._last_report
+        return self._reports.last
 
     @property
     def applied_epochs(self) -> int:
         """The number of epochs that this process has applied."""
-        return self._applied_epochs
+        return self._progress.applied_epochs
 
     @property
     def store(self) -> LmdbStore | None:
         """The store that is being written, if one is open."""
         return self._store
 
+    def announced(self, term: int, epoch: int) -> None:
+        """Take an announcement. If it is not of an epoch of the known term, the next step also looks for a new writer.
+
+        The term is 0 if an older driver announces, which does not send it. The epoch is -1 when a writer begins.
+        """
+        self._epochs.announced(term, epoch)
+
+    def check_all(self) -> None:
+        """Have the next step look for a new writer and for missing epochs, not for the next epoch only."""
+        self._epochs.check_all()
+
+    def delete_all_stores(self) -> None:
+        """Delete all stores, because a damaged one may have ended the previous applier."""
+        for path in self._stores.stores():
+            self._delete_damaged(StoreDamagedError("a signal ended the previous applier"), path)
+
+    # Slots ----------------------------------------------------------------------------------------------------------
+
+    def _slots(self) -> KeyGroups | None:
+        """Return the slots that epochs are applied to; None for all."""
+        assert self._store is not None
+        owned = self._store.slot_ownership.owned
+        return None if owned == ALL else owned
+
     def _give_up_slots(self) -> None:
         """Give up slots that are not desired, and report that, before anything that may take long."""
         if self._store is not None:
-            self._store.own(self._desired)
+            self._store.own(self._desired.slots)
             self._report_progress()
 
     def _load(self) -> bool:
         """Load portions of the missing slots for LOADING_STEP_S; True if there may be more."""
         until_s = time.monotonic() + LOADING_STEP_S
-        while self._store is not None and (loading := self._store.own(self._desired).loading) is not None:
+        while self._store is not None and (loading := self._store.own(self._desired.slots).loading) is not None:
             current = self._log.visible()
             if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
                 return False
             try:
-                self._load_portion(current, loading)
+                self._load_portion(self._store, current, loading)
             except LogCorruptError as damage:
-                self._loading = None
-                applied = self._store.applied.epoch
-                if not is_superseded(self._log, current, loading, applied):
-                    snapshot = snapshot_of(self._log, current, loading, applied)
-                    if snapshot is None:
-                        raise
-                    self._ignore_snapshot(current, snapshot, damage)
-                logger.warning(
-                    "job %s: the log no longer has the files that slots %s are being loaded from, or they are damaged; "
-                    "loading restarts",
-                    self._log.job,
-                    loading.slots,
-                )
+                self._backfill.check_restart(current, loading, self._store.applied.epoch, damage)
                 self._store.restart_loading()
             if time.monotonic() >= until_s:
                 return True
         return False
 
-    def _load_portion(self, current: CurrentGeneration, loading: Loading) -> None:
-        assert self._store is not None
-        if loading != self._loading:
-            self._portions = portions(self._log, current, loading, self._store.applied.epoch)
-        portion, self._loading = next(self._portions)
+    def _load_portion(self, store: LmdbStore, current: CurrentGeneration, loading: Loading) -> None:
+        portion, progress = self._backfill.next(current, loading, store.applied.epoch)
         if self._description is None:  # otherwise the description is that of the store's epoch, or a newer one
             self._description = self._log.description(current.generation)
-        self._changed += self._store.load(portion, self._description.all_states, self._loading)
+        self._changed += store.load(portion, self._description.all_states, progress)
+
+    # Epochs ---------------------------------------------------------------------------------------------------------
 
     def _apply_epochs(self) -> None:
-        while (current := self._find_current()) is not None:
+        while (current := self._current()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_new=False)
             epoch = self._next(current)
             if epoch is None:
                 self._open_to_readers(current)
-                self._find_held_back(current.held_back)
-                self._find_state_bytes(current)
-                self._log_term = current.term
-                self._folders = self._log.folders_to_watch(current)
+                self._look_around(current)
                 return
             self._apply(current, epoch)
             self._report_progress()  # before the search for the next epoch, which may take long
@@ -372,72 +318,28 @@ class Applier:
                 f"storage removed? Its last epoch is served until it is back. To remove it for good: sparkis drop"
             )
 
-    def announced(self, term: int, epoch: int) -> None:
-        """Take an announcement. If it is not of an epoch of the known term, the next step also looks for a new writer.
+    def _current(self) -> CurrentGeneration | None:
+        return self._epochs.current(time.monotonic(), has_error=bool(self.last_report.get("error")))
 
-        The term is 0 if an older driver announces, which does not send it. The epoch is -1 when a writer begins.
-        """
-        is_expected = self._current is not None and term in (0, self._current.term) and epoch >= 0
-        if not is_expected:
-            self.check_all()
-
-    def check_all(self) -> None:
-        """Have the next step look for a new writer and for missing epochs, not for the next epoch only."""
-        self._checks_due_s = 0.0
-
-    def _find_current(self) -> CurrentGeneration | None:
-        """Return the visible generation. It is read again for each epoch, because a new writer may have begun.
-
-        In an object store it is read less often (see `Filesystem.checks_interval_s`): the next epoch of a new writer is
-        found in any case if its generation is the same. An error is a reason to check all.
-        """
-        if self._ahead and self._current is not None:
-            return self._current
-        self._is_checking = (
-            self._current is None
-            or self._current.held_back is not None
-            or bool(self._last_report.get("error"))
-            or time.monotonic() >= self._checks_due_s
-        )
-        if self._is_checking:
-            self._current = self._log.visible()
-            self._checks_due_s = time.monotonic() + self._log.filesystem.checks_interval_s
-        return self._current
-
-    def _read_next(self, current: CurrentGeneration, number: int) -> Epoch | None:
-        """Return an epoch, or None; while many are waiting, they are read ahead."""
-        if not self._ahead or self._ahead[0].epoch != number:
-            found = self._log.next_epochs(current, number, self._ahead_count, self._slots())
-            is_all = len(found) == self._ahead_count
-            self._ahead_count = min(2 * self._ahead_count, self._log.filesystem.reads_at_a_time) if is_all else 1
-            self._ahead = deque(found)
-        if not self._ahead:
-            return None
-        epoch = self._ahead.popleft()
-        if epoch.term != current.term:
-            self._current = None  # a new writer has begun
-        return epoch
+    def _look_around(self, current: CurrentGeneration) -> None:
+        """Set what the next reports say about the log beside the applied epochs."""
+        self._find_held_back(current.held_back)
+        has_written = self._compactor is not None and self._compactor.has_ended()
+        self._snapshot_sizes.look(current, time.monotonic(), has_written=has_written)
+        self._reports.state_bytes = self._snapshot_sizes.state_bytes
+        self._reports.folders = self._log.folders_to_watch(current)
+        self._log_term = current.term
 
     def _find_held_back(self, held_back: str | None) -> None:
         """Find the last epoch of a generation that is held back. Its epochs are applied once it is visible."""
         if held_back is None:
-            self._held_back = NOTHING_HELD_BACK
+            self._reports.held_back = NOTHING_HELD_BACK
             return
-        if self._held_back is NOTHING_HELD_BACK:
+        if self._reports.held_back is NOTHING_HELD_BACK:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
-        self._held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
-
-    def _find_state_bytes(self, current: CurrentGeneration) -> None:
-        """Read the bytes of each state in the newest snapshot, now and then and after this server has written one."""
-        has_written = self._compactor is not None and self._compactor.has_ended()
-        is_known = current.generation == self._snapshot_generation and time.monotonic() < self._snapshot_due_s
-        if is_known and not has_written:
-            return
-        self._snapshot_generation, self._snapshot_due_s = current.generation, time.monotonic() + SNAPSHOT_INTERVAL_S
-        with suppress(SparkisError):  # no epoch needs the snapshot
-            manifest = snapshots.newest(self._log, current)
-            self._state_bytes = None if manifest is None else manifest.state_bytes
+        since_ms = promotion.since_ms(self._log, held_back)
+        self._reports.held_back = {"held_back_epoch": newest, "held_back_since_ms": since_ms}
 
     def _next(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch to apply now. If the log no longer leads to the store's epoch, open an empty store first."""
@@ -460,10 +362,9 @@ class Applier:
     def _next_after(self, current: CurrentGeneration, applied: EpochRef) -> Epoch | None:
         """Return the epoch after the applied one; None if it is not committed yet."""
         number = applied.epoch + 1
-        epoch = self._read_next(current, number)
-        if epoch is None and not self._is_checking:
+        epoch = self._epochs.find(current, number, self._slots())
+        if epoch is None and not self._epochs.is_checking:
             return None
-        epoch = epoch or self._search_after_gap(current, number)
         # Epochs are swept in their order, and looking for one file costs less than listing snapshots.
         is_behind = epoch is None and not self._log.has_file(current.generation, applied.epoch)
         if is_behind and self._is_swept(current, number):
@@ -483,7 +384,7 @@ class Applier:
         return self._next(current)
 
     def _leads_to(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
-        """Tell whether the log leads to an applied epoch. A writer whose epochs were applied is not checked again."""
+        """Return whether the log leads to an applied epoch. A writer whose epochs were applied is not checked again."""
         return current.term >= applied.term and (current.writer == self._writer or self._has_applied(current, applied))
 
     def _first(self, current: CurrentGeneration) -> Epoch | None:
@@ -505,23 +406,12 @@ class Applier:
         try:
             self._changed += self._store.apply(changes, self._description.all_states)
         except LogCorruptError as damage:
-            self._ignore_snapshot(current, manifest.epoch, damage)
+            snapshots.ignore_damaged(self._log, current, manifest.epoch, damage)
             return self._first(current)
         return self._next(current)
 
-    def _ignore_snapshot(self, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
-        """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error."""
-        self._log.damaged_snapshots.add(number)
-        before = next((each for each in self._log.snapshots(current) if each.epoch < number), None)
-        first = self._log.first(current)
-        is_begun = first is not None and first.previous is None
-        if not is_begun and (before is None or self._log.epoch(current, before.epoch + 1) is None):
-            self._log.damaged_snapshots.discard(number)  # it may be restored from a copy
-            raise damage
-        logger.warning("job %s: the snapshot of epoch %d is ignored: %s", self._log.job, number, damage)
-
     def _has_applied(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
-        """Tell whether the log still has the applied epoch: the log may have been removed and written again."""
+        """Return whether the log still has the applied epoch: the log may have been removed and written again."""
         if not self._is_of_this_log():
             logger.warning("job %s: the log %s was begun anew", self._log.job, self._log.filesystem.root)
             return False
@@ -531,35 +421,20 @@ class Applier:
             return self._is_swept(current, applied.epoch)
         is_same = (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
         if is_same:
-            self._digest = epoch.ref, epoch.digest
+            self._progress.digest = epoch.ref, epoch.digest
         return is_same
 
     def _is_swept(self, current: CurrentGeneration, number: int) -> bool:
-        """Tell whether a snapshot covers a missing epoch."""
+        """Return whether a snapshot covers a missing epoch."""
         manifest = snapshots.newest(self._log, current)
         return manifest is not None and manifest.epoch >= number
-
-    def _search_after_gap(self, current: CurrentGeneration, number: int) -> Epoch | None:
-        """Search for epochs after a missing one: for the next one at each poll, for all now and then by a listing.
-
-        Return the missing epoch if it has appeared meanwhile; EpochHoleError if there is a later one.
-        """
-        self._quiet_polls += 1
-        if self._quiet_polls % LISTED_EVERY_POLLS == 1:
-            self._log.newest(current)  # raises an error if epochs are missing
-        if self._log.epoch(current, number + 1) is None:
-            return None
-        epoch = self._log.epoch(current, number)  # the epoch may have been written since the first search
-        if epoch is None:
-            self._log.newest(current)
-        return epoch
 
     def _apply(self, current: CurrentGeneration, epoch: Epoch) -> None:
         assert self._store is not None
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
-        self._origin, self._skipped_rows = epoch.origin, epoch.skipped_rows
-        self._epoch_changes = epoch.rows
+        progress = self._progress
+        progress.origin, progress.skipped_rows, progress.changes = epoch.origin, epoch.skipped_rows, epoch.rows
         changes = EpochChanges(
             epoch.epoch,
             epoch.term,
@@ -570,21 +445,15 @@ class Applier:
         # Here, too, because `_clean_up` is not reached while epochs come faster than they are applied.
         self._store.clear_stale_readers()
         # A store that readers do not have yet records no events.
-        self._store.records_events = self._records_events and self._store.path == self._readers_store
+        self._store.records_events = self._records_events and self._store.path == self._reports.store
         began_ns = time.perf_counter_ns()
         self._changed += self._store.apply(changes, self._description.all_states)
-        self._digest = epoch.ref, epoch.digest
-        self._applied_epochs += 1
-        self._apply_ns += time.perf_counter_ns() - began_ns
+        progress.applied(epoch, time.perf_counter_ns() - began_ns)
         if self._compactor is not None:
             self._compactor.applied(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)
 
-    def _slots(self) -> KeyGroups | None:
-        """Return the slots that epochs are applied to; None for all."""
-        assert self._store is not None
-        owned = self._store.slot_ownership.owned
-        return None if owned == ALL else owned
+    # Stores ---------------------------------------------------------------------------------------------------------
 
     def _open(self, current: CurrentGeneration, *, is_new: bool) -> None:
         """Open the newest store of a generation, or a new one.
@@ -595,183 +464,68 @@ class Applier:
         self.close()
         self._store = self._open_store(current.generation, is_new=is_new)
         self._is_of_this_log()  # a store of a log that was begun anew is replaced once the log has an epoch
-        self._store.own(self._desired)
+        self._store.own(self._desired.slots)
         self._description = None
         self._writer = ""
-        self._ahead.clear()
+        self._epochs.forget_ahead()
         first = self._log.first(current)
-        self._origin = first.origin if first is not None else 0
-        self._skipped_rows = 0
+        self._progress.origin = first.origin if first is not None else 0
+        self._progress.skipped_rows = 0
         with suppress(SparkisError):  # the next step meets the same error
             end = self._log.end(current) if self._store.applied.epoch >= 0 else None
-            self._skipped_rows = end.skipped_rows if end is not None else 0
-        is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
-        if is_only and self._store.applied.epoch >= 0:
+            self._progress.skipped_rows = end.skipped_rows if end is not None else 0
+        if self._stores.stores() == [self._store.path] and self._store.applied.epoch >= 0:
             self._open_to_readers(current)
 
     def _is_of_this_log(self) -> bool:
         """Return whether this log filled the store; StoreError if another log did. An empty store is this log's."""
         assert self._store is not None
-        log, kept = StoreLog.of_log(self._log.filesystem), StoreLog.of_store(self._store.path)
-        if log is None or log == kept:
-            return True
-        if kept is None or kept.id == log.id or self._store.applied.epoch < 0:
-            log.write(self._store.path)
-            return True
-        if kept.root != log.root:
-            raise kept.refusal(self._folder.parent, log)
-        return False
+        return is_filled_from(self._log.filesystem, self._store.path, is_empty=self._store.applied.epoch < 0)
 
     def _open_store(self, generation: str, *, is_new: bool) -> LmdbStore:
         """Open a store of a generation: the newest one that is not damaged, or an empty one."""
         while True:
-            path = self._path(generation, is_new=is_new)
+            path = self._stores.next(generation) if is_new else self._stores.newest(generation)
             try:
-                store = LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
-                try:
-                    if path != self._verified and not self.is_verified and store.applied.epoch >= 0:
-                        store.verify()
-                except StoreError:
-                    store.close()
-                    raise
+                return self._stores.open(path, generation)
             except StoreDamagedError as damage:
                 self._delete_damaged(damage, path)
-                continue
-            self._verified, self._damage_reports, self.is_verified = path, 0, False
-            return store
-
-    def _verify_if_suspect(self) -> None:
-        """Verify the store if a reader found damage in it. StoreDamagedError also if its file is truncated."""
-        if self._store is None:
-            return
-        self._store.check_length()
-        if self._store.is_suspect:
-            self._store.verify()
-            self._damage_reports += 1
-            if self._damage_reports >= DAMAGE_REPORTS_MAX:
-                raise StoreDamagedError(
-                    f"readers reported damage {DAMAGE_REPORTS_MAX} times that verification did not find"
-                )
-            self._store.clear_suspicion()
 
     def _delete_damaged(self, damage: StoreDamagedError, path: Path | None = None) -> None:
         """Report a damaged store, so that readers close it, and delete it. The next store is in another folder."""
-        path = path or (self._store.path if self._store is not None else self._readers_store)
+        readers_store = self._reports.store
+        path = path or (self._store.path if self._store is not None else readers_store)
         self.close()
         logger.error("job %s: the store %s is damaged and is rebuilt from the log: %s", self._log.job, path, damage)
         # If this process has reported no store yet, readers may have the store of the previous applier.
-        may_have_readers = self._readers_store is None or path is None or self._readers_store.stem == path.stem
-        if may_have_readers:
-            self._report({"event": "damaged"})
-            self._readers_store, self._readers_version, self._visible, self._last_report = None, 0, AppliedEpoch(""), {}
+        if readers_store is None or path is None or readers_store.stem == path.stem:
+            self._reports.damaged()
         if path is not None:
-            stem, _, serial = path.name.rpartition(".")
-            path.with_name(f"{stem}.{int(serial) + 1}").mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
-
-    def delete_all_stores(self) -> None:
-        """Delete all stores, because a damaged one may have ended the previous applier."""
-        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-            if path.is_dir():
-                self._delete_damaged(StoreDamagedError("a signal ended the previous applier"), path)
-
-    def _path(self, generation: str, *, is_new: bool) -> Path:
-        serial = max(self._serials(generation), default=0) + is_new
-        return self._folder / f"{generation}.{serial}"
-
-    def _serials(self, generation: str) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        names = [name.rpartition(".") for name in os.listdir(self._folder)]
-        return [int(serial) for stem, _, serial in names if stem == generation and serial.isdigit()]
+            self._stores.delete(path)
 
     def _open_to_readers(self, current: CurrentGeneration) -> None:
         """Have readers open a store that has caught up, and delete the others."""
-        assert self._store is not None
-        is_new = self._store.path != self._readers_store
-        has_new_states = self._description is not None and self._description.version > self._readers_version
-        if self._store.applied.epoch < 0 and (self._readers_store is not None or self._log.first(current) is not None):
+        store = self._store
+        assert store is not None
+        if store.applied.epoch < 0 and (self._reports.store is not None or self._log.first(current) is not None):
             return
-        if not (is_new or has_new_states):
+        if not self._reports.is_news(store, self._description):
             return
-        description = self._description or self._log.description(current.generation)
-        self._description = description
-        self._update_visible()
-        self._report(
-            {
-                "event": "open",
-                "path": str(self._store.path),
-                "generation": current.generation,
-                "states": [state.to_json() for state in description.states],
-                "renamed_from": description.renamed_from,
-                "as_of_ms": self._as_of_ms,
-                "log_id": kept.id if (kept := StoreLog.of_store(self._store.path)) is not None else "",
-                **self._visible_fields(),
-            }
-        )
-        self._readers_store = self._store.path
-        self._readers_version = description.version
-        self._last_report = {}
-        for other in self._folder.iterdir():
-            if other != self._readers_store:
-                shutil.rmtree(other, ignore_errors=True)
+        self._description = self._description or self._log.description(current.generation)
+        self._reports.opened(store, self._progress, self._description)
+        self._stores.delete_others(store.path)
+
+    # Reports --------------------------------------------------------------------------------------------------------
 
     def _report_status(self, is_stale: bool, error: str, is_full: bool) -> None:
-        """Report the status if it changed; a store that is being built is not visible yet."""
-        if self._readers_store is None and not error and not self._last_report:
-            return
-        if self._store is not None and self._store.path == self._readers_store:
-            self._update_visible()
-        report = {
-            "event": "status",
-            "version": self._readers_version,
-            "committed": max(self._visible.epoch, self._last_number() if error else -1),
-            "committed_clock_ms": self._visible.clock_ms,
-            "changes": self._visible_changes,
-            "applied_epochs": self._visible_applied[0],
-            "apply_ns": self._visible_applied[1],
-            "is_stale": is_stale,
-            "error": error,
-            "is_full": is_full,
-            "state_bytes": self._state_bytes,
-            **self._visible_fields(),
-        }
-        if report != self._last_report:
-            self._last_report = report
-            self._report(report)
-
-    def _update_visible(self) -> None:
-        """Set what reports say about the store that readers have, or are about to open."""
-        assert self._store is not None
-        self._visible, self._visible_changes = self._store.applied, self._epoch_changes
-        self._visible_applied = (self._applied_epochs, self._apply_ns)
-        digest_of, digest = self._digest or (None, None)
-        self._visible_digest = digest if digest_of == (self._visible.epoch, self._visible.term) else None
-        self._visible_slots = self._store.slot_ownership.owned
-        self._visible_skipped_rows = self._skipped_rows
-        if self._description is not None:
-            # The description is None at first: readers may get a store before the log has an epoch.
-            self._is_incomplete = bool(self._description.incomplete) or self._origin > 0
+        if self._store is not None and self._store.path == self._reports.store:
+            self._reports.update(self._store, self._progress, self._description)
+        self._reports.status(is_stale, error, is_full, self._last_number() if error else -1)
 
     def _report_progress(self) -> None:
         """Report the visible epoch and slots if they changed; the other fields stay as in the last report."""
-        if self._last_report:
-            self._report_status(*(self._last_report[name] for name in ("is_stale", "error", "is_full")))
-
-    def _visible_fields(self) -> dict[str, Any]:
-        slots = self._visible_slots & self._desired
-        return {
-            "term": self._visible.term,
-            "applied": self._visible.epoch,
-            "digest": self._visible_digest,
-            **self._held_back,
-            "is_incomplete": self._is_incomplete,
-            "skipped_rows": self._visible_skipped_rows,
-            "folders": self._folders,
-            "slots": str(slots),
-            "loading": str(self._desired - slots),
-            "slots_lines": self._slots_lines,
-        }
+        if self.last_report:
+            self._report_status(*(self.last_report[name] for name in ("is_stale", "error", "is_full")))
 
     def _last_number(self) -> int:
         """Return the number of the newest epoch in the log; -1 if it is unknown. For reports of an error."""
@@ -781,26 +535,29 @@ class Applier:
                 return max(self._log.numbers(current.generation), default=-1)
         return -1
 
+    # Between epochs -------------------------------------------------------------------------------------------------
+
     def _clean_up(self) -> bool:
         """Remove expired keys and keys of given-up slots, and free unused pages and memory; True if more is to be done.
 
         Errors are ignored, except damage: the next epoch will raise them again.
         """
-        if self._store is None:
+        store = self._store
+        if store is None:
             return False
         has_more = False
         is_idle = time.monotonic() >= self._idle_from_s
+        is_readers_store = store.path == self._reports.store
         try:
-            has_more = self._store.remove_given_up(REMOVED_KEYS_MAX)
-            self._store.records_events = self._records_events and self._store.path == self._readers_store
-            has_more |= self._store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
+            has_more = store.remove_given_up(REMOVED_KEYS_MAX)
+            store.records_events = self._records_events and is_readers_store
+            has_more |= store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             if not self._records_events:
-                has_more |= not self._store.delete_events(DELETED_PORTIONS_MAX)
-            self._store.clear_stale_readers()
-            if self._store.path == self._readers_store:
-                self._compact(is_idle)
-                if self._compactor is not None and self._slots() is None:
-                    self._compactor.run_if_due(self._log, self._store)
+                has_more |= not store.delete_events(DELETED_PORTIONS_MAX)
+            store.clear_stale_readers()
+            if is_readers_store:
+                self._copy_if_due(store, is_idle)
+                self._compact_log_if_due()
             if self._changed > TRIM_ABOVE_CHANGES or (self._changed and is_idle):
                 self._release_memory()
         except StoreDamagedError as damage:
@@ -809,6 +566,10 @@ class Applier:
         except (SparkisError, OSError):
             pass
         return has_more
+
+    def _compact_log_if_due(self) -> None:
+        if self._compactor is not None and self._store is not None and self._slots() is None:
+            self._compactor.run_if_due(self._log, self._store)
 
     def _release_memory(self) -> None:
         """Release the memory of a large epoch's pages, which an open LMDB environment retains for the next epoch."""
@@ -819,28 +580,17 @@ class Applier:
         release_free_memory()
         self._changed = 0
 
-    def _compact(self, is_idle: bool) -> None:
-        """Replace the store by a copy without free pages, if it has more free pages than used ones.
-
-        For the store of an idle job fewer free pages are enough. Within COMPACT_PAUSE_S of a copy, only the store of an
-        idle job is copied again.
-        """
-        assert self._store is not None
-        used, free = self._store.used_bytes()
-        is_early = time.monotonic() < self._compact_after_s
-        should_copy = free >= max(used, self._compact_above_bytes) and (is_idle or not is_early)
-        if is_idle and not is_early:
-            should_copy |= free >= max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES)
-        if not should_copy:
+    def _copy_if_due(self, store: LmdbStore, is_idle: bool) -> None:
+        """Replace the store by a copy without free pages, if it has too many of them."""
+        used, free = store.used_bytes()
+        if not self._copies.is_due(used, free, time.monotonic(), is_idle=is_idle):
             return
         current = self._log.current()
-        if current is None or current.generation != self._store.generation:
+        if current is None or current.generation != store.generation:
             return
-        self._compact_above_bytes = 2 * free  # for the next try, if this one fails
-        self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
-        path = self._path(self._store.generation, is_new=True)
+        self._copies.begin(free, time.monotonic())
         try:
-            self._store.copy_to(path)
+            store.copy_to(self._stores.next(store.generation))
         except StoreError as error:
             logger.warning(
                 "job %s: the store keeps %d MB of free pages, because it cannot be copied: %s; the next try is in "
@@ -850,12 +600,12 @@ class Applier:
                 error,
             )
             return
-        self._compact_above_bytes = COMPACT_ABOVE_BYTES
-        kept = StoreLog.of_store(self._store.path)
+        self._copies.end()
+        filled_from = StoreLog.of_store(store.path)
         self.close()
         self._store = self._open_store(current.generation, is_new=False)
-        if kept is not None:
-            kept.write(self._store.path)
+        if filled_from is not None:
+            filled_from.write(self._store.path)
         self._open_to_readers(current)
         logger.info("job %s: the store was copied without %d MB of free pages", self._log.job, free >> 20)
 
@@ -995,8 +745,8 @@ def main(arguments: list[str] | None = None) -> None:
         compactor=compactor,
         slots=options.slots,
         as_of_ms=None if moment is None else moment.clock_ms,
+        is_verified=options.verified,
     )
-    applier.is_verified = options.verified
     applier.record_events(options.events)
     if options.delete_stores:
         applier.delete_all_stores()

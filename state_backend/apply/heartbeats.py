@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from state_backend.log.change_log import JobLog
 from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
+from state_backend.model.errors import SparkisError
 
 
 class HeartbeatWatch:
@@ -56,3 +58,21 @@ class HeartbeatPolls:
             self._pause_s = min(2 * self._pause_s + 0.5, usual_s) if is_expected else usual_s
             self._due_s = now_s + self._pause_s
         return self._last
+
+
+class WriterHeartbeats:
+    """The heartbeats of a job's writer, as an applier reads them in each of its steps."""
+
+    def __init__(self, log: JobLog) -> None:
+        self._polls, self._watch = HeartbeatPolls(log), HeartbeatWatch()
+        self._last: dict[str, Any] | None = None
+
+    def poll(self, writer: str, now_s: float) -> None:
+        """Read the last heartbeat, if there may be a new one; an error is as no heartbeat. See `HeartbeatPolls`."""
+        self._last = None
+        with suppress(SparkisError):
+            self._last = self._polls.last(writer, now_s)
+
+    def is_stale(self) -> bool:
+        """Return whether the writer has stopped, or has sent no heartbeat for too long, by the last poll."""
+        return self._last is None or self._watch.is_stale(self._last)

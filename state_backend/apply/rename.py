@@ -18,10 +18,10 @@ from pathlib import Path
 
 from state_backend.apply.file_split import split_into_files
 from state_backend.apply.temporary_store import temporary_store
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.log.sweep import sweep_job
 from state_backend.log.takeover import begin, claim, new_candidate, seal
 from state_backend.log.terms import Description, Term

@@ -6,15 +6,52 @@ killed continues after the last portion.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from state_backend.apply.snapshots import ignore_damaged
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.records import RUN_ROWS_MAX
 from state_backend.store.slot_ownership import Loading
 from state_backend.store.store import EpochChanges
+
+logger = logging.getLogger("sparkis.applier")
+
+
+class Backfill:
+    """The portions that a store still lacks, read where the last one ended."""
+
+    def __init__(self, log: JobLog) -> None:
+        self._log = log
+        self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
+        self._loading: Loading | None = None  # the progress after the last of `_portions`
+
+    def next(self, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> tuple[EpochChanges, Loading]:
+        """Return the next portion of the slots that a store loads, and the progress after it; see `portions`."""
+        if loading != self._loading:
+            self._portions = portions(self._log, current, loading, applied_epoch)
+        portion, self._loading = next(self._portions)
+        return portion, self._loading
+
+    def check_restart(
+        self, current: CurrentGeneration, loading: Loading, applied_epoch: int, damage: LogCorruptError
+    ) -> None:
+        """Return if loading may restart from other files after a damage; otherwise raise the error."""
+        self._loading = None
+        if not is_superseded(self._log, current, loading, applied_epoch):
+            snapshot = snapshot_of(self._log, current, loading, applied_epoch)
+            if snapshot is None:
+                raise damage
+            ignore_damaged(self._log, current, snapshot, damage)
+        logger.warning(
+            "job %s: the log no longer has the files that slots %s are being loaded from, or they are damaged; "
+            "loading restarts",
+            self._log.job,
+            loading.slots,
+        )
 
 
 def portions(

@@ -26,7 +26,9 @@ removed already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
@@ -35,17 +37,60 @@ import pyarrow as pa
 
 from state_backend.apply.file_split import split_into_files
 from state_backend.apply.state_bytes import StateBytes
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
-from state_backend.log.log_writer import ChangeFileWriter
-from state_backend.model.errors import LogCorruptError
+from state_backend.model.errors import LogCorruptError, SparkisError
 from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.store.store import EpochChanges, Snapshot
+
+logger = logging.getLogger("sparkis.applier")
+
+# The time between two look-ups of the newest snapshot, which any server of the log may have written: half of the time
+# after which an idle job's process ends (guess).
+SNAPSHOT_INTERVAL_S = 30.0
 
 
 def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
     """Return the manifest of the newest complete snapshot that is not damaged, or None."""
     return next(log.snapshots(current), None)
+
+
+class SnapshotSizes:
+    """The bytes of each state in the newest snapshot of a generation."""
+
+    def __init__(self, log: JobLog) -> None:
+        self.state_bytes: Mapping[str, int] | None = None  # None: there is no snapshot, or it does not say
+        self._log = log
+        self._generation, self._due_s = "", 0.0
+
+    def look(self, current: CurrentGeneration, now_s: float, *, has_written: bool) -> None:
+        """Look the newest snapshot up, now and then and after this server has written one (`has_written`)."""
+        if current.generation == self._generation and now_s < self._due_s and not has_written:
+            return
+        self._generation, self._due_s = current.generation, now_s + SNAPSHOT_INTERVAL_S
+        with suppress(SparkisError):  # no epoch needs the snapshot
+            manifest = newest(self._log, current)
+            self.state_bytes = None if manifest is None else manifest.state_bytes
+
+
+def ignore_damaged(log: JobLog, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
+    """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error.
+
+    Args:
+        log: The job's log.
+        current: The snapshot's generation.
+        number: The snapshot's epoch.
+        damage: The error.
+    """
+    log.damaged_snapshots.add(number)
+    before = next((each for each in log.snapshots(current) if each.epoch < number), None)
+    first = log.first(current)
+    is_begun = first is not None and first.previous is None
+    if not is_begun and (before is None or log.epoch(current, before.epoch + 1) is None):
+        log.damaged_snapshots.discard(number)  # it may be restored from a copy
+        raise damage
+    logger.warning("job %s: the snapshot of epoch %d is ignored: %s", log.job, number, damage)
 
 
 def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | None = None) -> EpochChanges:

@@ -61,6 +61,22 @@ class StoreLog(NamedTuple):
         )
 
 
+def is_filled_from(filesystem: Filesystem, store: Path, *, is_empty: bool) -> bool:
+    """Return whether a log filled a store. An empty store, or one that does not tell, is this log's from now on.
+
+    StoreError if another log, under another path, filled the store.
+    """
+    log, kept = StoreLog.of_log(filesystem), StoreLog.of_store(store)
+    if log is None or log == kept:
+        return True
+    if kept is None or kept.id == log.id or is_empty:
+        log.write(store)
+        return True
+    if kept.root != log.root:
+        raise kept.refusal(store.parent.parent, log)
+    return False
+
+
 def check_stores(folder: Path, roots: Sequence[str]) -> None:
     """Raise StoreError if a folder has stores of other logs only.
 

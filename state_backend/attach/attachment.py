@@ -23,9 +23,10 @@ from state_backend.checkpoint.states import stable_name
 from state_backend.codec.row_encoding import RowError
 from state_backend.folder_watch import FolderWatch
 from state_backend.log.catch_up import CatchUp
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochContent
-from state_backend.log.log_writer import ChangeFileWriter, LogWriter
+from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import (
     CheckpointError,

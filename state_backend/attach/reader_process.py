@@ -34,9 +34,9 @@ from state_backend.attach.attachment import ChangeFiles, StateReader
 from state_backend.attach.files_reader import BATCHES_MAX, FilesReader
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import CheckpointError, SparkisError
 from state_backend.process_memory import retain_free_memory
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from state_backend.attach.state_encoder import StateEncoder, newest_of_each
 from state_backend.checkpoint.stores import Decoded
 from state_backend.codec.row_encoding import SkippedRows, in_runs, names_of, sorted_by_position
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import ChangeFile, EpochContent
-from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.records import positions_in
 
 logger = logging.getLogger("sparkis.attach")

@@ -23,9 +23,9 @@ from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import Checkpoint, Layout
 from state_backend.checkpoint.stores import Decoded
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import CheckpointError, SparkisError
 from state_backend.process_memory import retain_free_memory
 

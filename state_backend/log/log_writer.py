@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 import uuid
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, Self
+from typing import Literal, Self
 from zlib import crc32
 
 import pyarrow as pa
@@ -20,11 +16,12 @@ import pyarrow as pa
 from state_backend.codec import packed_sorted, selections
 from state_backend.codec.reductions import check_change, reduction_of
 from state_backend.log import branch, promotion
+from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
-from state_backend.log.checked_json import with_checksum
-from state_backend.log.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
-from state_backend.log.evolution import check_evolution
+from state_backend.log.descriptions import check_description, check_not_renamed, next_description
+from state_backend.log.epochs import ChangeFile, Epoch, runs_in
 from state_backend.log.filesystems import Filesystem
+from state_backend.log.heartbeat_writer import HeartbeatWriter
 from state_backend.log.takeover import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
@@ -32,84 +29,19 @@ from state_backend.model.descriptor import StateDescriptor, check_name, check_st
 from state_backend.model.errors import (
     DescriptorError,
     EpochHoleError,
-    FencedWriterError,
-    LogCorruptError,
     LogUnavailableError,
-    NewerFormatError,
     RewoundCheckpointError,
-    SparkisError,
 )
 from state_backend.model.generations import folder_name
 from state_backend.model.records import Change, runs_of, schema
 
 logger = logging.getLogger("sparkis.log")
 
-# Up to this size a task's changes are inline in the epoch's file, so that a small epoch is one file.
-INLINE_BYTES_MAX = 64 << 10
 # Above this size of all tasks' inline changes, the writer moves them to a change file; an epoch's file stays small
 # (guess).
 EPOCH_INLINE_BYTES_MAX = 1 << 20
 
-# How often a writer looks whether a heartbeat is due.
-HEARTBEAT_INTERVAL_S = 1.0
-
 OnRewind = Literal["refuse", "truncate"]
-
-
-class _ChecksummedFile:
-    """A file object that computes the size and the checksum of what is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.size = 0
-        self.checksum = 0
-        self.closed = False
-
-    def write(self, content: bytes | memoryview) -> int:
-        self.checksum = crc32(content, self.checksum)
-        self.size += len(content)
-        self._file.write(content)
-        return len(content)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-class ChangeFileWriter:
-    """Writes one task's runs: a few as an inline stream of the epoch, more as a change file.
-
-    Used on executors. If the task fails, no epoch lists its file.
-    """
-
-    def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
-        self._filesystem = filesystem
-        self._folder = folder
-        self._epoch = epoch
-
-    def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
-        """Write all runs; return (file, None), (None, Arrow stream for the epoch), or two Nones if there is no row."""
-        buffered: list[pa.RecordBatch] = []
-        size = 0
-        not_empty = (run for run in runs if run.num_rows)
-        for run in not_empty:
-            buffered.append(run)
-            size += run.nbytes
-            if size > INLINE_BYTES_MAX:
-                return self.write_file(chain(buffered, not_empty)), None
-        return None, to_stream(buffered) if buffered else None
-
-    def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
-        """Write runs as a file, even if there are few."""
-        name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
-        slots: list[tuple[int, int, int]] = []
-        with self._filesystem.open_new(f"{self._folder}/{name}") as file:
-            checksummed = _ChecksummedFile(file)
-            with pa.ipc.new_file(pa.PythonFile(checksummed, mode="w"), schema()) as writer:
-                for run in runs:
-                    writer.write_batch(run)
-                    slots.append(slots_of_run(run))
-        rows = sum(run_rows for _, _, run_rows in slots)
-        return ChangeFile(name, checksummed.size, checksummed.checksum, rows, tuple(slots))
 
 
 class LogWriter:
@@ -175,7 +107,6 @@ class LogWriter:
         self.log = ChangeLog(root).job(job)
         self._filesystem = self.log.filesystem
         self._on_rewind = on_rewind
-        self._source = source
         self._rewrites_states = rewrites_states
         self._holds_back = holds_back
         self.states = tuple(state.for_job(job) for state in states)
@@ -183,26 +114,21 @@ class LogWriter:
         self.query_id = check_name("generation", query_id or self._query_in_charge() or uuid.uuid4().hex)
         before = None if starts_empty else self.log.terms.last_of(self.query_id)
         if query_id is not None and source is None:
-            self._check_not_renamed(before, siblings)
-        if before is not None:
-            self._check_evolution(before)  # before another writer is fenced
-        self._heartbeats = 0
-        self._last_status: tuple[bool, bool] | None = None  # (is_running, is_final) of the last heartbeat
-        self._heartbeat_due_s = 0.0
-        self._heartbeat_lock = threading.RLock()
+            check_not_renamed(self.log, before, self.query_id, siblings)
+        self._declared = Description(job, self.query_id, self.states, source=source)
+        if before is not None and before.description is not None:  # checked before another writer is fenced
+            check_description(before.description, self._declared, rewrites_states=rewrites_states)
         candidate = new_candidate(self.query_id, checkpoint, self._filesystem.heartbeat_interval_s)
         self._claim = claim(self.log.terms, candidate, is_forced=takeover)
+        self._heartbeats = HeartbeatWriter(self.log.terms, self._claim)
         self._begin(seal(self.log.terms, self._claim), starts_empty=starts_empty)
         if self.last is not None and self.last.origin > 0:
             self._warn_of_missing_keys(self.last.origin)
         self._announce = announce
         if announce is not None:
             announce(job, self.current.term, -1)
-        self._closed = threading.Event()
         if sends_heartbeats:
-            arguments = (weakref.ref(self), self._closed)
-            name = f"sparkis-heartbeat-{job}"
-            threading.Thread(target=_send_heartbeats, args=arguments, name=name, daemon=True).start()
+            self._heartbeats.start_thread()
 
     def _query_in_charge(self) -> str | None:
         current = self.log.current()
@@ -215,7 +141,7 @@ class LogWriter:
         self._stay_final(last)
         is_held_back = self._is_to_be_held_back(base)
         if base is not None and last is not None and base.generation == last.generation:
-            generation, reason, description = base.generation, "restart", self._describe(base)
+            generation, reason = base.generation, "restart"
         else:
             generation, reason = self._new_folder(term), "start"
             if base is not None and branch.copy(self.log, current_of(base), generation, None):
@@ -224,7 +150,7 @@ class LogWriter:
                 self._filesystem.remove(f"{self.job}/{generation}")
                 self._new_folder(term)
                 base = None
-            description = self._describe(base)
+        description = next_description(self.log, base, self._declared, rewrites_states=self._rewrites_states)
         self._put_in_charge(Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
@@ -247,7 +173,7 @@ class LogWriter:
 
     def _put_in_charge(self, term: Term) -> None:
         begin(self.log.terms, term, self._claim)
-        self._last_status = None  # the new term has had no heartbeat
+        self._heartbeats.begun()
         assert term.description is not None
         self._description = term.description
         self.current = current_of(term)
@@ -277,8 +203,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Mark the job as ended: readers learn that this writer publishes no more epochs."""
-        self._closed.set()
-        self.send_heartbeat(is_running=False)
+        self._heartbeats.close()
 
     @property
     def job(self) -> str:
@@ -446,105 +371,11 @@ class LogWriter:
         With `sends_heartbeats=False` to be called once a second while the job is live. Readers poll the heartbeat's
         counter. In storage where each request costs money, the counter changes less often, and most calls do nothing.
         """
-        with self._heartbeat_lock:
-            status, now_s = (is_running, is_final), time.monotonic()
-            if status == self._last_status and now_s < self._heartbeat_due_s:
-                return True
-            try:
-                check_in_charge(self.log.terms, self._claim)
-            except FencedWriterError:
-                return False
-            interval_s = self._filesystem.heartbeat_interval_s
-            self._heartbeats += 1
-            heartbeat = {
-                "writer": self._claim.writer,
-                "count": self._heartbeats,
-                "interval_s": interval_s,
-                "is_running": is_running,
-            }
-            heartbeat |= {"is_final": True} if is_final else {}
-            path = self.log.terms.heartbeat_path(self._claim.term)
-            self._filesystem.replace(path, with_checksum(heartbeat), is_durable=False)
-            self._last_status, self._heartbeat_due_s = status, now_s + interval_s - 1.0
-            return True
-
-    def repeat_heartbeat(self) -> bool:
-        """Write a heartbeat if the job is live; return whether this writer is to write others."""
-        with self._heartbeat_lock:
-            if self._closed.is_set():
-                return False
-            is_live = self._last_status in (None, (True, False))
-            return not is_live or self.send_heartbeat()
+        return self._heartbeats.send(is_running=is_running, is_final=is_final)
 
     def mark_final(self) -> None:
         """Mark the state as final: it is not stale, although no more epochs are written."""
         self.send_heartbeat(is_running=False, is_final=True)
-
-    def _describe(self, base: Term | None) -> Description:
-        """Return the description for this term: that of the query's last term, or a new version."""
-        mine = Description(self.job, self.query_id, self.states, source=self._source)
-        if base is None or base.description is None:
-            return mine
-        theirs = base.description
-        is_completed = self._rewrites_states and theirs.incomplete
-        if (theirs.states, theirs.source) == (mine.states, mine.source) and not is_completed:
-            return theirs
-        for note in self._check_evolution(base):
-            logger.warning("job %s: %s", self.job, note)
-        names = {state.name for state in mine.states}
-        return replace(
-            mine,
-            version=theirs.version + 1,
-            dropped=tuple(state for state in theirs.all_states if state.name not in names),
-            incomplete=() if self._rewrites_states else self._incomplete_states(base.generation, theirs),
-            renamed_from=theirs.renamed_from,
-        )
-
-    def _check_evolution(self, base: Term) -> list[str]:
-        assert base.description is not None
-        before, ever = base.description.states, base.description.all_states
-        return check_evolution(self.job, before, ever, self.states, rewrites_states=self._rewrites_states)
-
-    def _incomplete_states(self, generation: str, before: Description) -> tuple[str, ...]:
-        """Return the states that began in the middle of the query; warn about new ones, except sparkis' own."""
-        if not self.log.numbers(generation):
-            return ()
-        old = {state.name for state in before.states}
-        new = [state.name for state in self.states if state.name not in old and not state.name.startswith("_")]
-        for name in new:
-            logger.warning(
-                "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
-                "missing in it; start the query with a new checkpoint to have them all",
-                self.job,
-                name,
-            )
-        return tuple(state.name for state in self.states if state.name in new or state.name in before.incomplete)
-
-    def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
-        """Raise DescriptorError if the log has the query's state under another job's name: the query was renamed.
-
-        If this job has no epoch of the query, the terms of every other job are read.
-        """
-        if before is not None and self.log.numbers(before.generation):
-            return
-        log = ChangeLog(self._filesystem)
-        for name in log.jobs():
-            other = log.job(name)
-            try:
-                current = other.current()
-            except (LogCorruptError, NewerFormatError):
-                continue  # another job's damage is no error of this job
-            description = current.description if current is not None else None
-            if name == self.job or description is None or description.query_id != self.query_id:
-                continue
-            assert current is not None
-            if current.writer not in siblings and other.numbers(current.generation):
-                raise DescriptorError(
-                    f"job {self.job!r} would begin in the middle of its query: the log {self._filesystem.root} has the "
-                    f"query's state as job {name!r}. If the query was renamed, run: sparkis rename --log "
-                    f"{self._filesystem.root} {name} {self.job}. If it is another query, start it with another "
-                    f"checkpoint or another log"
-                )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
         """Return the origin of an epoch (see `epochs`); 0 if the epoch has the full content of all states."""
@@ -607,6 +438,7 @@ class LogWriter:
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
         self._claim = succeed(self.log.terms, self._claim)
+        self._heartbeats.claimed(self._claim)
         generation = self._new_folder(self._claim.term)
         if has_before and not branch.copy(self.log, self.current, generation, number):
             self.check_in_charge()
@@ -652,19 +484,6 @@ class LogWriter:
                 f"job {self.job!r}: the log {self._filesystem.root} got another epoch {epoch.epoch} during the commit; "
                 f"start the query again"
             )
-
-
-def _send_heartbeats(writing: weakref.ref[LogWriter], closed: threading.Event) -> None:
-    """Write a writer's heartbeats until the writer is closed, forgotten or fenced."""
-    while (writer := writing()) is not None:
-        try:
-            if not writer.repeat_heartbeat():
-                return
-        except SparkisError as error:  # the next commit meets the same error
-            logger.debug("no heartbeat for job %s: %s", writer.job, error)
-        del writer  # so that the end of its last user ends this thread
-        if closed.wait(HEARTBEAT_INTERVAL_S):
-            return
 
 
 def _digest(run: pa.RecordBatch) -> int:

@@ -34,9 +34,9 @@ KEYS = [b"key:%d" % number for number in range(200)]
 FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
 # The applier as the server starts it, but it copies its store without free pages at every opportunity.
 APPLIER = """
-import sys, state_backend.apply.applier as applier
-applier.COMPACT_ABOVE_BYTES = 1 << 16
-applier.COMPACT_PAUSE_S = 0.0
+import sys, state_backend.apply.applier as applier, state_backend.apply.store_copies as store_copies
+store_copies.COMPACT_ABOVE_BYTES = 1 << 16
+store_copies.COMPACT_PAUSE_S = 0.0
 applier.main(sys.argv[1:])
 """
 

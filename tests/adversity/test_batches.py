@@ -256,13 +256,13 @@ def with_files_only(task: type[sink_task.Task]) -> type[sink_task.Task]:
 
     class WithFilesOnly(task):  # type: ignore[misc,valid-type]
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from state_backend.log import log_writer
+            from state_backend.log import change_files
 
-            usual, log_writer.INLINE_BYTES_MAX = log_writer.INLINE_BYTES_MAX, 0
+            usual, change_files.INLINE_BYTES_MAX = change_files.INLINE_BYTES_MAX, 0
             try:
                 yield from super().__call__(batches)
             finally:  # a worker lives longer than a test
-                log_writer.INLINE_BYTES_MAX = usual
+                change_files.INLINE_BYTES_MAX = usual
 
     return WithFilesOnly
 

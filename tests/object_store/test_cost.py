@@ -15,7 +15,7 @@ import pytest
 from compat.object_store.faulty_proxy import FaultyProxy
 from state_backend.apply import applier as applier_module
 from state_backend.apply.applier import Applier, follow_until_end
-from state_backend.log import log_writer as log_writer_module
+from state_backend.log import heartbeat_writer
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -58,7 +58,7 @@ def test_a_month_costs_little(
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter_ns=perf_counter_ns, sleep=lambda pause_s: None)
     monkeypatch.setattr(applier_module, "time", clock)
-    monkeypatch.setattr(log_writer_module, "time", clock)
+    monkeypatch.setattr(heartbeat_writer, "time", clock)
     writer = LogWriter(root, "job", [STATE], "q1")
     epoch = writer.publish([Change("count", Op.PUT, b"job:count:a", None, b"1")])
     events: list[dict[str, Any]] = []

@@ -167,7 +167,7 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", (0.01, 0.02))
     rng = random.Random(seed)
     kinds: tuple[Kind, ...] = ("cut", "lose", "500", "503", "late")
-    followed.applier = Applier(ChangeLog(root), "job", followed.applier._folder.parent, followed.events.append)
+    followed.applier = Applier(ChangeLog(root), "job", followed.applier._stores.path.parent, followed.events.append)
     writer: LogWriter | None = None
     failures = 0
     for batch in range(12):

@@ -20,7 +20,7 @@ import pytest
 from state_backend.apply.applier import Applier
 from state_backend.apply.compactor import compact
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import log_writer
+from state_backend.log import change_files
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import EpochRef
 from state_backend.log.log_writer import LogWriter
@@ -274,7 +274,7 @@ def run(seed: int, store: Path | None = None) -> Scene:
 @pytest.fixture(autouse=True)
 def all_in_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every epoch has a change file, ids follow from the seed, and nothing is logged."""
-    monkeypatch.setattr(log_writer, "INLINE_BYTES_MAX", -1)
+    monkeypatch.setattr(change_files, "INLINE_BYTES_MAX", -1)
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4))
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)

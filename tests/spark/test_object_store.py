@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.object_store import faulty_proxy, s3_server
 from compat.object_store.faulty_proxy import FaultyProxy
+from state_backend.log.change_files import INLINE_BYTES_MAX
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.log_writer import INLINE_BYTES_MAX
 from state_backend.model.errors import LogUnavailableError
 from tests.spark.micro_batches import Batches, local_session, start
 

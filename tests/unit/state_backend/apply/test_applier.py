@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from state_backend.apply import applier as applier_module
+from state_backend.apply import store_copies
 from state_backend.apply.applier import Applier, follow_until_end
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.store_log import StoreLog
@@ -69,7 +70,7 @@ class Followed:
     def values(self) -> dict[bytes, bytes | None]:
         """Return what readers of the announced store see."""
         path = self.known["path"]
-        mine = self.applier._store  # LMDB forbids to open one folder twice in a process
+        mine = self.applier.store  # LMDB forbids to open one folder twice in a process
         is_mine = mine is not None and str(mine.path) == path
         store = mine if mine is not None and is_mine else LmdbStore(path, "", is_reader=True)
         try:
@@ -99,7 +100,7 @@ def followed(tmp_path: Path) -> Iterator[Followed]:
 
 def publish_large(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> LogWriter:
     """Have 5,000 keys applied. Their deletion leaves more free pages than the applier keeps; return the writer."""
-    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    monkeypatch.setattr(store_copies, "COMPACT_ABOVE_BYTES", 1 << 20)
     followed.restart()
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
@@ -572,7 +573,7 @@ def test_expired_keys_go_in_bounded_portions(followed: Followed, monkeypatch: py
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"v", NOW_MS - 1) for number in range(25)] + [put(b"stays")], clock_ms=1)
     assert followed.applier.step() is True
-    store = followed.applier._store
+    store = followed.applier.store
     assert store is not None
     assert store.applied.key_count == 16
     assert followed.values() == {b"stays": b"v"}
@@ -606,7 +607,7 @@ def test_free_pages_that_outweigh_the_others_are_given_back(
 def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "COMPACT_IDLE_ABOVE_BYTES", 1 << 16)
+    monkeypatch.setattr(store_copies, "COMPACT_IDLE_ABOVE_BYTES", 1 << 16)
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
     followed.step()
@@ -641,7 +642,7 @@ def test_a_job_whose_epochs_come_does_not_rest(followed: Followed) -> None:
 def test_a_store_is_not_copied_again_and_again_while_epochs_come(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    monkeypatch.setattr(store_copies, "COMPACT_ABOVE_BYTES", 1 << 20)
     followed.restart()
     writer = followed.writer()
 
@@ -655,7 +656,7 @@ def test_a_store_is_not_copied_again_and_again_while_epochs_come(
     assert followed.folders() == ["q1.1.1"]
     fill_and_empty()
     assert followed.folders() == ["q1.1.1"]
-    followed.applier._compact_after_s = 0.0  # time has passed
+    followed.applier._copies._pause_ends_s = 0.0  # time has passed
     followed.step()
     assert followed.folders() == ["q1.1.2"]
     fill_and_empty()
@@ -696,7 +697,7 @@ def test_a_map_in_complete_mode_loses_the_fields_that_are_not_named(followed: Fo
     for names in ((b"a", b"b"), (b"b", b"c"), tuple(b"%d" % n for n in range(packed_map.FIELDS_MAX + 5)), (b"7",)):
         writer.publish([Change("city", Op.PUT, b"k", name, b"v") for name in names], replaces=["city"])
         followed.step()
-        store = followed.applier._store
+        store = followed.applier.store
         assert store is not None
         with store.snapshot(NOW_MS) as snapshot:
             assert dict(snapshot.map_pairs(b"k")) == dict.fromkeys(names, b"v")
