@@ -32,13 +32,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from resp_server.net.client import Client
 from resp_server.programs.status import read
 from spark_hooks.attach.start import attach
-from spark_hooks.end_signal import EndSignal
-from spark_hooks.own_spark import start_spark
+from spark_hooks.command_process import EndSignal, standard_error_in, state_folder
 from spark_hooks.publish.sink import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
-from spark_hooks.standard_error import standard_error_in
-from spark_hooks.user_folders import state_folder
+from spark_hooks.sessions import start_spark
 from state_backend.attach.attachment import Attachment
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor

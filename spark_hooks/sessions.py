@@ -1,12 +1,16 @@
-"""The functions that differ between classic Spark and Spark Connect; all other code is the same for both."""
+"""Spark sessions: what differs between classic Spark and Spark Connect, and the Spark that a command starts itself."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import pyspark
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -93,3 +97,25 @@ def _measured_parallelism(session: SparkSession) -> int:
     ids = session.range(SPREAD_IDS).select(F.spark_partition_id().alias("partition"))
     (found,) = ids.agg(F.max("partition")).collect()
     return int(found[0]) + 1
+
+
+def start_spark(name: str, master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start Spark with little output; a local one only on the loopback interface, with this Python for its workers.
+
+    The JVM runs in its own session of the operating system, so a signal to a process group (as from service managers
+    and `timeout`) reaches Python alone. Python then stops the queries and the JVM in order.
+    """
+    own = {
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's default is the python3 of the PATH
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        own |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf = SparkConf().setAll(list((own | dict(settings)).items()))
+    gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+    SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.getOrCreate()

@@ -15,7 +15,7 @@ A push is sent between two replies: at once, or after the streamed reply. It is 
 So a client with too much unsent output is disconnected.
 
 The dispatcher turns an exception of a request into an error reply. Any other exception, such as one while a push is
-encoded, closes only this connection (`net.isolated`, `close_on_error`).
+encoded, closes only this connection (`net.transports`, `close_on_error`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, T
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
-from resp_server.net.isolated import isolated
-from resp_server.net.unread import unread_bytes
+from resp_server.net.transports import isolated, unread_bytes
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser

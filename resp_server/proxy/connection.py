@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from resp_server.client.connection import Connection, ConnectionHost
-from resp_server.net.isolated import isolated
+from resp_server.net.transports import isolated
 from resp_server.proxy.compiled import ClientForwarder
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.session.epoch_feed import ReplyEpochs

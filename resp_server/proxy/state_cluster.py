@@ -22,9 +22,9 @@ from resp_server.execution.histories import HISTORIES_MAX
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer
-from resp_server.net.awake import AwakeClock
 from resp_server.net.connecting import connected
 from resp_server.net.tls import Certificates
+from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys

@@ -34,8 +34,8 @@ from typing import NamedTuple, NoReturn
 
 from resp_server.cluster.topology import NODES_MAX, Topology
 from resp_server.net.addresses import address_of
-from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
+from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import PlainError, WrongLogError
 from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.request_parser import Request

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from resp_server.net.addresses import host_and_port
-from resp_server.net.awake import AwakeClock
 from resp_server.net.client import Client, ClientError
+from resp_server.net.transports import AwakeClock
 from resp_server.registry.record import Record, read_record
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.identity import identity_of

@@ -24,9 +24,9 @@ from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
-from resp_server.net.keepalive import keep_alive
 from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port, listen_at_ports
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
+from resp_server.net.transports import keep_alive
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session

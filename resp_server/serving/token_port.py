@@ -16,9 +16,9 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from resp_server.net.keepalive import keep_alive
 from resp_server.net.listeners import ACCEPT_PAUSE_S, ACCEPTS_PER_ROUND
 from resp_server.net.tls import Certificates, reason_of
+from resp_server.net.transports import keep_alive
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import OK, encode
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser

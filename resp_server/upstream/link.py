@@ -13,8 +13,7 @@ from resp_server.forwarding.packing import size_of
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
 from resp_server.net.addresses import address_of
-from resp_server.net.ending import end_now
-from resp_server.net.keepalive import keep_alive
+from resp_server.net.transports import end_now, keep_alive
 from resp_server.protocol.errors import internal_error
 from resp_server.upstream.role import RoleCheck
 

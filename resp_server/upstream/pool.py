@@ -18,7 +18,7 @@ from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, send_in_steps
-from resp_server.net.awake import AwakeClock
+from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request

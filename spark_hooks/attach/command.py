@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 from spark_hooks.attach.options import described, follow, log_of, shown_job, states_of
-from spark_hooks.end_signal import EndSignal
+from spark_hooks.command_process import EndSignal
 from spark_hooks.serving import endpoints
 from state_backend import log_lines
 from state_backend.attach.attachment import Attachment, QueryHooks

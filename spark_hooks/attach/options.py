@@ -16,11 +16,10 @@ from resp_server.net.listeners import is_wildcard
 from resp_server.net.tls import TlsFiles, files_of, server_files_of
 from resp_server.programs.listening import password_of
 from resp_server.programs.metrics_options import check_metrics
-from spark_hooks.end_signal import EndSignal
+from spark_hooks.command_process import EndSignal, state_folder
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.placement import with_passwords
-from spark_hooks.user_folders import state_folder
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import AttachedArguments, AttachedState, pairs
 from state_backend.log.filesystems import open_filesystem

@@ -13,9 +13,9 @@ from spark_hooks.attach.binding import bind, reading_session
 from spark_hooks.attach.options import described, follow, log_of, shown_job, states_of
 from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import SparkCheckpoint
-from spark_hooks.end_signal import EndSignal
-from spark_hooks.own_spark import start_spark
+from spark_hooks.command_process import EndSignal
 from spark_hooks.serving.endpoints import ANNOUNCE_SETTING
+from spark_hooks.sessions import start_spark
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import pairs
 from state_backend.model.errors import CheckpointError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.net.awake import AwakeClock
+from resp_server.net.transports import AwakeClock
 
 STEP_S_MAX = 0.25
 

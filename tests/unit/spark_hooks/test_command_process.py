@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import subprocess, sys
 from pathlib import Path
-from spark_hooks.standard_error import standard_error_in
+from spark_hooks.command_process import standard_error_in
 
 with standard_error_in(Path(sys.argv[1])) as former:
     print("shown", file=former)
