@@ -42,8 +42,8 @@ from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import SlotSet
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 
@@ -72,7 +72,7 @@ STATES = {
 }
 # Of jobs that are more than their epochs (see `make_log`).
 VALUE = StateDescriptor("value", key="k", value="v")
-HALF = KeyGroups.parse("0-8191")
+HALF = SlotSet.parse("0-8191")
 
 EPOCHS: dict[str, list[list[Change]]] = {
     "format1": [
@@ -132,7 +132,7 @@ def write_values(root: Path, job: str) -> None:
             writer.publish([Change("value", Op.PUT, key, value=b"%d" % epoch) for key in keys])
 
 
-def write_part(root: Path, job: str, slots: KeyGroups) -> Epoch | None:
+def write_part(root: Path, job: str, slots: SlotSet) -> Epoch | None:
     """Write a server's part of a snapshot; return the snapshot's epoch once it has all parts."""
     log = ChangeLog(root)
     with tempfile.TemporaryDirectory() as store:

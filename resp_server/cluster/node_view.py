@@ -8,7 +8,7 @@ from resp_server.cluster.topology import Node, Topology
 from resp_server.command.keys import keys_of
 from resp_server.command.spec import ANY_SLOTS, Facts
 from resp_server.protocol.errors import ClusterDownError, CrossSlotError, MovedError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 
 
@@ -23,7 +23,7 @@ class NodeView:
         self.topology = topology
         self.myself: Node = topology.node(name)
         self.master = topology.master_of(self.myself)
-        self.slots: KeyGroups = self.master.slots
+        self.slots: SlotSet = self.master.slots
         self._owners = topology.owners
 
     @property

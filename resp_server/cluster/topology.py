@@ -25,8 +25,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from resp_server.net.addresses import PORT_MAX, address_of
-from state_backend.model.errors import KeyGroupsError, SparkisError
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.errors import SlotSetError, SparkisError
+from state_backend.model.slot_set import NONE, SlotSet
 
 # Standard: the largest cluster that Redis recommends.
 NODES_MAX = 1000
@@ -55,7 +55,7 @@ class Node:
     id: str
     host: str
     port: int
-    slots: KeyGroups = NONE
+    slots: SlotSet = NONE
     replica_of: str | None = None
     health: Health = Health.ONLINE
     zone: str = ""
@@ -216,8 +216,8 @@ def _node(number: int, row: Any) -> Node:
     if health is not None and health not in list(Health):
         raise TopologyError(f"{subject}: health {health!r:.80} is not one of {', '.join(Health)}")
     try:
-        groups = KeyGroups.parse(slots or "")
-    except KeyGroupsError as error:
+        groups = SlotSet.parse(slots or "")
+    except SlotSetError as error:
         raise TopologyError(f"{subject}: {error}") from None
     return Node(node_id, host, port, groups, replica_of, Health(health or Health.ONLINE), zone or "")
 

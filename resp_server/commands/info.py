@@ -466,7 +466,7 @@ def sampled_ttls(snapshot: Snapshot) -> list[int]:
 
     Positions are hashes, so a range of them is a random sample of all keys.
     """
-    owned = snapshot.key_groups
+    owned = snapshot.owned_slots
     ttls_ms: list[int] = []
     for _ in range(SAMPLE_TRIES if owned else 0):
         cursor, keys = snapshot.scan(owned.random_position(), SAMPLE_KEYS, only_expiring=True)

@@ -75,7 +75,7 @@ def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
         b"states": len(visible.states),
         b"keys": visible.keys,
         **_freshness(visible, now_ms),
-        b"slots": str(visible.snapshot.key_groups).encode(),
+        b"slots": str(visible.snapshot.owned_slots).encode(),
         b"store_bytes": job.store.used_bytes()[0] if visible.is_fully_visible else 0,
         b"state_names": [state.name.encode() for state in visible.states],
         b"key_formats": [state.format_for(job.name).text.encode() for state in visible.states],

@@ -35,7 +35,7 @@ from resp_server.session.tracking import PUSH
 from resp_server.session.transaction import ReadPoint
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
-from state_backend.model.key_groups import ALL
+from state_backend.model.slot_set import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, Lend, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView

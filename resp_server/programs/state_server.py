@@ -41,9 +41,9 @@ from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from state_backend.apply.compact import add_retention_option
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.errors import KeyGroupsError
+from state_backend.model.errors import SlotSetError
 from state_backend.model.formats import WRITER, check_format
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.slot_set import NONE, SlotSet
 from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
@@ -155,7 +155,7 @@ class Identity:
 
     id: str
     port: int = 0
-    desired_slots: KeyGroups = NONE
+    desired_slots: SlotSet = NONE
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -164,8 +164,8 @@ class Identity:
             stored = json.loads((folder / MEMBER_FILE).read_text())
             check_format(stored, MEMBER_FORMAT, folder / MEMBER_FILE)
             if NODE_ID.fullmatch(stored["id"]):
-                return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["desired_slots"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, KeyGroupsError):
+                return cls(stored["id"], int(stored["port"]), SlotSet.parse(stored["desired_slots"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SlotSetError):
             pass  # missing, or incomplete after a crash of the machine: a new member, whose stores are rebuilt
         return cls(secrets.token_hex(20))
 
@@ -192,7 +192,7 @@ class IdentityFile:
         self.is_assigned = asyncio.Event()
         identity.write(folder)
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         """Store the desired slots."""
         if slots != self._identity.desired_slots:
             self._identity = replace(self._identity, desired_slots=slots)
@@ -284,7 +284,7 @@ def _make_appliers(
     keyspace: Keyspace,
     roots: Sequence[str],
     folder: Path,
-    slots: KeyGroups,
+    slots: SlotSet,
 ) -> Appliers:
     """Return the appliers of the logs, which are not started yet, and which the server has look for what it needs."""
     appliers = Appliers(

@@ -11,7 +11,7 @@ from typing import Any
 
 import hiredis
 
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.slot_set import NONE, SlotSet
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ def rows_in(reply: bytes) -> list[Row]:
     return [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
 
 
-def shares_of(slots_of_servers: Iterable[KeyGroups]) -> list[float]:
+def shares_of(slots_of_servers: Iterable[SlotSet]) -> list[float]:
     """Return, for each server, the share of its slots that no server before it owns. Its keys count by this share."""
     counted, shares = NONE, []
     for slots in slots_of_servers:
@@ -37,10 +37,10 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
     merged = []
     for rows in _by("name", answers):
         newest = max(rows, key=lambda row: int(row["committed"]))
-        shares = shares_of(KeyGroups.parse(row["slots"]) for row in rows)
+        shares = shares_of(SlotSet.parse(row["slots"]) for row in rows)
         owned = NONE
         for row in rows:
-            owned |= KeyGroups.parse(row["slots"])
+            owned |= SlotSet.parse(row["slots"])
         stored = {"store_bytes": sum(row["store_bytes"] for row in rows)} if "store_bytes" in newest else {}
         keys: Row = {"keys": _sum(rows, "keys", shares), "slots": str(owned)}
         if "state_names" in newest:

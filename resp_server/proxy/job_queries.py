@@ -26,7 +26,7 @@ from resp_server.proxy.job_merge import (
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import ReplyEpochs
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.slot_set import NONE, SlotSet
 
 JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
 KEYSPACE = (b"INFO", b"keyspace")
@@ -159,13 +159,13 @@ def server_sections(names: Sequence[bytes]) -> set[str]:
     return SERVER_SECTIONS & sections if sections and not sections & SECTION_GROUPS else set(SERVER_SECTIONS)
 
 
-def _slots_of(rows: Sequence[Row], job: str) -> KeyGroups:
-    return next((KeyGroups.parse(row["slots"]) for row in rows if row["name"] == job), NONE)
+def _slots_of(rows: Sequence[Row], job: str) -> SlotSet:
+    return next((SlotSet.parse(row["slots"]) for row in rows if row["name"] == job), NONE)
 
 
-def _slots_of_first(rows: Sequence[Row]) -> KeyGroups:
+def _slots_of_first(rows: Sequence[Row]) -> SlotSet:
     """Return the slots that a server owns of its first job. Nearly always it owns the same slots of its other jobs."""
-    return KeyGroups.parse(rows[0]["slots"]) if rows else NONE
+    return SlotSet.parse(rows[0]["slots"]) if rows else NONE
 
 
 def text_in(reply: object) -> str:

@@ -19,7 +19,7 @@ from resp_server.push.deliveries import Deliveries
 from resp_server.push.pubsub import OWN_CHANNELS, Accepts, MessageBatch, PubSub
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, check_name
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 
 # The bytes that are relayed to other processes at a time, and so the longest message that is relayed. A process's queue
@@ -123,7 +123,7 @@ class MessageBus:
         """End all subscriptions of a client without replies: in steps, as there may be many."""
         self._deliveries.add(self.pubsub.leave(session), lambda: None, lambda: None)
 
-    def leave_slots(self, slots: KeyGroups) -> None:
+    def leave_slots(self, slots: SlotSet) -> None:
         """End subscriptions to shard channels of slots that this node lost, with SUNSUBSCRIBE replies."""
         pubsub = self.pubsub
         for channel in [each for each in pubsub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from resp_server.cluster.topology import Health, Node, Topology
 from resp_server.registry.sharding import Member, Shard, plan
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 # The term and epoch of each job that the new owner of slots must reach before it may answer in place of the old owner.
 Handover = dict[str, tuple[int, int]]
@@ -26,7 +26,7 @@ class Directive(NamedTuple):
     """What the registry sends to one member: the topology to serve and the slots to load."""
 
     topology: Topology
-    desired_slots: KeyGroups
+    desired_slots: SlotSet
 
 
 class Assignment:
@@ -40,7 +40,7 @@ class Assignment:
         self._released = topology
         # The ids of members that get the topology before its release.
         self._early: frozenset[str] = frozenset()
-        self._desired_slots: dict[str, KeyGroups] = {}
+        self._desired_slots: dict[str, SlotSet] = {}
         self._handovers: dict[tuple[str, str], Handover] = {}
         # Whether this registry made the topology.
         self._is_own = False
@@ -75,7 +75,7 @@ class Assignment:
         """Tell whether a move of slots waits until a server reaches some epochs."""
         return bool(self._handovers)
 
-    def desired_slots(self, member_id: str) -> KeyGroups:
+    def desired_slots(self, member_id: str) -> SlotSet:
         """Return the slots that a member should own."""
         return self._desired_slots.get(member_id, NONE)
 
@@ -123,7 +123,7 @@ class Assignment:
         self._release(members)
         return True
 
-    def _next_slots(self, current: Mapping[str, KeyGroups], members: Mapping[str, Member]) -> dict[str, KeyGroups]:
+    def _next_slots(self, current: Mapping[str, SlotSet], members: Mapping[str, Member]) -> dict[str, SlotSet]:
         """Return the slots of each node in the next topology. Slots move once their new owner can answer.
 
         A node that gains slots loses none in the same topology, because it must serve the gained ones first.
@@ -173,7 +173,7 @@ class Assignment:
         if not early:
             self._released = topology
 
-    def _desired_of(self, member: Member) -> KeyGroups:
+    def _desired_of(self, member: Member) -> SlotSet:
         """Return the slots that a member should own: its shard's, and those that clients may still read from it."""
         needed = NONE
         for shard in self.shards:
@@ -199,7 +199,7 @@ def _make_node(
     name: str,
     before: Mapping[str, Node],
     members: Mapping[str, Member],
-    slots: Mapping[str, KeyGroups],
+    slots: Mapping[str, SlotSet],
     master: str | None,
 ) -> Node:
     member = members.get(name)
@@ -232,18 +232,18 @@ def _is_alive(name: str, members: Mapping[str, Member]) -> bool:
 
 
 def _best_owners(
-    target: Mapping[str, KeyGroups], current: Mapping[str, KeyGroups], members: Mapping[str, Member]
-) -> dict[str, KeyGroups]:
+    target: Mapping[str, SlotSet], current: Mapping[str, SlotSet], members: Mapping[str, Member]
+) -> dict[str, SlotSet]:
     """Return the best owner of each slot now. Each slot that has an owner or a target is listed once.
 
     The first of these is the best one: the target, if it can answer; the present owner, if it can; another target or
     owner that can; the present owner; the target.
     """
 
-    def answerable(name: str) -> KeyGroups:
+    def answerable(name: str) -> SlotSet:
         return members[name].can_answer if name in members else NONE
 
-    best: dict[str, KeyGroups] = {}
+    best: dict[str, SlotSet] = {}
     unassigned = ALL
     for candidates in (
         ((name, slots & answerable(name)) for name, slots in target.items()),
@@ -259,7 +259,7 @@ def _best_owners(
     return best
 
 
-def _owners_of(slots: KeyGroups, current: Mapping[str, KeyGroups]) -> Iterator[tuple[str, KeyGroups]]:
+def _owners_of(slots: SlotSet, current: Mapping[str, SlotSet]) -> Iterator[tuple[str, SlotSet]]:
     """Iterate over the current owners of these slots, with the part that each owns; "" for no owner."""
     for name, owned in current.items():
         if found := slots & owned:

@@ -27,8 +27,8 @@ from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
 from state_backend.log.filesystems import Filesystem
-from state_backend.model.errors import KeyGroupsError, SparkisError
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.errors import SlotSetError, SparkisError
+from state_backend.model.slot_set import NONE, SlotSet
 
 logger = logging.getLogger("sparkis.server")
 
@@ -57,14 +57,14 @@ class _WrongLogError(RegistryClientError):
 class SlotLoader(Protocol):
     """Loads slots into stores: the appliers of this server."""
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         """Own these slots and no others."""
 
     def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
         """Check a job's log for an announced epoch, in the background."""
 
     @property
-    def owned_slots(self) -> KeyGroups:
+    def owned_slots(self) -> SlotSet:
         """The desired slots that can be answered."""
 
     @property
@@ -112,7 +112,7 @@ class RegistryClient:
         logs: Sequence[Filesystem],
         address: str | None,
         token: str,
-        on_desired_slots: Callable[[KeyGroups], None],
+        on_desired_slots: Callable[[SlotSet], None],
         on_end: Callable[[], None] | None = None,
         on_refused: Callable[[], None] = lambda: None,
         certificates: Certificates | None = None,
@@ -132,7 +132,7 @@ class RegistryClient:
         self._certificates = certificates
         self._term = 0
         self._topology: Topology | None = None
-        self._desired_slots: KeyGroups | None = None
+        self._desired_slots: SlotSet | None = None
         self._is_draining = False
         self._is_joined = False
         self._wake = asyncio.Event()
@@ -307,15 +307,15 @@ class RegistryClient:
                 self._term, self._last_address, self._is_joined, self._logged_error = term, address, True, ""
                 try:
                     directive = json.loads(text)
-                    self._assign(Topology.of_json(directive["topology"]), KeyGroups.parse(directive["desired_slots"]))
-                except (ValueError, KeyError, TypeError, TopologyError, KeyGroupsError) as error:
+                    self._assign(Topology.of_json(directive["topology"]), SlotSet.parse(directive["desired_slots"]))
+                except (ValueError, KeyError, TypeError, TopologyError, SlotSetError) as error:
                     logger.error("the registry's assignment is invalid and not carried out: %s", error)
             case [b"notice", bytes(job), int(epoch), *term]:
                 self._appliers.notice_soon(job.decode(), epoch, *term[:1])
             case [b"end"] if self._on_end is not None:
                 self._on_end()
 
-    def _assign(self, topology: Topology, desired_slots: KeyGroups) -> None:
+    def _assign(self, topology: Topology, desired_slots: SlotSet) -> None:
         self._topologies.take(topology, self._id)
         self._topology = topology
         if desired_slots != self._desired_slots:

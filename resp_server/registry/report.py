@@ -9,8 +9,8 @@ from typing import Any
 
 from resp_server.cluster.topology import NODE_ID, Topology, TopologyError
 from resp_server.serving.appliers import Visible
-from state_backend.model.errors import KeyGroupsError, SparkisError
-from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.model.errors import SlotSetError, SparkisError
+from state_backend.model.slot_set import NONE, SlotSet
 
 # How long an ending server may hand over its slots: less than its supervisor waits before it kills the process.
 DRAIN_S_MAX = 4.0
@@ -36,7 +36,7 @@ class Report:
     is_draining: bool = False
     has_room: bool = True
     topology_version: int = -1
-    owned_slots: KeyGroups = NONE
+    owned_slots: SlotSet = NONE
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
     driver: str = ""
@@ -75,7 +75,7 @@ class Report:
                 raise ReportError(f"the report's id {member_id!r:.80} is not 40 hex digits in lower case")
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
             jobs = {str(name): _visible(seen) for name, seen in fields["jobs"].items()}
-            owned_slots = KeyGroups.parse(fields["owned_slots"])
+            owned_slots = SlotSet.parse(fields["owned_slots"])
             topology_version = int(fields["topology_version"])
             zone, driver = str(fields.get("zone", "")), str(fields.get("driver", ""))
             is_draining, has_room = bool(fields["is_draining"]), bool(fields.get("has_room", True))
@@ -83,7 +83,7 @@ class Report:
             return cls(
                 member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver, logs
             )
-        except (TopologyError, KeyGroupsError) as error:
+        except (TopologyError, SlotSetError) as error:
             raise ReportError(f"the report is invalid: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReportError(f"not a report of a state server: {error!r}") from None

@@ -47,7 +47,7 @@ from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.serving.token_port import TokenPort
 from state_backend.model.errors import SparkisError
-from state_backend.model.key_groups import NONE
+from state_backend.model.slot_set import NONE
 
 logger = logging.getLogger("sparkis.registry")
 

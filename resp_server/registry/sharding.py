@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 
 from resp_server.serving.appliers import Visible
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import SLOTS
 
 # A server that dies may be restarted with its slots intact, so no other server loads them before this time is over.
@@ -36,7 +36,7 @@ class Member:
     host: str
     port: int
     join_order: int
-    owned_slots: KeyGroups = NONE
+    owned_slots: SlotSet = NONE
     topology_version: int = -1
     absent_s: float = 0.0
     is_draining: bool = False
@@ -56,7 +56,7 @@ class Member:
         return self.absent_s == 0
 
     @property
-    def can_answer(self) -> KeyGroups:
+    def can_answer(self) -> SlotSet:
         """The slots that the server can answer now."""
         return self.owned_slots if self.is_alive else NONE
 
@@ -67,7 +67,7 @@ class Shard:
 
     master: str
     replicas: tuple[str, ...] = ()
-    slots: KeyGroups = NONE
+    slots: SlotSet = NONE
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _without_absent(shard: Shard, eligible: Sequence[str], members: Mapping[str,
     return Shard(master, tuple(name for name in present if name != master), shard.slots)
 
 
-def _best_candidate(candidates: Sequence[Member], slots: KeyGroups) -> Member:
+def _best_candidate(candidates: Sequence[Member], slots: SlotSet) -> Member:
     """Return the member that can answer most slots; of equal ones, the one with the newest epochs of most jobs."""
     newest: dict[str, tuple[int, int]] = {}
     for each in candidates:
@@ -205,7 +205,7 @@ def _replace(shards: list[Shard], old: Shard, new: Shard) -> None:
     shards[shards.index(old)] = new
 
 
-def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> list[KeyGroups]:
+def spread_slots(current: Sequence[SlotSet], owned: Sequence[SlotSet]) -> list[SlotSet]:
     """Return all slots spread evenly over the shards. As few slots as possible move.
 
     They move first to masters that can answer them already. current: the slots of each shard; owned: those that its
@@ -219,7 +219,7 @@ def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> li
     for each in slots:
         pool -= each
     gaining = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
-    owned_by_gaining = KeyGroups.of(chain.from_iterable(owned[at].ranges for at in gaining))
+    owned_by_gaining = SlotSet.of(chain.from_iterable(owned[at].ranges for at in gaining))
     for at, each in enumerate(slots):
         if (surplus := len(each) - quota[at]) > 0:
             lost = _pick(each & owned_by_gaining, surplus, pool, smallest_first=False)
@@ -234,7 +234,7 @@ def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> li
     return slots
 
 
-def _pick(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: bool) -> KeyGroups:
+def _pick(groups: SlotSet, count: int, beside: SlotSet, *, smallest_first: bool) -> SlotSet:
     """Return `count` of these slots, or all: in few ranges, next to the slots `beside` where possible.
 
     Of the last range only a part may be needed: the end that touches `beside`. If neither does, it is the front, or the
@@ -255,4 +255,4 @@ def _pick(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: b
             is_front = first - 1 in beside if smallest_first else last + 1 not in beside or first - 1 in beside
             picked.append((first, first + size - 1) if is_front else (last - size + 1, last))
             count -= size
-    return KeyGroups.of(picked)
+    return SlotSet.of(picked)

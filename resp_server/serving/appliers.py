@@ -29,7 +29,7 @@ from state_backend.log.past import Moment
 from state_backend.log.sweep import RETENTION_MS
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError, StoreError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.store.keyspace import RECENT_EPOCHS
 
 logger = logging.getLogger("sparkis.server")
@@ -83,7 +83,7 @@ class ApplierProcess:
         folder: Path,
         *,
         retention_ms: int | None,
-        slots: KeyGroups,
+        slots: SlotSet,
         records_events: bool,
         changed: Callable[[], None],
         rest_after_s: float,
@@ -98,7 +98,7 @@ class ApplierProcess:
         self.name = job
         # Set when the job is served; empty if the job was not renamed.
         self.renamed_from: str | None = None
-        self.owned: KeyGroups | None = None
+        self.owned: SlotSet | None = None
         self.visible: Visible | None = None
         self._desired = slots
         # The number of `slots` lines sent to this process.
@@ -141,7 +141,7 @@ class ApplierProcess:
         """Whether the job has no process, because there is nothing to apply."""
         return self._rest is not None and self._process is not None and self._process.returncode is not None
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         """Set the slots that the applier owns. `owned` may shrink; `changed` is not called for that."""
         self._desired = slots
         if self.owned is not None:
@@ -340,7 +340,7 @@ class ApplierProcess:
 
     def _apply_event(self, event: ApplierEvent) -> None:
         """Apply an applier's event about the served store."""
-        slots = KeyGroups.parse(event["slots"])
+        slots = SlotSet.parse(event["slots"])
         if self.owned is None or event["slots_lines"] == self._slots_lines:
             self.owned = slots & self._desired
         else:
@@ -447,7 +447,7 @@ class Appliers:
         *,
         retention_ms: int = RETENTION_MS,
         compacted: Collection[str] = (),
-        slots: KeyGroups = ALL,
+        slots: SlotSet = ALL,
         records_events: bool = False,
         rest_after_s: float = REST_AFTER_S,
         probe_interval_s: float | None = None,
@@ -484,12 +484,12 @@ class Appliers:
         self._folders_of_new_jobs: dict[str, list[str]] = {root: [] for root in logs}  # the watched ones, by root
 
     @property
-    def owned_slots(self) -> KeyGroups:
+    def owned_slots(self) -> SlotSet:
         """The desired slots that every served job owns, so reads of them can be answered; none before `catch_up`."""
         return self._owned_slots
 
     @property
-    def missing_slots(self) -> KeyGroups:
+    def missing_slots(self) -> SlotSet:
         """The desired slots that are not owned yet."""
         return self._desired - self._owned_slots
 
@@ -513,7 +513,7 @@ class Appliers:
         """Whether all stores have been writable for `ROOM_AFTER_S`."""
         return all(applier.has_room for applier in self._appliers.values())
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         """Own these slots and no others. Lost slots are dropped at once; gained ones are owned once they are loaded."""
         if slots == self._desired:
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.key_groups import NONE
+from state_backend.model.slot_set import NONE
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 

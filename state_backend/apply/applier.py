@@ -80,15 +80,15 @@ from state_backend.log.sweep import RETENTION_MS
 from state_backend.log.terms import Description
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import (
-    KeyGroupsError,
     LogCorruptError,
     LogUnavailableError,
+    SlotSetError,
     SparkisError,
     StoreDamagedError,
     StoreError,
     StoreFullError,
 )
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.process_memory import release_free_memory
 from state_backend.store.slot_ownership import Loading
 from state_backend.store.store import AppliedEpoch, EpochChanges
@@ -131,7 +131,7 @@ class Applier:
         map_bytes_max: int = MAP_BYTES_MAX,
         clock: Clock = now_ms,
         compactor: Compactor | None = None,
-        slots: KeyGroups = ALL,
+        slots: SlotSet = ALL,
         as_of_ms: int | None = None,
         is_verified: bool = False,
     ) -> None:
@@ -205,7 +205,7 @@ class Applier:
         reports.rest(store, self._log_term, wake_at_ms, records_events=self._records_events)
         return True
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         """Set the slots to own. The next step gives up all others; missing ones are owned once they are loaded."""
         self._desired.set(slots)
 
@@ -264,7 +264,7 @@ class Applier:
 
     # Slots ----------------------------------------------------------------------------------------------------------
 
-    def _slots(self) -> KeyGroups | None:
+    def _slots(self) -> SlotSet | None:
         """Return the slots that epochs are applied to; None for all."""
         assert self._store is not None
         owned = self._store.slot_ownership.owned
@@ -680,15 +680,15 @@ def _obey_lines(applier: Applier, input_file: int, rest: bytes) -> bytes | None:
 
 def _set_slots(applier: Applier, text: str) -> None:
     try:
-        applier.set_desired_slots(KeyGroups.parse(text))
-    except KeyGroupsError as error:
+        applier.set_desired_slots(SlotSet.parse(text))
+    except SlotSetError as error:
         logger.error("a line with invalid slots is ignored: %s", error)
 
 
-def _slots(text: str) -> KeyGroups:
+def _slots(text: str) -> SlotSet:
     try:
-        return KeyGroups.parse(text)
-    except KeyGroupsError as error:
+        return SlotSet.parse(text)
+    except SlotSetError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 

@@ -42,7 +42,7 @@ from state_backend.log.epochs import Epoch
 from state_backend.log.sweep import RETENTION_MS, sweep
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError
-from state_backend.model.key_groups import ALL, NONE
+from state_backend.model.slot_set import ALL, NONE
 from state_backend.store.store import Snapshot
 
 logger = logging.getLogger("sparkis.compactor")

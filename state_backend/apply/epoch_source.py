@@ -6,7 +6,7 @@ from collections import deque
 
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 
 # A listing finds gaps of any width in the chain of epochs, but its cost grows with the log. So there is one listing for
 # so many polls without a new epoch.
@@ -60,7 +60,7 @@ class EpochSource:
         """Forget the epochs that were read ahead, because another store is being filled."""
         self._ahead.clear()
 
-    def find(self, current: CurrentGeneration, number: int, slots: KeyGroups | None) -> Epoch | None:
+    def find(self, current: CurrentGeneration, number: int, slots: SlotSet | None) -> Epoch | None:
         """Return an epoch; None if it is not committed yet, or was swept. EpochHoleError if there is a later one.
 
         Args:
@@ -73,7 +73,7 @@ class EpochSource:
             return self._search_after_gap(current, number)
         return epoch
 
-    def _read(self, current: CurrentGeneration, number: int, slots: KeyGroups | None) -> Epoch | None:
+    def _read(self, current: CurrentGeneration, number: int, slots: SlotSet | None) -> Epoch | None:
         if not self._ahead or self._ahead[0].epoch != number:
             found = self._log.next_epochs(current, number, self._ahead_count, slots)
             is_all = len(found) == self._ahead_count

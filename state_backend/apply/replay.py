@@ -11,7 +11,7 @@ from state_backend.log.filesystems import Filesystem
 from state_backend.log.past import AsOf, PastJobLog, moment_of
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges, Snapshot
 
@@ -54,7 +54,7 @@ def read_snapshot(
     return store.snapshot(now_ms() if at_ms is None else at_ms)
 
 
-def epochs_of(past: PastJobLog, slots: KeyGroups | None = None, start: int | None = None) -> Iterator[EpochChanges]:
+def epochs_of(past: PastJobLog, slots: SlotSet | None = None, start: int | None = None) -> Iterator[EpochChanges]:
     """Iterate over the changes that build a job's state at a past moment, in all slots or in some, from an empty store.
 
     The first ones are those of the newest snapshot up to the epoch `start` (default: the moment's), if there is one.

@@ -11,7 +11,7 @@ from state_backend.apply.store_log import StoreLog
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.terms import Description
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.store.store import AppliedEpoch
 
 NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
@@ -21,10 +21,10 @@ NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_
 class DesiredSlots:
     """The slots that the server wants its store to own."""
 
-    slots: KeyGroups = ALL
+    slots: SlotSet = ALL
     lines: int = 0  # how often the server has set them
 
-    def set(self, slots: KeyGroups) -> None:
+    def set(self, slots: SlotSet) -> None:
         """Replace the slots."""
         self.slots = slots
         self.lines += 1
@@ -54,7 +54,7 @@ class VisibleStore(NamedTuple):
 
     applied: AppliedEpoch = AppliedEpoch("")
     digest: int | None = None
-    slots: KeyGroups = NONE
+    slots: SlotSet = NONE
     changes: int = 0
     applied_epochs: int = 0
     apply_ns: int = 0

@@ -41,7 +41,7 @@ from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.model.errors import LogCorruptError, SparkisError
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.store.store import EpochChanges, Snapshot
 
 logger = logging.getLogger("sparkis.applier")
@@ -93,7 +93,7 @@ def ignore_damaged(log: JobLog, current: CurrentGeneration, number: int, damage:
     logger.warning("job %s: the snapshot of epoch %d is ignored: %s", log.job, number, damage)
 
 
-def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | None = None) -> EpochChanges:
+def changes(log: JobLog, generation: str, manifest: Epoch, slots: SlotSet | None = None) -> EpochChanges:
     """Return the changes of a snapshot, or of some slots of it, for an empty store."""
     folder = log.snapshot_folder(generation, manifest.epoch)
     if slots is None:
@@ -109,7 +109,7 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
     The manifest may be that of another writer that finished first. None if other parts are still missing, or if another
     server writes the same slots.
     """
-    applied, slots = snapshot.applied, snapshot.key_groups
+    applied, slots = snapshot.applied, snapshot.owned_slots
     epoch = log.epoch(current, applied.epoch)
     if epoch is None or epoch.ref != EpochRef(applied.epoch, applied.term):
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")

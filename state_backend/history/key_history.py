@@ -21,7 +21,7 @@ from state_backend.history.whole_values import WholeValue, whole_value
 from state_backend.log.change_log import JobLog
 from state_backend.log.past import Moment, PastJobLog, ReadableEpochs, moment_of, readable_epochs
 from state_backend.model.descriptor import Kind
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.memory_store import MemoryStore
 
@@ -92,7 +92,7 @@ def _versions(past: PastJobLog, key: bytes, begin: int, readable: ReadableEpochs
     value: WholeValue | None = None
     is_expiring = False
     first = readable.first.epoch
-    for changes in epochs_of(past, KeyGroups.parse(str(slot_of(key))), begin):
+    for changes in epochs_of(past, SlotSet.parse(str(slot_of(key))), begin):
         runs = [rows for run in changes.runs if (rows := _rows_of(run, key)).num_rows]
         if runs or changes.replaces:
             store.apply(changes._replace(runs=runs), states)

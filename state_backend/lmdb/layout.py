@@ -78,7 +78,7 @@ import lmdb
 from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checked, checksum, damaged, with_checksum
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreDamagedError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import HASH_BITS, POSITION_BYTES
 from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import AppliedEpoch
@@ -227,13 +227,13 @@ def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> 
     return at, None
 
 
-def ranges_of(slots: KeyGroups, position: int) -> Iterator[tuple[int, int]]:
+def ranges_of(slots: SlotSet, position: int) -> Iterator[tuple[int, int]]:
     """Iterate over [first, last) positions of some slots, from a position on."""
     ends = ((first << HASH_BITS, (last + 1) << HASH_BITS) for first, last in slots.ranges)
     return ((max(position, start), end) for start, end in ends if position < end)
 
 
-def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
+def records_of_slots(records: lmdb.Cursor[bytes], slots: SlotSet, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over (place, record) of the keys in some slots, from a position on."""
     for start, end in ranges_of(slots, position):
         if records.set_range(start.to_bytes(POSITION_BYTES, "big")):

@@ -28,7 +28,7 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import place_of
 from state_backend.native import pages_of
 from state_backend.store.store import (
@@ -129,7 +129,7 @@ class RecordReader(Snapshot):
         return self._read_meta().applied
 
     @property
-    def key_groups(self) -> KeyGroups:
+    def owned_slots(self) -> SlotSet:
         slot_ownership = self._read_meta().slot_ownership
         return ALL if slot_ownership is None else slot_ownership.owned
 

@@ -35,7 +35,7 @@ from state_backend.lmdb.layout import (
     slot_counts_name,
     state_number_of,
 )
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 
 class SlotCounts(KeyCounts):
@@ -98,7 +98,7 @@ class SlotCounts(KeyCounts):
         keys = {names[number]: count for number, count in counts.items() if number < EXPIRING and count}
         self.meta.applied = replace(applied, keys=keys, expiring=counts[EXPIRING], expiring_maps=counts[EXPIRING_MAPS])
 
-    def _sum(self, slots: KeyGroups) -> Counter[int]:
+    def _sum(self, slots: SlotSet) -> Counter[int]:
         """Sum the counts of some slots, reading in order the rows of all slots that have keys."""
         counts: Counter[int] = Counter()
         prefix = slot_counts_name(b"")
@@ -127,7 +127,7 @@ class SlotsTransaction(ExpiryTransaction):
     """The changes of one write transaction to keys in some slots. Expired keys may be in any slot."""
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: KeyGroups = ALL
+        self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: SlotSet = ALL
     ) -> None:
         self._slot_counts = SlotCounts(txn, tables, meta)
         super().__init__(txn, tables, meta, now_ms, self._slot_counts)
@@ -140,7 +140,7 @@ class SlotsTransaction(ExpiryTransaction):
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         return records_of_slots(cursor, self._slots)
 
-    def remove_slots(self, keys_max: int) -> KeyGroups:
+    def remove_slots(self, keys_max: int) -> SlotSet:
         """Delete about `keys_max` keys of `slots`; return the slots that may have more."""
         found: list[bytes] = []
         rest = NONE
@@ -148,7 +148,7 @@ class SlotsTransaction(ExpiryTransaction):
             for at, record in self._records(cursor):
                 if len(found) >= keys_max:
                     slot = int.from_bytes(at[:SLOT_BYTES], "big")
-                    rest = self._slots - KeyGroups(((0, slot - 1),)) if slot else self._slots
+                    rest = self._slots - SlotSet(((0, slot - 1),)) if slot else self._slots
                     break
                 found.append(name_of(record))
         for name in found:

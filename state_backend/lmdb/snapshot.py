@@ -40,8 +40,8 @@ from state_backend.lmdb.sizes import sizes
 from state_backend.lmdb.sorted_set_reader import SortedSetReader
 from state_backend.lmdb.value_reader import ValueReader
 from state_backend.model.descriptor import Kind
-from state_backend.model.key_groups import ALL
 from state_backend.model.records import Change, Op, Row, runs_of_rows
+from state_backend.model.slot_set import ALL
 from state_backend.model.slots import POSITION_BYTES, POSITIONS, place_of
 from state_backend.store import changed_keys
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
@@ -109,7 +109,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             forms = ALL_FORMS if kinds is None else sum(1 << form for form, kind in enumerate(KINDS) if kind in kinds)
             limits = (count, VISITS_MAX + count, VISITED_BYTES_MAX)
             step: tuple[int, list[bytes]] | None
-            step = pages.scan(ranges_of(self.key_groups, cursor), *limits, self._now_ms, forms, only_expiring)
+            step = pages.scan(ranges_of(self.owned_slots, cursor), *limits, self._now_ms, forms, only_expiring)
             if step is not None:
                 return step
         last_at = b""
@@ -132,7 +132,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
 
     def _records(self, records: lmdb.Cursor[bytes], position: int = 0) -> Iterable[tuple[bytes, bytes]]:
         """Iterate over (place, record) of the keys in owned slots, live or not, from a position on."""
-        owned = self.key_groups
+        owned = self.owned_slots
         if owned != ALL:
             return records_of_slots(records, owned, position)
         return checked_rows(records) if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
@@ -203,7 +203,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             yield (Op.PUT, key, name_of(each), as_bytes(self._lazy_field(each)), expiry_of(each) or None)
 
     def random_keys(self) -> Iterator[bytes | None]:
-        return random_key_steps(self.scan, self.key_groups)
+        return random_key_steps(self.scan, self.owned_slots)
 
 
 def _checked(stored: bytes | None) -> bytes | None:

@@ -36,7 +36,7 @@ from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.transaction import LmdbTransaction
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreDamagedError, StoreError, StoreFullError
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.native import pages_of
 from state_backend.process_memory import available_bytes
 from state_backend.store.key_events import EVENTS_BYTES_MAX, PORTION_BYTES
@@ -237,7 +237,7 @@ class LmdbStore(Store):
             return self._meta(txn).slot_ownership or SlotOwnership()
 
     def _changes(
-        self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
+        self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: SlotSet | None = None
     ) -> ExpiryTransaction:
         """Return an object that makes the changes of a write transaction.
 
@@ -305,7 +305,7 @@ class LmdbStore(Store):
         with self._write_transaction() as txn:
             return delete_portions(txn, self.tables.meta, portions_max)
 
-    def own(self, desired: KeyGroups) -> SlotOwnership:
+    def own(self, desired: SlotSet) -> SlotOwnership:
         """Give up all slots that are not desired, and begin to load missing ones; return the new ownership.
 
         A store without an epoch owns the desired slots at once. The first time that a store of all slots gives up some,
@@ -325,7 +325,7 @@ class LmdbStore(Store):
             return meta.slot_ownership
 
     @staticmethod
-    def _toward(applied: AppliedEpoch, slot_ownership: SlotOwnership, desired: KeyGroups) -> SlotOwnership:
+    def _toward(applied: AppliedEpoch, slot_ownership: SlotOwnership, desired: SlotSet) -> SlotOwnership:
         return SlotOwnership(desired) if applied.epoch < 0 else slot_ownership.toward(desired, applied.epoch)
 
     def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:

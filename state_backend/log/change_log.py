@@ -32,7 +32,7 @@ from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.terms import Description, Term, Terms
 from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError, NewerFormatError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,7 +150,7 @@ class JobLog:
         return is_of_newest or epoch.epoch >= self.floor(current.generation)
 
     def next_epochs(
-        self, current: CurrentGeneration, number: int, count: int, slots: KeyGroups | None = None
+        self, current: CurrentGeneration, number: int, count: int, slots: SlotSet | None = None
     ) -> list[Epoch]:
         """Return the epochs from a number on, at most `count`; empty if that one is not committed, or was swept.
 
@@ -177,7 +177,7 @@ class JobLog:
         self._prefetched = dict(zip(files, contents, strict=True))
         return list(takewhile(lambda epoch: self._is_in_chain(current, epoch, newest), found))
 
-    def _files_to_prefetch(self, generation: str, epochs: Iterable[Epoch], slots: KeyGroups | None) -> list[str]:
+    def _files_to_prefetch(self, generation: str, epochs: Iterable[Epoch], slots: SlotSet | None) -> list[str]:
         """Return the change files to read at once, up to PREFETCHED_BYTES_MAX; none where reads take no time."""
         paths: list[str] = []
         left_bytes = PREFETCHED_BYTES_MAX if self.filesystem.reads_at_a_time > 1 else 0
@@ -266,7 +266,7 @@ class JobLog:
         """Return the folder of a generation's change files, relative to the log's root."""
         return f"{self.job}/{generation}/changes"
 
-    def runs(self, generation: str, epoch: Epoch, slots: KeyGroups | None = None) -> Iterator[pa.RecordBatch]:
+    def runs(self, generation: str, epoch: Epoch, slots: SlotSet | None = None) -> Iterator[pa.RecordBatch]:
         """Read an epoch's runs, of all slots or of some. See `runs_in_folder` and `runs_of_slots`."""
         folder = self.changes_folder(generation)
         if slots is None:
@@ -283,7 +283,7 @@ class JobLog:
             yield from runs_in(stream)
 
     def runs_of_slots(
-        self, folder: str, epoch: Epoch, slots: KeyGroups, done: int = 0
+        self, folder: str, epoch: Epoch, slots: SlotSet, done: int = 0
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Read the changes of some slots that an epoch or a manifest lists, after its first `done` runs.
 

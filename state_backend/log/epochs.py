@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.formats import WRITER, check_format
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import positions_in
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import HASH_BITS, slot_at
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ChangeFile:
         runs = tuple((first, last, rows) for first, last, rows in stored["runs"])
         return cls(stored["name"], stored["size"], stored["checksum"], stored["rows"], runs)
 
-    def has_slots(self, slots: KeyGroups | None) -> bool:
+    def has_slots(self, slots: SlotSet | None) -> bool:
         """Return whether the file may have changes of some slots; None stands for all slots."""
         return slots is None or any(slots.intersects(first, last) for first, last, _ in self.runs)
 
@@ -84,7 +84,7 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
     return slot_at(positions[0].as_py()), slot_at(positions[-1].as_py()), run.num_rows
 
 
-def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
+def rows_of_slots(run: pa.RecordBatch, slots: SlotSet) -> pa.RecordBatch:
     """Return the rows of a run whose keys are in some slots, in their order; the run itself if all rows are."""
     import numpy as np
     import pyarrow as pa
@@ -129,7 +129,7 @@ class Epoch:
     format: int = FORMAT
     log_bytes: int = 0
     skipped_rows: int = 0
-    slots: KeyGroups = ALL
+    slots: SlotSet = ALL
     offsets: tuple[str, ...] = ()
     state_bytes: Mapping[str, int] | None = None
 
@@ -200,7 +200,7 @@ class Epoch:
             log_bytes=content.get("log_bytes", 0),
             skipped_rows=content.get("skipped_rows", 0),
             offsets=tuple(content["offsets"]),
-            slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
+            slots=SlotSet.parse(content["slots"]) if "slots" in content else ALL,
             state_bytes=content.get("state_bytes"),
         )
 

@@ -17,7 +17,7 @@ from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
 from state_backend.model.clock import iso_text, now_ms
 from state_backend.model.errors import LogError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 
 # Whole numbers below this are epochs, others are times in seconds since 1970. With an epoch a second, a job reaches
 # this number after 30 years.
@@ -167,7 +167,7 @@ class PastJobLog(JobLog):
         return super().epoch(current, number) if number <= self.moment.epoch else None
 
     def next_epochs(
-        self, current: CurrentGeneration, number: int, count: int, slots: KeyGroups | None = None
+        self, current: CurrentGeneration, number: int, count: int, slots: SlotSet | None = None
     ) -> list[Epoch]:
         return super().next_epochs(current, number, min(count, self.moment.epoch + 1 - number), slots)
 

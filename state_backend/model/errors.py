@@ -3,7 +3,7 @@
     SparkisError
     ├── DescriptorError          a state is declared in a way that cannot work
     ├── ChangeError              an invalid change: a key, field or value is too long, or of a wrong kind
-    ├── KeyGroupsError           a set of slots is invalid
+    ├── SlotSetError             a set of slots is invalid
     ├── NewerFormatError         a newer version of sparkis wrote a file
     ├── LogError                 the change log
     │   ├── LogUnavailableError      its storage does not respond, or refuses
@@ -44,7 +44,7 @@ class ChangeError(SparkisError):
     """A change is invalid, for example too long; raised before its epoch is committed."""
 
 
-class KeyGroupsError(SparkisError):
+class SlotSetError(SparkisError):
     """A set of slots is invalid, or its text is."""
 
 

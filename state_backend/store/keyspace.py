@@ -18,7 +18,7 @@ from typing import Self
 from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
 from state_backend.model.generations import query_of
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import position_of, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
@@ -178,7 +178,7 @@ class KeyspaceView:
     """
 
     # The slots that are served here.
-    _slots: KeyGroups = ALL
+    _slots: SlotSet = ALL
     # The jobs that are listed, counted and scanned; None: all.
     _listed: Collection[str] | None = None
 
@@ -190,7 +190,7 @@ class KeyspaceView:
         self._epochs: dict[str, int] = {}
         self._expiry_batches: dict[str, int] = {}
         self.on_expiry: OnExpiry = lambda snapshot, expiry_batches: None
-        self._missing: dict[str, KeyGroups] = {}  # served slots that a job's snapshot does not own
+        self._missing: dict[str, SlotSet] = {}  # served slots that a job's snapshot does not own
         self._jobs: dict[str, Job] = {}
         self._logs: dict[str, tuple[str, str]] = {}
         self._unreadable: dict[str, str | None] = {}
@@ -298,7 +298,7 @@ class KeyspaceView:
         """Return the names of the jobs."""
         return list(self._jobs)
 
-    def slots_missing(self, name: str) -> KeyGroups | None:
+    def slots_missing(self, name: str) -> SlotSet | None:
         """Return the served slots that a job's store did not own when its snapshot was last renewed; None: no slot."""
         return self._missing.get(name)
 
@@ -351,7 +351,7 @@ class KeyspaceView:
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
         """Find the served slots that a snapshot does not own. Called once per version, not for each key."""
-        owned = snapshot.key_groups
+        owned = snapshot.owned_slots
         missing = NONE if owned in (ALL, self._slots) else self._slots - owned
         if missing:
             self._missing[name] = missing

@@ -17,8 +17,8 @@ from state_backend.codec.reductions import folded, reduction_of
 from state_backend.codec.selections import OrderedList, pack, selection_of, unpack
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, WrongKindError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, changes_in
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import field_position_of, position_of, slot_of
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.store import (
@@ -104,7 +104,7 @@ class MemoryStore(Store):
         self._expired: dict[int, Sequence[bytes]] = {}
         self._version = 0
         self._announced_ms = 0
-        self._key_groups = ALL
+        self._owned_slots = ALL
         self._lineage = token_hex(8)
 
     @property
@@ -115,15 +115,15 @@ class MemoryStore(Store):
     def lineage(self) -> str:
         return self._lineage
 
-    def own(self, key_groups: KeyGroups) -> None:
+    def own(self, slots: SlotSet) -> None:
         """Own some slots only: keys in other slots are neither counted nor in snapshots."""
-        self._key_groups = key_groups
+        self._owned_slots = slots
         self._count(self._applied)
 
     def _owned(self) -> dict[bytes, _StoredKey]:
-        if self._key_groups == ALL:
+        if self._owned_slots == ALL:
             return self._keys
-        return {key: stored for key, stored in self._keys.items() if slot_of(key) in self._key_groups}
+        return {key: stored for key, stored in self._keys.items() if slot_of(key) in self._owned_slots}
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         states_by_name = {state.name: state for state in states}
@@ -315,7 +315,7 @@ class MemorySnapshot(Snapshot):
 
     def renew(self, now_ms: int) -> None:
         self._keys = self._store._owned()
-        self._key_groups = self._store._key_groups
+        self._owned_slots = self._store._owned_slots
         self._applied = self._store.applied
         self._changed = self._store._changed
         self._expired = self._store._expired
@@ -342,8 +342,8 @@ class MemorySnapshot(Snapshot):
         return self._applied
 
     @property
-    def key_groups(self) -> KeyGroups:
-        return self._key_groups
+    def owned_slots(self) -> SlotSet:
+        return self._owned_slots
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         epochs = range(epoch + 1, self._applied.epoch + 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.store.store import AppliedEpoch
 
 
@@ -23,7 +23,7 @@ class Loading:
     runs: how many runs of that snapshot or epoch are loaded.
     """
 
-    slots: KeyGroups
+    slots: SlotSet
     epoch: int = -1
     term: int = 0
     clock_ms: int = 0
@@ -38,12 +38,12 @@ class SlotOwnership:
     removing: slots that are not owned, but may still have keys. changed_at: the epoch at which `owned` changed last.
     """
 
-    owned: KeyGroups = ALL
+    owned: SlotSet = ALL
     loading: Loading | None = None
-    removing: KeyGroups = NONE
+    removing: SlotSet = NONE
     changed_at: int = -1
 
-    def toward(self, desired: KeyGroups, epoch: int) -> SlotOwnership:
+    def toward(self, desired: SlotSet, epoch: int) -> SlotOwnership:
         """Return the next ownership on the way to the desired slots.
 
         Other slots are given up. Missing ones begin to load, unless slots are being loaded already.
@@ -86,8 +86,8 @@ class SlotOwnership:
         """Build an ownership from JSON."""
         loading = stored["loading"]
         return cls(
-            KeyGroups.parse(stored["owned"]),
-            loading and Loading(**(loading | {"slots": KeyGroups.parse(loading["slots"])})),
-            KeyGroups.parse(stored["removing"]),
+            SlotSet.parse(stored["owned"]),
+            loading and Loading(**(loading | {"slots": SlotSet.parse(loading["slots"])})),
+            SlotSet.parse(stored["removing"]),
             stored["changed_at"],
         )

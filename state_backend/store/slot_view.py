@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.store import Snapshot, random_key_steps
@@ -29,7 +29,7 @@ def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[i
 class SlotView(KeyspaceView):
     """The keys in some slots. A read of a key in another slot is a StoreError: "it does not exist" would be wrong."""
 
-    def __init__(self, keyspace: Keyspace, slots: KeyGroups, now_ms: int, on_change: OnChange | None = None) -> None:
+    def __init__(self, keyspace: Keyspace, slots: SlotSet, now_ms: int, on_change: OnChange | None = None) -> None:
         self._slots = slots
         self._lasts = [last for _, last in slots.ranges]
         self._is_served = bytearray(SLOTS)
@@ -66,7 +66,7 @@ class SlotView(KeyspaceView):
     @property
     def is_counted(self) -> bool:
         """Tell whether all stores own exactly these slots, so that their counts are those of the view."""
-        return all(snapshot.key_groups == self._slots for _, snapshot in self.snapshots())
+        return all(snapshot.owned_slots == self._slots for _, snapshot in self.snapshots())
 
     def key_count(self) -> int:
         return super().key_count() if self.is_counted else sum(self.key_counts())

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from state_backend.model.descriptor import Kind, StateDescriptor
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, runs_of
+from state_backend.model.slot_set import SlotSet
 from state_backend.store.key_events import Portion, StoredPortions
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AppliedEpoch:
         return sum(self.keys.values())
 
 
-def random_key_steps(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: KeyGroups) -> Iterator[bytes | None]:
+def random_key_steps(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: SlotSet) -> Iterator[bytes | None]:
     """Scan from a random position of some slots, then from the beginning; yield a key, or None, for each call."""
     if not slots:
         return
@@ -176,7 +176,7 @@ class Snapshot(ABC):
 
     @property
     @abstractmethod
-    def key_groups(self) -> KeyGroups:
+    def owned_slots(self) -> SlotSet:
         """The slots that the store owned at this epoch. Counts and scans include only keys in these.
 
         Reads of a key in another slot may return anything, because the slot may be partly loaded, or partly removed.

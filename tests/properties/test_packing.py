@@ -27,8 +27,8 @@ from state_backend.lmdb.layout import SLOT_COUNT, SMALL_MAP, TABLES, VALUE, chan
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, positions_in, runs_of
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import POSITION_BYTES
 from state_backend.store import changed_keys, key_events
 from state_backend.store.store import EpochChanges
@@ -132,7 +132,7 @@ def records_of(content: dict[bytes, Any], keys: Collection[bytes]) -> list[bytes
     st.sampled_from((50, 300, 100_000)),
     st.booleans(),
     st.booleans(),
-    st.sampled_from((ALL, KeyGroups(((0, 8_000),)))),
+    st.sampled_from((ALL, SlotSet(((0, 8_000),)))),
 )
 def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
     told: Sequence[tuple[list[list[Change]], tuple[str, ...]]],
@@ -140,7 +140,7 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
     rows_max: int,
     has_events: bool,
     are_colliding: bool,
-    slots: KeyGroups,
+    slots: SlotSet,
 ) -> None:
     canceled: dict[bytes, set[bytes]] = {}
     with ExitStack() as stack:

@@ -21,8 +21,8 @@ from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import KeyConflictError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, runs_of
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
@@ -31,7 +31,7 @@ from tests.properties import test_stores_agree as stores
 STATES = stores.STATES
 NAMES = [state.name for state in STATES]
 HOUR_MS = 3_600_000
-HALF = KeyGroups.parse("0-8191")
+HALF = SlotSet.parse("0-8191")
 
 
 class Server:
@@ -144,7 +144,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
                 snapshots.write(log, current, shown)
 
     @rule(which=st.integers(0, 2), slots=st.sampled_from((ALL, HALF, ALL - HALF)), steps=st.integers(0, 30))
-    def move_slots(self, which: int, slots: KeyGroups, steps: int) -> None:
+    def move_slots(self, which: int, slots: SlotSet, steps: int) -> None:
         server = self.servers[which]
         server.slots = slots
         server.applier.set_desired_slots(slots)

@@ -13,7 +13,7 @@ from resp_server.cluster.topology import Health, Topology
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.sharding import RESTART_GRACE_S, RETURN_GRACE_S, Member, Shard, plan, spread_slots
 from resp_server.serving.appliers import Visible
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import SLOTS
 
 STEPS_MAX = 60
@@ -30,8 +30,8 @@ class Server:
 
     name: str
     join_order: int
-    desired_slots: KeyGroups = NONE
-    owned_slots: KeyGroups = NONE
+    desired_slots: SlotSet = NONE
+    owned_slots: SlotSet = NONE
     topology: Topology | None = None
     absent_s: float = 0.0
     is_draining: bool = False
@@ -106,7 +106,7 @@ class Play:
         server.owned_slots &= directive.desired_slots
         self.check()
 
-    def load(self, server: Server, part: KeyGroups = ALL) -> None:
+    def load(self, server: Server, part: SlotSet = ALL) -> None:
         if server.has_room and not server.absent_s:
             server.owned_slots |= server.desired_slots & part
 
@@ -141,7 +141,7 @@ class Play:
         elif kind == "tell":
             self.tell(server)
         elif kind == "load":
-            self.load(server, KeyGroups.parse(given_[1]))
+            self.load(server, SlotSet.parse(given_[1]))
 
     def check(self) -> None:
         """Ask each server for all that is shown anywhere: nobody is sent round in circles by those that are up.
@@ -289,9 +289,9 @@ def test_who_shows_a_topology_before_others_may_is_told_no_older_one_again() -> 
 SHARES = st.lists(st.integers(0, SLOTS - 1), min_size=0, max_size=5, unique=True).map(sorted)
 
 
-def _parts(cuts: list[int]) -> list[KeyGroups]:
+def _parts(cuts: list[int]) -> list[SlotSet]:
     ends = [0, *cuts, SLOTS]
-    return [KeyGroups.of([(first, last - 1)]) for first, last in pairwise(ends) if first < last]
+    return [SlotSet.of([(first, last - 1)]) for first, last in pairwise(ends) if first < last]
 
 
 @given(SHARES, st.lists(st.integers(0, 5), max_size=6))
@@ -324,8 +324,8 @@ def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
 
 
 def test_slots_go_to_who_holds_them_already() -> None:
-    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
-    owned_slots = KeyGroups.parse("5000-7729,9000-11730")
+    halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
+    owned_slots = SlotSet.parse("5000-7729,9000-11730")
     first, second, back = spread_slots([*halves, NONE], [NONE, NONE, owned_slots])
     assert not owned_slots - back
     assert len(back) == SLOTS // 3
@@ -365,7 +365,7 @@ def test_the_replica_with_the_newest_epochs_takes_the_place_of_a_master_that_is_
 
 
 def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> None:
-    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, absent_s=RESTART_GRACE_S - 0.1), 0) == alone
     assert plan(alone, _members(2, absent_s=RESTART_GRACE_S), 0) == (Shard("s2", (), ALL),)
@@ -375,7 +375,7 @@ def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> N
 
 
 def test_who_has_no_room_is_relieved_unless_its_mates_have_what_it_lacks_or_most_have_none() -> None:
-    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)
     assert plan((Shard("s2", (), ALL),), _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)
@@ -412,7 +412,7 @@ def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
     assert str(second.desired_slots) == "8192-16383"
     assert str(first.desired_slots) == "0-16383"
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "online")]
-    play.load(second, KeyGroups.parse("8192-9000"))
+    play.load(second, SlotSet.parse("8192-9000"))
     play.report(second)
     assert play.step()
     assert _shown(play)[1] == ("s2", "8192-9000", "online")

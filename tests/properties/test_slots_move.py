@@ -25,8 +25,8 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.log.sweep import sweep
 from state_backend.model.errors import KeyConflictError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, runs_of
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import SLOTS, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
@@ -37,10 +37,10 @@ STATES = stores.STATES
 NAMES = [state.name for state in STATES]
 
 
-def wanted_slots() -> st.SearchStrategy[KeyGroups]:
+def wanted_slots() -> st.SearchStrategy[SlotSet]:
     there = sorted({slot_of(key) for keys in stores.KEYS.values() for key in keys})
-    some = st.sets(st.sampled_from(there)).map(lambda slots: KeyGroups.of((slot, slot) for slot in slots))
-    halves = st.integers(0, SLOTS - 2).map(lambda at: KeyGroups(((0, at),)))
+    some = st.sets(st.sampled_from(there)).map(lambda slots: SlotSet.of((slot, slot) for slot in slots))
+    halves = st.integers(0, SLOTS - 2).map(lambda at: SlotSet(((0, at),)))
     return st.one_of(some, halves, halves.map(lambda slots: ALL - slots), st.sampled_from((ALL, NONE)))
 
 
@@ -68,7 +68,7 @@ class SlotsMove(RuleBasedStateMachine):
         self.oracle = MemoryStore("q")
         self.held = [self.oracle._keys]  # after each epoch, from before the first on
         self.events: list[dict[str, Any]] = [{}, {}]
-        self.wanted = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+        self.wanted = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
         self.appliers = [self.start(0), self.start(1)]
 
     def teardown(self) -> None:
@@ -132,13 +132,13 @@ class SlotsMove(RuleBasedStateMachine):
             sweep(self.log, current, self.clock_ms, retention_ms=0)
 
     @rule(which=st.integers(0, 1), slots=wanted_slots(), times=st.sampled_from((0, 1, 2, 3, 10, 50)))
-    def want(self, which: int, slots: KeyGroups, times: int) -> None:
+    def want(self, which: int, slots: SlotSet, times: int) -> None:
         self.wanted[which] = slots
         self.appliers[which].set_desired_slots(slots)
         self.step(which, times)
 
     @rule(slots=wanted_slots())
-    def hand_over(self, slots: KeyGroups) -> None:
+    def hand_over(self, slots: SlotSet) -> None:
         """The one that gains owns them before the other lets go."""
         for which, mine in ((0, slots), (1, ALL - slots)):
             self.want(which, mine | self.wanted[which], 0)
@@ -158,11 +158,11 @@ class SlotsMove(RuleBasedStateMachine):
             assert not reported["error"]
             assert store is not None
             assert (
-                KeyGroups.parse(reported["slots"])
+                SlotSet.parse(reported["slots"])
                 == store.slot_ownership.owned & self.wanted[which]
                 == store.slot_ownership.owned
             )
-            assert KeyGroups.parse(reported["loading"]) == self.wanted[which] - store.slot_ownership.owned
+            assert SlotSet.parse(reported["loading"]) == self.wanted[which] - store.slot_ownership.owned
 
     @rule(
         which=st.integers(0, 1),
@@ -170,7 +170,7 @@ class SlotsMove(RuleBasedStateMachine):
         transactions=st.integers(0, 12),
         is_committed=st.booleans(),
     )
-    def kill(self, which: int, slots: KeyGroups | None, transactions: int, is_committed: bool) -> None:
+    def kill(self, which: int, slots: SlotSet | None, transactions: int, is_committed: bool) -> None:
         """An applier is killed while it writes, at some transaction from now on, or has just written."""
         self.appliers[which].close()
         self.wanted[which] = self.wanted[which] if slots is None else slots
@@ -219,7 +219,7 @@ class SlotsMove(RuleBasedStateMachine):
             stores.assert_tables_fit(applier.store)
             for now_ms in (self.clock_ms, self.clock_ms + 5, self.clock_ms + 1_000):
                 with expected.snapshot(now_ms) as theirs, applier.store.snapshot(now_ms) as mine:
-                    assert mine.key_groups == ownership.owned
+                    assert mine.owned_slots == ownership.owned
                     stores.assert_equal_answers(theirs, mine)
             with applier.store.begin() as txn:
                 names = read_meta(txn, applier.store.tables, "q").names()

@@ -20,7 +20,7 @@ from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog, JobLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.model.errors import LogCorruptError
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Snapshot
 from tests.properties import test_slots_move as moves
@@ -100,7 +100,7 @@ class SnapshotsInParts(moves.SlotsMove):
         more=moves.wanted_slots(),
         is_slow=st.booleans(),
     )
-    def both_write(self, data: Any, epochs: int, slots: KeyGroups, more: KeyGroups, is_slow: bool) -> None:
+    def both_write(self, data: Any, epochs: int, slots: SlotSet, more: SlotSet, is_slow: bool) -> None:
         """As most of the time: nobody misses a mark, and each slot is owned, or even twice."""
         self.want(0, slots | more, 0)
         self.want(1, ALL - slots, 0)
@@ -114,10 +114,10 @@ class SnapshotsInParts(moves.SlotsMove):
         self.a_new_reader_finds_all(more)
 
     @rule(slots=moves.wanted_slots())
-    def a_new_reader(self, slots: KeyGroups) -> None:
+    def a_new_reader(self, slots: SlotSet) -> None:
         self.a_new_reader_finds_all(slots)
 
-    def a_new_reader_finds_all(self, slots: KeyGroups) -> None:
+    def a_new_reader_finds_all(self, slots: SlotSet) -> None:
         """What the log has is all of the state, whoever reads it."""
         if len(self.held) == 1:
             return
@@ -136,7 +136,7 @@ class SnapshotsInParts(moves.SlotsMove):
         while reader.step():
             pass
         assert not reported["error"]
-        assert KeyGroups.parse(reported["slots"]) == slots
+        assert SlotSet.parse(reported["slots"]) == slots
         expected.own(slots)
         assert reader.store is not None
         with expected.snapshot(self.clock_ms) as theirs, reader.store.snapshot(self.clock_ms) as mine:

@@ -55,8 +55,8 @@ from state_backend.log.epochs import rows_of_slots
 from state_backend.model import slots
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, WrongKindError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import POSITION_BYTES
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.slot_ownership import Loading
@@ -531,7 +531,7 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
     """Ask for every key that the LMDB store owns, and for all that it has."""
     live = []
     for key in {key for keys in KEYS.values() for key in keys} | {b"nothing"}:
-        if slots.slot_of(key) not in lmdb.key_groups:
+        if slots.slot_of(key) not in lmdb.owned_slots:
             continue
         entry = memory.key_info(key)
         assert lmdb.key_info(key) == entry
@@ -778,8 +778,8 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         return self.of_slots(epoch, self.lmdb.slot_ownership.owned)
 
     @staticmethod
-    def of_slots(epoch: EpochChanges, key_groups: KeyGroups) -> EpochChanges:
-        return epoch._replace(runs=[rows_of_slots(run, key_groups) for run in epoch.runs])
+    def of_slots(epoch: EpochChanges, slots: SlotSet) -> EpochChanges:
+        return epoch._replace(runs=[rows_of_slots(run, slots) for run in epoch.runs])
 
     def show(self) -> None:
         self.memory.own(self.lmdb.slot_ownership.owned)
@@ -802,15 +802,15 @@ class StoresAgreeOnSomeSlots(StoresAgree):
 
     @rule(
         numbers=st.sets(st.integers(0, 30)),
-        more=st.sampled_from((NONE, NONE, KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), ALL)),
+        more=st.sampled_from((NONE, NONE, SlotSet.parse("0-8191"), SlotSet.parse("8192-16383"), ALL)),
         most=st.integers(1, 5),
         times=st.sampled_from((0, 1, 2, 5, 20, 100)),
         epochs=st.sampled_from((0, 1, 2, 5, 100)),
     )
-    def hold(self, numbers: set[int], more: KeyGroups, most: int, times: int, epochs: int) -> None:
+    def hold(self, numbers: set[int], more: SlotSet, most: int, times: int, epochs: int) -> None:
         """Go some of the way towards other slots; the next time goes on from there, or elsewhere."""
         there = sorted({slots.slot_of(key) for keys in KEYS.values() for key in keys})
-        wanted = KeyGroups.of((there[each % len(there)],) * 2 for each in numbers) | more
+        wanted = SlotSet.of((there[each % len(there)],) * 2 for each in numbers) | more
         assert self.lmdb.own(wanted).owned - wanted == NONE
         self.show()
         self.what_is_nobodys_is_empty()

@@ -27,15 +27,15 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Keyspace
 from state_backend.store.store import Snapshot
 from tests.server.test_signals import Start
 from tests.server.test_signals import start as start
 
-LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
+LOW, HIGH, QUARTER = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383"), SlotSet.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")
 NOW_MS = 1
 HOUR_S = 3600.0
@@ -68,12 +68,12 @@ class Log:
 class Scene:
     """Followers of a log in this process, and what they said: at each change, what is held must be there."""
 
-    def __init__(self, log: Log, folder: Path, slots: KeyGroups, **options: Any) -> None:
+    def __init__(self, log: Log, folder: Path, slots: SlotSet, **options: Any) -> None:
         self.log = log
         self.keyspace = Keyspace()
         self.appliers = Appliers(LocalJobCatalog(self.keyspace), [str(log.root)], folder, slots=slots, **options)
         self.appliers.on_change = self._changed
-        self.owned_slots: list[KeyGroups] = []
+        self.owned_slots: list[SlotSet] = []
         self._change = asyncio.Event()
         self._untrue: list[str] = []
 
@@ -82,8 +82,8 @@ class Scene:
         self.owned_slots.append(owned)
         for job in self.keyspace.jobs.values():
             with job.store.snapshot(NOW_MS) as snapshot:
-                if owned - snapshot.key_groups:
-                    self._untrue.append(f"{owned} is owned, and {job.name} owns {snapshot.key_groups}")
+                if owned - snapshot.owned_slots:
+                    self._untrue.append(f"{owned} is owned, and {job.name} owns {snapshot.owned_slots}")
                 seen, applied = self.appliers.visible.get(job.name), snapshot.applied
                 if seen and (seen.term, seen.epoch) > (applied.term, applied.epoch):
                     self._untrue.append(f"{seen} is said to be visible, and {applied} is")
@@ -126,12 +126,12 @@ class Scene:
         return found
 
 
-def of(slots: KeyGroups, job: str, value: bytes) -> dict[bytes, bytes]:
+def of(slots: SlotSet, job: str, value: bytes) -> dict[bytes, bytes]:
     return {key: value for key in keys_of(job) if slot_of(key) in slots}
 
 
 @asynccontextmanager
-async def epoch_feed(folder: Path, slots: KeyGroups, *jobs: str, **options: Any) -> AsyncIterator[Scene]:
+async def epoch_feed(folder: Path, slots: SlotSet, *jobs: str, **options: Any) -> AsyncIterator[Scene]:
     """Follow a log with one epoch in each of some jobs; it has caught up."""
     log = Log(folder / "log")
     log.root.mkdir()
@@ -263,7 +263,7 @@ async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is
         # Nothing that the applier says is heard here until the end of this.
         scene.stand_still_until(lambda snapshot: snapshot.applied.epoch == 1)
         scene.appliers.set_desired_slots(QUARTER)
-        scene.stand_still_until(lambda snapshot: snapshot.key_groups == QUARTER)
+        scene.stand_still_until(lambda snapshot: snapshot.owned_slots == QUARTER)
         scene.appliers.set_desired_slots(LOW)
         assert scene.appliers.owned_slots == QUARTER
         await scene.until(lambda: scene.appliers.owned_slots == LOW)

@@ -22,7 +22,7 @@ from state_backend.apply import snapshots
 from state_backend.lmdb.layout import FORMAT
 from state_backend.lmdb.store import _boot_id
 from state_backend.log.change_log import ChangeLog
-from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.slot_set import ALL, SlotSet
 from tests.golden_releases import NEWER, RELEASES, extracted, raise_format
 from tests.server.test_signals import Command, Start
 from tests.server.test_signals import start as start
@@ -61,7 +61,7 @@ def test_the_other_half_of_a_snapshot_completes_it(golden: Path) -> None:
     log = ChangeLog(golden / "log").job("parts")
     current = log.visible()
     assert current is not None and snapshots.newest(log, current) is None
-    manifest = write_part(golden / "log", "parts", KeyGroups.parse("8192-16383"))
+    manifest = write_part(golden / "log", "parts", SlotSet.parse("8192-16383"))
     assert manifest is not None and manifest == snapshots.newest(log, current)
     assert (manifest.epoch, manifest.rows, manifest.slots) == (1, 30, ALL)
 

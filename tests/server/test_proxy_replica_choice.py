@@ -31,8 +31,8 @@ from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import SLOTS, slot_of
 from tests.server.nodes import HALVES, PATIENT, Nodes
 
@@ -483,7 +483,7 @@ def _is_settled(log: Path) -> bool:
     for node in topology["nodes"]:
         with Connection(node["port"]) as connection:
             shown = json.loads(connection.call("STATE", "TOPOLOGY").plain)
-        if len(KeyGroups.parse(node["slots"])) != SLOTS // 2 or shown["version"] != topology["version"]:
+        if len(SlotSet.parse(node["slots"])) != SLOTS // 2 or shown["version"] != topology["version"]:
             return False
     return True
 

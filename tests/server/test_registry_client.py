@@ -22,7 +22,7 @@ from resp_server.registry.record import Record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 ME, OTHER = "1" * 40, "2" * 40
 
@@ -30,7 +30,7 @@ ME, OTHER = "1" * 40, "2" * 40
 def topology(version: int, mine: str = "0-8191") -> dict[str, Any]:
     nodes = [
         {"id": ME, "host": "127.0.0.1", "port": 7400, "slots": mine},
-        {"id": OTHER, "host": "127.0.0.1", "port": 7401, "slots": str(ALL - KeyGroups.parse(mine))},
+        {"id": OTHER, "host": "127.0.0.1", "port": 7401, "slots": str(ALL - SlotSet.parse(mine))},
     ]
     return {"version": version, "nodes": nodes}
 
@@ -45,7 +45,7 @@ class Appliers:
         self.identities: dict[str, str | None] = {}
         self.noticed: list[str] = []
 
-    def set_desired_slots(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: SlotSet) -> None:
         self.owned_slots = slots
 
     def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
@@ -104,7 +104,7 @@ class Scene:
 
     def __init__(self, folder: Path, address: str | None) -> None:
         self.folder, self.appliers, self.topologies = folder, Appliers(), Topologies()
-        self.desired_slots: list[KeyGroups] = []
+        self.desired_slots: list[SlotSet] = []
         self.link = RegistryClient(
             ME,
             AdvertisedAddress(None, 7400),

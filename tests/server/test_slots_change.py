@@ -27,8 +27,8 @@ from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Keyspace
 
@@ -36,17 +36,17 @@ READERS = 3
 EPOCH_EVERY_S = 0.05
 STATE = StateDescriptor("s", key="k", value="v").for_job("job")
 KEYS = [b"job:s:%d" % number for number in range(400)]
-LOW, HIGH, MIDDLE = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("4096-12287")
+LOW, HIGH, MIDDLE = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383"), SlotSet.parse("4096-12287")
 
 
-def count_in(slots: KeyGroups) -> int:
+def count_in(slots: SlotSet) -> int:
     return sum(slot_of(key) in slots for key in KEYS)
 
 
 class Node:
     """A server, in this process or in workers of its own, and followers of some slots."""
 
-    def __init__(self, log: Path, folder: Path, workers: int, slots: KeyGroups, port: int = 0) -> None:
+    def __init__(self, log: Path, folder: Path, workers: int, slots: SlotSet, port: int = 0) -> None:
         self._log, self._folder, self._workers = log, folder, workers
         config = ServerConfig(port=port, hosts=("127.0.0.1",))
         readers: JobCatalog
@@ -77,12 +77,12 @@ class Node:
         await self.server.stop()
         await self.appliers.stop()
 
-    async def started_again(self, slots: KeyGroups) -> Node:
+    async def started_again(self, slots: SlotSet) -> Node:
         """Stop, and return another one in its place, which goes on from its stores."""
         await self.stop()
         return Node(self._log, self._folder, self._workers, slots, self.server.port)
 
-    def want(self, slots: KeyGroups) -> None:
+    def want(self, slots: SlotSet) -> None:
         self.wanted = slots
         self.appliers.set_desired_slots(slots)
 
@@ -118,7 +118,7 @@ class Pair:
             self.nodes[number].server.set_topology(topology, topology.nodes[number].id)
             await self.nodes[number].server.settled()
 
-    async def move(self, slots: KeyGroups, giver: int, taker: int) -> None:
+    async def move(self, slots: SlotSet, giver: int, taker: int) -> None:
         """Move slots as a registry does."""
         taking, giving = self.nodes[taker], self.nodes[giver]
         taking.want(taking.wanted | slots)
@@ -127,7 +127,7 @@ class Pair:
         await self.show(taker, giver)
         giving.want(giving.wanted - slots)
 
-    def give(self, slots: KeyGroups, giver: int, taker: int) -> None:
+    def give(self, slots: SlotSet, giver: int, taker: int) -> None:
         self.owned[giver] -= slots
         self.owned[taker] |= slots
 

@@ -9,8 +9,8 @@ import pytest
 from resp_server.acl.rules import User
 from resp_server.acl.visibility import RANDOM_TRIES, Coverage, Visibility
 from state_backend.model.descriptor import Kind, StateDescriptor
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import SlotSet
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.slot_view import SlotView
@@ -162,7 +162,7 @@ def test_counts_of_several_jobs_are_added_up(seen: Callable[[str], Visibility]) 
 
 
 def test_a_view_of_some_slots_has_to_be_counted(keyspace: Keyspace) -> None:
-    view = SlotView(keyspace, KeyGroups.parse("0-8191"), NOW_MS)
+    view = SlotView(keyspace, SlotSet.parse("0-8191"), NOW_MS)
     visibility = Visibility(User.default(), view)
     assert visibility.key_count() is None
     assert 0 < sum(visibility.key_counts()) < len(MINE | RIVALS)

@@ -13,8 +13,8 @@ from resp_server.cluster.topology import Topology
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.slot_ownership import Loading
@@ -22,20 +22,20 @@ from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_700_000_000_000
 HERE, THERE = "10.0.0.1:1", "10.0.0.2:2"
-LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 STATE = StateDescriptor("s", key="k", value="v")
 KEYS = [b"job:s:%d" % number for number in range(200)]
 REFUSED = b"-CLUSTERDOWN Hash slot not served: "
 
 
-def keys_in(slots: KeyGroups) -> list[bytes]:
+def keys_in(slots: SlotSet) -> list[bytes]:
     return [key for key in KEYS if slot_of(key) in slots]
 
 
 A_LOW, A_HIGH = keys_in(LOW)[0].decode(), keys_in(HIGH)[0].decode()
 
 
-def topology(version: int, here: KeyGroups) -> Topology:
+def topology(version: int, here: SlotSet) -> Topology:
     rows = [(HERE, str(here)), (THERE, str(ALL - here))]
     nodes = [{"host": name[:-2], "port": int(name[-1]), "slots": slots} for name, slots in rows]
     return Topology.of_json({"version": version, "nodes": nodes})
@@ -44,7 +44,7 @@ def topology(version: int, here: KeyGroups) -> Topology:
 class Node:
     """A client of a server, and what its store and its cluster do meanwhile."""
 
-    def __init__(self, client: Any, store: LmdbStore, owned: KeyGroups) -> None:
+    def __init__(self, client: Any, store: LmdbStore, owned: SlotSet) -> None:
         self.client = client
         self.store = store
         self.store.own(owned)
@@ -52,22 +52,22 @@ class Node:
         self._version = 0
 
     @staticmethod
-    def _changes(epoch: int, slots: KeyGroups) -> EpochChanges:
+    def _changes(epoch: int, slots: SlotSet) -> EpochChanges:
         changes = [Change("s", Op.PUT, key, None, b"0") for key in keys_in(slots)]
         return EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, ["s"])))
 
-    def lose(self, slots: KeyGroups) -> None:
+    def lose(self, slots: SlotSet) -> None:
         self.store.own(self.store.slot_ownership.owned - slots)
         self.client.server.renew()
 
-    def gain(self, slots: KeyGroups) -> None:
+    def gain(self, slots: SlotSet) -> None:
         self.store.own(self.store.slot_ownership.owned | slots)
         applied = self.store.applied
         then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
         self.store.load(self._changes(applied.epoch, slots), [STATE], then)
         self.client.server.renew()
 
-    def stand(self, slots: KeyGroups) -> None:
+    def stand(self, slots: SlotSet) -> None:
         self._version += 1
         self.client.server.become_node(NodeView(topology(self._version, slots), HERE))
 
@@ -98,7 +98,7 @@ def keyspace(store: LmdbStore) -> Keyspace:
 
 
 @pytest.fixture
-def node(client: Any, store: LmdbStore) -> Callable[[KeyGroups], Node]:
+def node(client: Any, store: LmdbStore) -> Callable[[SlotSet], Node]:
     return lambda owned: Node(client, store, owned)
 
 
@@ -119,10 +119,10 @@ OF_A_SLOT = [f"CLUSTER {name} {slot_of(A_HIGH.encode())}" for name in ("COUNTKEY
 OF_NO_KEY = ["PING", "STATE LAG", "STATE DESCRIBE job:s", "INFO", "COMMAND COUNT", f"GET {A_LOW}"]
 
 
-@pytest.mark.parametrize("shown", [ALL, ALL - KeyGroups.parse("0-9")], ids=["all slots", "some slots"])
+@pytest.mark.parametrize("shown", [ALL, ALL - SlotSet.parse("0-9")], ids=["all slots", "some slots"])
 @pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS, OF_A_SLOT[0], f"{OF_A_SLOT[1]} 10"])
 def test_a_node_refuses_what_it_has_yet_to_load(
-    node: Callable[[KeyGroups], Node], request_sent: str, shown: KeyGroups
+    node: Callable[[SlotSet], Node], request_sent: str, shown: SlotSet
 ) -> None:
     here = node(LOW)
     here.stand(shown)
@@ -132,18 +132,18 @@ def test_a_node_refuses_what_it_has_yet_to_load(
 
 
 @pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS])
-def test_a_server_in_no_cluster_says_that_it_is_loading(node: Callable[[KeyGroups], Node], request_sent: str) -> None:
+def test_a_server_in_no_cluster_says_that_it_is_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     assert node(LOW).ask(request_sent).startswith(b"-LOADING ")
 
 
 @pytest.mark.parametrize("request_sent", OF_NO_KEY)
-def test_what_it_has_it_answers_all_the_same(node: Callable[[KeyGroups], Node], request_sent: str) -> None:
+def test_what_it_has_it_answers_all_the_same(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     here = node(LOW)
     here.stand(ALL)
     assert not here.ask(request_sent).startswith(b"-")
 
 
-def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[KeyGroups], Node]) -> None:
+def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[SlotSet], Node]) -> None:
     here = node(LOW)
     here.stand(ALL)
     expected = b"".join(b"$1\r\n0\r\n" if slot_of(key) in LOW else refusal(key) for key in KEYS)
@@ -151,7 +151,7 @@ def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[KeyGroup
         assert here.gets(*KEYS) == expected
 
 
-def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[KeyGroups], Node]) -> None:
+def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(ALL)
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[
     assert here.gets(*keys_in(LOW)) == b"$1\r\n0\r\n" * len(keys_in(LOW))
 
 
-def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[KeyGroups], Node]) -> None:
+def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(LOW)
     assert here.gets(A_HIGH.encode()) == b"-MOVED %d 10.0.0.2:2\r\n" % slot_of(A_HIGH.encode())
@@ -171,7 +171,7 @@ def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[KeyG
 
 
 def test_a_slot_that_is_here_already_is_readable_with_the_topology_that_gives_it(
-    node: Callable[[KeyGroups], Node],
+    node: Callable[[SlotSet], Node],
 ) -> None:
     here = node(ALL)
     here.stand(LOW)
@@ -180,7 +180,7 @@ def test_a_slot_that_is_here_already_is_readable_with_the_topology_that_gives_it
     assert here.gets(*KEYS) == b"$1\r\n0\r\n" * len(KEYS)
 
 
-def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[KeyGroups], Node]) -> None:
+def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[SlotSet], Node]) -> None:
     here = node(LOW)
     here.stand(LOW)
     count = b":%d\r\n" % len(keys_in(LOW))
@@ -190,14 +190,14 @@ def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[
     assert here.ask("DBSIZE") == count
 
 
-def test_a_node_scans_its_slots_for_keys_of_a_kind(node: Callable[[KeyGroups], Node]) -> None:
+def test_a_node_scans_its_slots_for_keys_of_a_kind(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(LOW)
     assert here.ask("SCAN 0 COUNT 1000 TYPE string").startswith(b"*2\r\n$1\r\n0\r\n*%d\r\n" % len(keys_in(LOW)))
     assert here.ask("SCAN 0 COUNT 1000 TYPE list") == b"*2\r\n$1\r\n0\r\n*0\r\n"
 
 
-def test_a_reply_in_steps_stays_at_the_slots_that_were_owned(node: Callable[[KeyGroups], Node]) -> None:
+def test_a_reply_in_steps_stays_at_the_slots_that_were_owned(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(ALL)
     later = here.reply_to(b"KEYS", b"*")

@@ -16,7 +16,7 @@ from resp_server.serving.appliers import Visible
 from resp_server.serving.token import token_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import LogCorruptError
-from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slot_set import SlotSet
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -61,7 +61,7 @@ def test_an_advertised_address_that_cannot_be_is_refused(text: str) -> None:
 def test_a_server_remembers_who_it_is(tmp_path: Path) -> None:
     new = Identity.of(tmp_path)
     assert Identity.of(tmp_path) != new
-    known = Identity(new.id, 7400, KeyGroups.parse("0-99,200"))
+    known = Identity(new.id, 7400, SlotSet.parse("0-99,200"))
     known.write(tmp_path)
     assert Identity.of(tmp_path) == known
     (tmp_path / "member.json").write_text('{"id": "short"')
@@ -105,7 +105,7 @@ def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: 
 
 
 def test_a_report_is_read_back() -> None:
-    report = Report("0" * 40, "host", 7400, True, False, 3, KeyGroups.parse("1-5"))
+    report = Report("0" * 40, "host", 7400, True, False, 3, SlotSet.parse("1-5"))
     assert Report.parse(report.to_json()) == report
     report = replace(
         report, jobs={"job": Visible("g", 1, 2, 3, "/log")}, logs={"/log": "id", "/more": "", "/far": None}

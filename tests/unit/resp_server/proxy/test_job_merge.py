@@ -8,7 +8,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.job_merge import job_lines, keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
 from resp_server.proxy.slot_map import SlotMap
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 NOT_HELD = {"held_back_epoch": None, "held_back_since": None}
 
@@ -20,10 +20,10 @@ def row(**other: Any) -> dict[str, Any]:
 
 
 def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:
-    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     assert shares_of(halves) == [1.0, 1.0]
     assert shares_of([ALL, ALL]) == [1.0, 0.0]
-    assert shares_of([KeyGroups.parse("0-99"), KeyGroups.parse("50-149"), NONE]) == [1.0, 0.5, 0.0]
+    assert shares_of([SlotSet.parse("0-99"), SlotSet.parse("50-149"), NONE]) == [1.0, 0.5, 0.0]
 
 
 def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:

@@ -23,13 +23,13 @@ from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job, Keyspace
 
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
-LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 KEYS = [b"key:%d" % number for number in range(400)]
 
 
@@ -47,7 +47,7 @@ class Scene:
         self.writer = LogWriter(self.log, "job", [STATE], "q")
         self.applier = self.start(LOW)
 
-    def start(self, slots: KeyGroups) -> Applier:
+    def start(self, slots: SlotSet) -> Applier:
         self.applier = Applier(ChangeLog(self.log), "job", self.folder, self.events.append, slots=slots)
         return self.applier
 
@@ -79,7 +79,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.applier.close()
 
 
-def of(slots: KeyGroups, value: bytes) -> dict[bytes, bytes]:
+def of(slots: SlotSet, value: bytes) -> dict[bytes, bytes]:
     return {key: value for key in KEYS if slot_of(key) in slots}
 
 
@@ -137,13 +137,13 @@ def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     scene.settle()
     assert (scene.reported["error"], scene.shown()) == ("", of(LOW, b"1"))
     (scene.log / "job/q.1/epochs/0.json").unlink()  # else what is missing is read from there
-    scene.applier.set_desired_slots(KeyGroups.parse("9000-9999"))
+    scene.applier.set_desired_slots(SlotSet.parse("9000-9999"))
     scene.settle()
     assert "is missing" in scene.reported["error"]
     for part in gone:
         (scene.log / part.name).rename(folder / part.name)
     scene.settle()
-    assert (scene.reported["error"], scene.shown()) == ("", of(KeyGroups.parse("9000-9999"), b"1"))
+    assert (scene.reported["error"], scene.shown()) == ("", of(SlotSet.parse("9000-9999"), b"1"))
 
 
 def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
@@ -184,7 +184,7 @@ def test_a_gained_range_is_owned_when_it_has_caught_up_and_epochs_go_on_meanwhil
         scene.publish(b"%d" % number, KEYS if number < 8 else [])
         scene.applier.step()
         seen.append((scene.reported["applied"], scene.reported["slots"]))
-        owned = KeyGroups.parse(scene.reported["slots"])
+        owned = SlotSet.parse(scene.reported["slots"])
         assert scene.shown() == of(owned, b"%d" % min(number, 7))
     assert [applied for applied, _ in seen] == list(range(5, 20))
     assert seen[0][1] == seen[5][1] == "0-8191"
@@ -198,11 +198,11 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     scene.publish(b"1")
     scene.settle()
     scene.log.rename(scene.log.with_name("away"))
-    scene.applier.set_desired_slots(KeyGroups.parse("0-99"))
+    scene.applier.set_desired_slots(SlotSet.parse("0-99"))
     scene.applier.step()
     assert (scene.reported["slots"], scene.reported["applied"]) == ("0-99", 0)
     assert scene.reported["error"]
-    assert scene.shown() == of(KeyGroups.parse("0-99"), b"1")
+    assert scene.shown() == of(SlotSet.parse("0-99"), b"1")
 
 
 def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypat
     scene.settle()
     reported: list[str] = []
     monkeypatch.setattr(Applier, "_apply_epochs", lambda self: reported.append(scene.reported["slots"]))
-    scene.applier.set_desired_slots(KeyGroups.parse("5"))
+    scene.applier.set_desired_slots(SlotSet.parse("5"))
     scene.applier.step()
     assert reported == ["5"]
 
@@ -228,7 +228,7 @@ def test_what_a_lost_range_held_goes_in_portions_and_it_can_be_gained_back_befor
     scene.publish(b"2")
     scene.applier.set_desired_slots(LOW)
     scene.applier.step()
-    owned = KeyGroups.parse(scene.reported["slots"])  # those that are removed by then
+    owned = SlotSet.parse(scene.reported["slots"])  # those that are removed by then
     assert len(owned) < 1_000
     assert scene.shown() == of(owned, b"2")
     scene.settle()

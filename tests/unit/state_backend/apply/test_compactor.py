@@ -39,11 +39,11 @@ from state_backend.log.filesystems import Filesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
-LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 KEYS = [b"key:%d" % number for number in range(100)]
 
 
@@ -208,7 +208,7 @@ def test_disk_stays_bounded_over_ten_thousand_epochs_of_two_owners(tmp_path: Pat
             if number % 1_000 == 250:
                 edge = random.randrange(1, 16_383)
                 for owner, slots in zip(owners, (f"0-{edge - 1}", f"{edge}-16383"), strict=True):
-                    owner.set_desired_slots(KeyGroups.parse(slots))
+                    owner.set_desired_slots(SlotSet.parse(slots))
             if number % 20 == 0:
                 most = max(most, sum(1 for _ in (tmp_path / "log").rglob("*")))
                 current = log.current()
@@ -269,7 +269,7 @@ def test_owners_go_on_beside_sparkis_compact(tmp_path: Path) -> None:
 class Owner:
     """An applier in this process, of some slots, with a real compactor."""
 
-    def __init__(self, root: Path, folder: Path, slots: KeyGroups) -> None:
+    def __init__(self, root: Path, folder: Path, slots: SlotSet) -> None:
         self.compactor = Compactor(str(root), "job", 0)
         self.applier = Applier(
             ChangeLog(root), "job", folder, lambda event: None, compactor=self.compactor, slots=slots

@@ -20,15 +20,15 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, changes_in
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 
 STATES = [
     StateDescriptor("v", key="k", value="v").for_job("job"),
     StateDescriptor("l", key="k", value="v", kind="list").for_job("job"),
 ]
-LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 FOR_EVER_MS = 1 << 50
 
 
@@ -57,7 +57,7 @@ class Scene:
             self.writer.publish(changes, epoch)
             epoch = None
 
-    def write(self, slots: KeyGroups) -> Epoch | None:
+    def write(self, slots: SlotSet) -> Epoch | None:
         """Write what a server with these slots writes at the newest epoch."""
         self.servers += 1
         store = self.folder / f"store{self.servers}"
@@ -133,17 +133,17 @@ def changes_of(path: Path) -> list[Change]:
 
 
 def test_a_slot_that_nobody_wrote_leaves_a_snapshot_out(scene: Scene) -> None:
-    assert scene.write(KeyGroups.parse("0-8190")) is None
+    assert scene.write(SlotSet.parse("0-8190")) is None
     assert scene.write(HIGH) is None
     assert scene.newest() is None
     assert sweep(scene.log, scene.current, FOR_EVER_MS, retention_ms=0) == 0
-    assert scene.write(KeyGroups.parse("8191")) is not None
+    assert scene.write(SlotSet.parse("8191")) is not None
 
 
 def test_slots_that_several_wrote_are_taken_from_one_of_them(scene: Scene) -> None:
-    assert scene.write(KeyGroups.parse("0-9000,16000")) is None
-    assert scene.write(KeyGroups.parse("5000-15000")) is None
-    assert scene.write(KeyGroups.parse("9000-9999,14000-16383")) is not None
+    assert scene.write(SlotSet.parse("0-9000,16000")) is None
+    assert scene.write(SlotSet.parse("5000-15000")) is None
+    assert scene.write(SlotSet.parse("9000-9999,14000-16383")) is not None
     before = forget(scene)
     assert scene.of_log() == before
     assert all(len(value) == 5 for key, value in before.items() if key.startswith(b"l:"))
@@ -152,9 +152,9 @@ def test_slots_that_several_wrote_are_taken_from_one_of_them(scene: Scene) -> No
 @pytest.mark.parametrize("slots", ["0-9000", "9000-16383"])
 def test_a_reader_of_some_slots_reads_the_files_of_any_part(scene: Scene, slots: str, tmp_path: Path) -> None:
     for part in ("0-5000,16000-16383", "4000-12000", "11000-16100"):
-        scene.write(KeyGroups.parse(part))
+        scene.write(SlotSet.parse(part))
     before = forget(scene)
-    wanted = KeyGroups.parse(slots)
+    wanted = SlotSet.parse(slots)
     applier = Applier(ChangeLog(scene.root), "job", tmp_path / "reader", lambda event: None, slots=wanted)
     applier.step()
     assert applier.store is not None
@@ -219,7 +219,7 @@ def test_a_snapshot_of_all_slots_and_parts_of_its_epoch_are_one_snapshot(scene: 
 
 def test_what_was_cut_in_vain_is_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one finishes the same snapshot while parts are cut."""
-    scene.write(KeyGroups.parse("0-9000"))
+    scene.write(SlotSet.parse("0-9000"))
     names: list[str] = []
     finish = snapshots._finish
 
@@ -264,7 +264,7 @@ def test_a_writer_that_dies_leaves_the_log_as_good_as_it_was(
     scene: Scene, operation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each of the operations of a writer that has to cut, join and sweep."""
-    scene.write(KeyGroups.parse("0-9000"))
+    scene.write(SlotSet.parse("0-9000"))
     before = scene.of_log()
     with monkeypatch.context() as patches:
         left = dying_after(operation, type(scene.log.filesystem), patches)

@@ -24,8 +24,8 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import LogError, RewoundCheckpointError
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.store import as_bytes
 
@@ -279,7 +279,7 @@ def test_a_snapshot_has_the_bytes_of_each_state_whoever_wrote_its_parts(tmp_path
     current = job.current()
     assert current is not None
     for number, slots in enumerate(("0-9999", "9000-13999", "12000-16383")):
-        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=KeyGroups.parse(slots))
+        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=SlotSet.parse(slots))
         while applier.step():
             pass
         assert applier.store is not None
@@ -301,7 +301,7 @@ def test_a_snapshot_with_a_part_of_an_older_version_has_no_bytes_of_states(tmp_p
     assert current is not None
     joined = None
     for slots in ("0-8191", "8192-16383"):
-        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=KeyGroups.parse(slots))
+        applier = Applier(ChangeLog(log), "job", tmp_path / slots, lambda event: None, slots=SlotSet.parse(slots))
         while applier.step():
             pass
         assert applier.store is not None

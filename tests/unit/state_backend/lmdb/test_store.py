@@ -22,8 +22,8 @@ from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LOCK_BYTES, LmdbStore
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
-from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
 from state_backend.store.changed_keys import EXPIRY_BATCHES_MAX
@@ -428,7 +428,7 @@ def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
     fields += [put_field(b"f", None, b"small:%d" % number) for number in range(500)]
     store.apply(epoch_of(0, [*values, *fields]), STATES)
     scanned = Counter[str]()
-    for owned in (ALL, KeyGroups.parse("0-5,100-8000,9000,16383")):
+    for owned in (ALL, SlotSet.parse("0-5,100-8000,9000,16383")):
         store.own(owned)
         # At the second time some keys and fields have expired, at the third the maps as wholes.
         for now_ms, count, kinds, only_expiring in product(
@@ -572,7 +572,7 @@ def test_keys_of_slots_that_were_given_up_are_not_scanned(tmp_path: Path) -> Non
     store = LmdbStore(tmp_path, "g")
     keys = [b"key:%d" % number for number in range(200)]
     store.apply(epoch_of(0, map(put, keys)), STATES)
-    low = KeyGroups(((0, 8191),))
+    low = SlotSet(((0, 8191),))
     store.own(low)
     with store.snapshot(1) as snapshot:
         assert sorted(snapshot.scan(0, 1000)[1]) == sorted(key for key in keys if slot_of(key) in low)
@@ -581,7 +581,7 @@ def test_keys_of_slots_that_were_given_up_are_not_scanned(tmp_path: Path) -> Non
 
 def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    low = KeyGroups(((0, 8191),))
+    low = SlotSet(((0, 8191),))
     store.own(low)
     keys = [key for key in (b"key:%d" % number for number in range(200)) if slot_of(key) in low]
     store.apply(epoch_of(0, map(put, keys)), STATES)
@@ -594,7 +594,7 @@ def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(t
 
 def test_slots_whose_loading_starts_again_are_removed_and_then_loaded_from_the_beginning(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    low, high = KeyGroups(((0, 8191),)), KeyGroups(((8192, 16383),))
+    low, high = SlotSet(((0, 8191),)), SlotSet(((8192, 16383),))
     store.own(low)
     store.apply(epoch_of(0, []), STATES)
     assert store.own(ALL).loading == Loading(high)

@@ -27,8 +27,8 @@ from state_backend.model.errors import (
     LogUnavailableError,
     RewoundCheckpointError,
 )
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, changes_in, runs_of
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 from tests.unit.state_backend.dying import Died, Dying
 from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
@@ -178,7 +178,7 @@ def epoch_of_runs(root: Path, files: Sequence[Sequence[str]], inline: Sequence[S
 def found_of(key: str, log: JobLog, epoch: Epoch, done: int = 0) -> list[int]:
     """Return the numbers of the runs that have rows of a key's slot, read as after the first `done` runs."""
     slot = slot_of(key.encode())
-    found = list(log.runs_of_slots(log.changes_folder("q1.1"), epoch, KeyGroups.of([(slot, slot)]), done))
+    found = list(log.runs_of_slots(log.changes_folder("q1.1"), epoch, SlotSet.of([(slot, slot)]), done))
     assert {change.key for _, run in found for change in changes_in(run)} <= {key.encode()}
     return [number for number, _ in found]
 

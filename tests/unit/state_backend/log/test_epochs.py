@@ -17,8 +17,8 @@ from state_backend.log.epochs import (
     to_stream,
 )
 from state_backend.model.errors import LogCorruptError, NewerFormatError
-from state_backend.model.key_groups import KeyGroups
 from state_backend.model.records import Change, Op, changes_in, runs_of
+from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 
 EPOCH = Epoch(
@@ -35,7 +35,7 @@ EPOCH = Epoch(
     origin=4,
     format=2,
     log_bytes=5000,
-    slots=KeyGroups.of([(0, 99)]),
+    slots=SlotSet.of([(0, 99)]),
     offsets=('{"0": 7}', "9"),
     state_bytes={"temp": 70, "none": 0},
 )
@@ -100,7 +100,7 @@ def test_the_rows_of_slots_are_those_of_their_keys_in_the_run_s_order() -> None:
     (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
     slots = sorted(map(slot_of, keys))
     ranges = [(slots[3], slots[3]), (slots[10], slots[20]), (slots[-1], 16383)]
-    rows = rows_of_slots(run, KeyGroups.of(ranges))
+    rows = rows_of_slots(run, SlotSet.of(ranges))
     inside = [key for key in keys if any(first <= slot_of(key) <= last for first, last in ranges)]
     assert [each.key for each in changes_in(rows)] == sorted(inside, key=slot_of)
-    assert rows_of_slots(run, KeyGroups.of([(0, 16383)])) is run
+    assert rows_of_slots(run, SlotSet.of([(0, 16383)])) is run

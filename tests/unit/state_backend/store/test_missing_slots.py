@@ -10,15 +10,15 @@ import pytest
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError
-from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job, Keyspace, KeyspaceView
 from state_backend.store.slot_ownership import Loading
 from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_000
-LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 STATE = StateDescriptor("s", key="k", value="v")
 # A key that no store has, in HIGH.
 NEVER = next(key for key in (b"a:s:none%d" % number for number in range(100)) if slot_of(key) in HIGH)
@@ -27,27 +27,27 @@ NEVER = next(key for key in (b"a:s:none%d" % number for number in range(100)) if
 class Part:
     """One job and a store of it that owns some slots, in each of which every key has one value."""
 
-    def __init__(self, folder: Path, name: str, owned: KeyGroups) -> None:
+    def __init__(self, folder: Path, name: str, owned: SlotSet) -> None:
         self.keys = [b"%b:s:%d" % (name.encode(), number) for number in range(100)]
         self.store = LmdbStore(folder / name, "g")
         self.job = Job(name, "g", [STATE], self.store)
         self.store.own(owned)
         self.publish(0, b"0")
 
-    def _changes(self, epoch: int, slots: KeyGroups, value: bytes) -> EpochChanges:
+    def _changes(self, epoch: int, slots: SlotSet, value: bytes) -> EpochChanges:
         changes = [Change("s", Op.PUT, key, None, value) for key in self.keys_in(slots)]
         return EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, ["s"])))
 
-    def keys_in(self, slots: KeyGroups) -> list[bytes]:
+    def keys_in(self, slots: SlotSet) -> list[bytes]:
         return [key for key in self.keys if slot_of(key) in slots]
 
     def publish(self, epoch: int, value: bytes) -> None:
         self.store.apply(self._changes(epoch, self.store.slot_ownership.owned, value), [STATE])
 
-    def lose(self, slots: KeyGroups) -> None:
+    def lose(self, slots: SlotSet) -> None:
         self.store.own(self.store.slot_ownership.owned - slots)
 
-    def gain(self, slots: KeyGroups, value: bytes) -> None:
+    def gain(self, slots: SlotSet, value: bytes) -> None:
         while self.store.remove_given_up(1000):
             pass
         self.store.own(self.store.slot_ownership.owned | slots)

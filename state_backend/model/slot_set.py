@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from random import randrange
 from typing import Self
 
-from state_backend.model.errors import KeyGroupsError
+from state_backend.model.errors import SlotSetError
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 
 @dataclass(frozen=True)
-class KeyGroups:
+class SlotSet:
     """A set of slots. Made by `of` or `parse`; `ALL` and `NONE` are constants. ranges: (first, last), in order."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Make a set from ranges in any order, which may overlap; KeyGroupsError for an invalid range."""
+        """Make a set from ranges in any order, which may overlap; SlotSetError for an invalid range."""
         merged: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if not 0 <= first <= last < SLOTS:
-                raise KeyGroupsError(
+                raise SlotSetError(
                     f"{first}-{last} is no range of slots: slots are 0 to {SLOTS - 1}, and a range does not end before "
                     f"it begins"
                 )
@@ -39,7 +39,7 @@ class KeyGroups:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text of a set, the inverse of `str`; KeyGroupsError names an invalid part."""
+        """Parse the text of a set, the inverse of `str`; SlotSetError names an invalid part."""
         return cls.of(_range(part.strip(), text) for part in text.split(",") if text.strip())
 
     def __str__(self) -> str:
@@ -66,13 +66,13 @@ class KeyGroups:
             nth -= last - first + 1
         return (first + nth) << HASH_BITS | randrange(1 << HASH_BITS)
 
-    def __or__(self, other: KeyGroups) -> KeyGroups:
-        return KeyGroups.of((*self.ranges, *other.ranges))
+    def __or__(self, other: SlotSet) -> SlotSet:
+        return SlotSet.of((*self.ranges, *other.ranges))
 
-    def __and__(self, other: KeyGroups) -> KeyGroups:
+    def __and__(self, other: SlotSet) -> SlotSet:
         return self - (ALL - other)
 
-    def __sub__(self, other: KeyGroups) -> KeyGroups:
+    def __sub__(self, other: SlotSet) -> SlotSet:
         remaining: list[tuple[int, int]] = []
         removed, at = other.ranges, 0
         for first, last in self.ranges:
@@ -86,7 +86,7 @@ class KeyGroups:
                 at += 1
             if first <= last:
                 remaining.append((first, last))
-        return KeyGroups(tuple(remaining))
+        return SlotSet(tuple(remaining))
 
     def intersects(self, first: int, last: int) -> bool:
         """Tell whether any slot from `first` to `last` is in the set."""
@@ -103,12 +103,12 @@ def _range(part: str, text: str) -> tuple[int, int]:
     first, dash, last = part.partition("-")
     numbers = (first, last) if dash else (first, first)
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise KeyGroupsError(
+        raise SlotSetError(
             f"{part!r} in {text!r} is no range of slots; write first-last, or one number, and commas between: "
             f"0-5460,9000-9010"
         )
     return int(numbers[0]), int(numbers[1])
 
 
-ALL = KeyGroups(((0, SLOTS - 1),))
-NONE = KeyGroups()
+ALL = SlotSet(((0, SLOTS - 1),))
+NONE = SlotSet()
