@@ -37,7 +37,7 @@ from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
 from state_backend.codec import packed_list, packed_map
-from state_backend.codec.row_encoding import positions_of
+from state_backend.codec.row_encoding import hash_positions_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
@@ -117,7 +117,7 @@ def runs_of_values(numbers: KeyNumbers, turn: int) -> Iterator[pa.RecordBatch]:
         n = len(some)
         run = pa.RecordBatch.from_arrays(
             [
-                pa.array(positions_of(keys)),
+                pa.array(hash_positions_of(keys)),
                 pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array([STATE], pa.string())),
                 pa.array(np.full(n, int(Op.PUT), np.uint8)),
                 keys,

@@ -42,7 +42,7 @@ from state_backend.model.records import (
     positions_in,
     schema,
 )
-from state_backend.model.slots import HASH_BITS, position_of
+from state_backend.model.slots import HASH_BITS, hash_position
 from state_backend.native import change_records
 
 OnBadKey = Literal["skip", "fail"]
@@ -351,7 +351,7 @@ def _changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBat
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(positions_of(keys, plan.literals[0].encode())),
+            pa.array(hash_positions_of(keys, plan.literals[0].encode())),
             states,
             pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), put),
             keys,
@@ -709,8 +709,8 @@ CRC16_PAIRS = _crc16_step(_crc16_step(np.arange(1 << 16, dtype=np.uint16)))
 CRC32_PAIRS = _crc32_step(_crc32_step(np.arange(1 << 16, dtype=np.uint32)))
 
 
-def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
-    """Return the positions (`slots.position_of`) of a binary array of keys without nulls; all begin with `prefix`."""
+def hash_positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
+    """Return the positions (`slots.hash_position`) of a binary array of keys without nulls; all begin with `prefix`."""
     if change_records is None or not len(keys):
         return positions_in_numpy(keys, prefix)
     return np.frombuffer(change_records.positions(*_content(keys), len(prefix)), np.uint64)
@@ -742,5 +742,5 @@ def positions_in_numpy(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.ui
     positions[order] = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
     is_special = (np.diff(ends) > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(is_special):  # keys with hash tags, and very long keys
-        positions[row] = position_of(keys[int(row)].as_py())
+        positions[row] = hash_position(keys[int(row)].as_py())
     return positions

@@ -18,7 +18,7 @@ from state_backend.history.whole_values import key_in_json, shown_key, whole_val
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.past import AS_OF_HELP, AsOf, moment_of
 from state_backend.model.errors import LogError, SparkisError
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 from state_backend.store.store import KeyInfo, Snapshot
 
 DESCRIPTION = (
@@ -57,7 +57,7 @@ def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> 
 
 
 def _store_order(info: KeyInfo) -> tuple[int, bytes]:
-    return position_of(info.key), info.key
+    return hash_position(info.key), info.key
 
 
 def _keys(snapshot: Snapshot, state: str | None) -> Iterator[KeyInfo]:
@@ -65,7 +65,7 @@ def _keys(snapshot: Snapshot, state: str | None) -> Iterator[KeyInfo]:
     cursor = -1
     while cursor:
         cursor, keys = snapshot.scan(max(cursor, 0), SCANNED_KEYS)
-        for info in map(snapshot.key_info, sorted(keys, key=lambda key: (position_of(key), key))):
+        for info in map(snapshot.key_info, sorted(keys, key=lambda key: (hash_position(key), key))):
             if info is not None and state in (None, info.state):
                 yield info
 

@@ -1,4 +1,4 @@
-"""Checks a store's file for damage: its length, and the order, the place and the checksum of each row.
+"""Checks a store's file for damage: its length, and the order, the store key and the checksum of each row.
 
 LMDB itself checks very little: it maps the file and follows its pointers. A read behind the end of a truncated file,
 or through a damaged pointer, ends the process with a signal (SIGBUS).
@@ -16,9 +16,9 @@ from typing import Any
 import lmdb
 
 from state_backend.codec.checksums import CRC_RESIDUE, checksum
-from state_backend.lmdb.layout import FIELD_POSITION_BYTES, ID_BYTES, Tables, field_place, name_of
+from state_backend.lmdb.layout import FIELD_POSITION_BYTES, ID_BYTES, Tables, field_store_key, name_of
 from state_backend.model.errors import StoreDamagedError
-from state_backend.model.slots import POSITION_BYTES, places_of
+from state_backend.model.slots import POSITION_BYTES, store_keys_of
 
 # LMDB's errors for a file that it cannot read.
 DAMAGE_ERRORS = (
@@ -94,27 +94,27 @@ def _verify_table(txn: lmdb.Transaction[bytes], name: str, table: Any) -> None:
             if not {CRC_RESIDUE, CRC_EMPTY}.issuperset(map(checksum, values)):
                 raise _damaged(name, "a checksum does not match")
             if name in ("keys", "fields"):
-                _check_places(name, chunk, values, last)
+                _check_store_keys(name, chunk, values, last)
             seen += len(chunk)
             last = chunk[-1]
     if seen != txn.stat(table)["entries"]:
         raise _damaged(name, f"it has {seen} rows, and LMDB counts {txn.stat(table)['entries']}")
 
 
-def _check_places(table: str, places: Sequence[bytes], records: Sequence[bytes], last: bytes) -> None:
+def _check_store_keys(table: str, store_keys: Sequence[bytes], records: Sequence[bytes], last: bytes) -> None:
     """Check that a look-up finds each record: it is at the position of its name, and ordinals there have no gap."""
     names = list(map(name_of, records))
     if table == "keys":
-        length, positions = POSITION_BYTES, list(places_of(names))
+        length, positions = POSITION_BYTES, list(store_keys_of(names))
     else:
         length = ID_BYTES + FIELD_POSITION_BYTES
-        ids = (int.from_bytes(place[:ID_BYTES], "big") for place in places)
-        positions = list(map(field_place, ids, names))
-    if [place[:length] for place in places] != positions:
+        ids = (int.from_bytes(store_key[:ID_BYTES], "big") for store_key in store_keys)
+        positions = list(map(field_store_key, ids, names))
+    if [store_key[:length] for store_key in store_keys] != positions:
         raise _damaged(table, "a record is not at its key's or field's position")
-    for place, before in zip(places, [last, *places], strict=False):
-        ordinal = int.from_bytes(place[length:], "big")
-        if ordinal and before != place[:length] + ((ordinal - 1).to_bytes(2, "big") if ordinal > 1 else b""):
+    for store_key, before in zip(store_keys, [last, *store_keys], strict=False):
+        ordinal = int.from_bytes(store_key[length:], "big")
+        if ordinal and before != store_key[:length] + ((ordinal - 1).to_bytes(2, "big") if ordinal > 1 else b""):
             raise _damaged(table, "an ordinal is missing")
 
 

@@ -29,7 +29,7 @@ from state_backend.lmdb.layout import (
     SMALL_SORTED_SET,
     LargeMap,
     expiry_of,
-    field_place,
+    field_store_key,
     find,
     payload_of,
 )
@@ -163,7 +163,7 @@ def items_of(record: bytes | None, names: Sequence[bytes], get: GetItem) -> Item
     number, size, *_ = struct.unpack_from("<QQ", payload)
     items = {}
     for name in names:
-        _, item = find(get, field_place(number, name), name)
+        _, item = find(get, field_store_key(number, name), name)
         if item is not None:
             items[name] = (payload_of(item), expiry_of(item))
     return Items(items, size)

@@ -103,7 +103,7 @@ class ExpiryTransaction(LmdbTransaction):
         self._maps.announce_next(large, clock_ms)
 
     def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place and record of a large map's key, given its prefix; None if the key has another record."""
+        """Return a large map's store key and record, given its key's prefix; None if the key has another record."""
         key = self._txn.get(prefix, db=self._tables.maps)
         if key is None:
             return b"", None
@@ -167,7 +167,7 @@ class ExpiryTransaction(LmdbTransaction):
             check(record)
             if expiry_of(record) <= self._now_ms and self._keys.counts.is_announced(at, record):
                 self._keys.delete(at, record)
-                removed += 1  # the last record of the position has moved to this place, if there is one
+                removed += 1  # the last record of the position has moved to this store key, if there is one
             else:
                 ordinal += 1
                 at = position + ordinal.to_bytes(2, "big")

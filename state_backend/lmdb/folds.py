@@ -14,7 +14,7 @@ from state_backend.lmdb.layout import (
     SMALL_MAP,
     LargeMap,
     expiry_of,
-    field_place,
+    field_store_key,
     find,
     payload_of,
 )
@@ -71,7 +71,7 @@ class Folds:
         if record[FORM_AT] != LARGE_MAP:
             return self._values.value_in(record)
         map_id = LargeMap.of(payload_of(record)).map_id
-        _, found = find(self._keys.fields.get, field_place(map_id, field), field)
+        _, found = find(self._keys.fields.get, field_store_key(map_id, field), field)
         if found is None or 0 < expiry_of(found) <= self._keys.now_ms:
             return None
         return self._values.value_in(found)

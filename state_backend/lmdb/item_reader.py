@@ -11,8 +11,8 @@ from state_backend.lmdb.layout import (
     ID_BYTES,
     NAME_AT,
     expiry_of,
-    field_place,
-    field_places,
+    field_store_key,
+    field_store_keys,
     find,
     id_in,
     read_header,
@@ -32,15 +32,15 @@ class ItemReader(RecordReader):
     def _fields(self, map_id: int, names: Sequence[bytes]) -> list[bytes | None]:
         """Return the records of some fields of a large map, or members of a large set, live or not; None: missing."""
         if len(names) < C_LOOPS_MIN:
-            return [find(self._get_field, field_place(map_id, name), name)[1] for name in names]
+            return [find(self._get_field, field_store_key(map_id, name), name)[1] for name in names]
         get, table = self._txn.get, self._tables.fields
-        found = list(map(get, field_places(map_id, names), repeat(None), repeat(table)))
+        found = list(map(get, field_store_keys(map_id, names), repeat(None), repeat(table)))
         for index, (record, name) in enumerate(zip(found, names, strict=True)):
             if record is not None and checksum(record) != CRC_RESIDUE:
                 raise damaged()
             if record is not None and not (record.startswith(name, NAME_AT) and read_header(record)[0] == len(name)):
                 # Another name has the same position.
-                found[index] = find(self._get_field, field_place(map_id, name), name)[1]
+                found[index] = find(self._get_field, field_store_key(map_id, name), name)[1]
         return found
 
     def _get_field(self, at: bytes) -> bytes | None:
@@ -50,7 +50,7 @@ class ItemReader(RecordReader):
         return record
 
     def _field_records(self, payload: bytes, cursor_at: int = 0) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over (place, record) of a large map's fields, live or not, from a field position on."""
+        """Iterate over (store key, record) of a large map's fields, live or not, from a field position on."""
         prefix = id_in(payload)
         with self._txn.cursor(db=self._tables.fields) as cursor:
             if cursor.set_range(prefix + cursor_at.to_bytes(FIELD_POSITION_BYTES, "big")):

@@ -39,7 +39,7 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.lmdb.order_table import OrderTable
 from state_backend.model.descriptor import Kind
-from state_backend.model.slots import POSITION_BYTES, place_of
+from state_backend.model.slots import POSITION_BYTES, store_key_of
 from state_backend.store.changed_keys import ChangedKeys
 from state_backend.store.key_events import KeyEvent
 
@@ -65,11 +65,11 @@ class KeyWriter:
         self.changed = 0
 
     def find(self, key: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place of a key and its record, expired or not; for a missing key the next free place and None."""
-        return find(self.records.get, place_of(key), key)
+        """Return a key's store key and record, expired or not; for a missing key the next free store key and None."""
+        return find(self.records.get, store_key_of(key), key)
 
     def find_live(self, key: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place of a key and its record; a record that has expired is deleted first."""
+        """Return a key's store key and record; a record that has expired is deleted first."""
         at, record = self.find(key)
         if record is not None and not self.is_live(record):
             self.delete(at, record)
@@ -193,7 +193,7 @@ class KindWriter(Protocol):
         *,
         keeps_old: bool,
     ) -> None:
-        """Apply the changes of one key, given its place and its live record.
+        """Apply the changes of one key, given its store key and its live record.
 
         rows: see `records.rows_in`; without FOLDs. keeps_old: False if the changes replace the record's content.
         """

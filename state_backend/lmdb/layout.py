@@ -93,8 +93,8 @@ LONG_LIST_PAYLOAD = struct.Struct("<QQQ")
 LONG_VALUE_PAYLOAD = struct.Struct("<QQ")
 LARGE_SET_PAYLOAD = struct.Struct("<QQQ")
 SCORE = struct.Struct("<d")
-# The id of a map or set and a field's position (see `slots.field_position_of`).
-FIELD_PLACE = struct.Struct(">QIH")
+# The id of a map or set and a field's position (see `slots.field_hash_position`).
+FIELD_STORE_KEY = struct.Struct(">QIH")
 # The forms of records, in two groups of five: records of the second group have rows in other tables, whose names begin
 # with the id that the payload begins with.
 VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET = range(5)
@@ -205,13 +205,13 @@ def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> 
     return Meta(AppliedEpoch(generation)) if stored is None else Meta.from_bytes(checked(stored))
 
 
-# A record is found by its position and its name. The place of a record is the name of its row: the position for the
+# A record is found by its position and its name. The store key of a record is the key of its row: the position for the
 # first record of a position, and position + ordinal for further ones. Ordinals have no gap, so one look-up shows that a
 # position is free, and nearly all records are found with one look-up.
 
 
 def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
-    """Return the place of a name and its record; for a missing name the next free place and None.
+    """Return the store key of a name and its record; for a missing name the next free one and None.
 
     StoreDamagedError if one of the records at this position is damaged.
     """
@@ -234,7 +234,7 @@ def ranges_of(slots: SlotSet, position: int) -> Iterator[tuple[int, int]]:
 
 
 def records_of_slots(records: lmdb.Cursor[bytes], slots: SlotSet, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over (place, record) of the keys in some slots, from a position on."""
+    """Iterate over (store key, record) of the keys in some slots, from a position on."""
     for start, end in ranges_of(slots, position):
         if records.set_range(start.to_bytes(POSITION_BYTES, "big")):
             end_at = end.to_bytes(POSITION_BYTES, "big")
@@ -247,7 +247,7 @@ def records_of_slots(records: lmdb.Cursor[bytes], slots: SlotSet, position: int 
 
 
 def checked_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over (place, record) from a cursor's row on; StoreDamagedError for a damaged record."""
+    """Iterate over (store key, record) from a cursor's row on; StoreDamagedError for a damaged record."""
     for at, record in records.iternext():
         if checksum(record) != CRC_RESIDUE:
             raise damaged()
@@ -265,7 +265,7 @@ class Table:
         self.put_many = self._cursor.putmulti
 
     def delete(self, at: bytes) -> None:
-        """Delete a record; the last record of the same position moves to its place."""
+        """Delete a record; the last record of the same position moves to its store key."""
         position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
         last_at, last = at, None
         while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
@@ -277,7 +277,7 @@ class Table:
             self._cursor.delete()
 
     def at(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over (place, record) of a position."""
+        """Iterate over (store key, record) of a position."""
         at, ordinal = position, 0
         while (record := self.get(at)) is not None:
             if checksum(record) != CRC_RESIDUE:
@@ -396,13 +396,13 @@ def read_piece(txn: lmdb.Transaction[bytes], tables: Tables, value_id: bytes, nu
     return checked(stored)
 
 
-def field_place(map_id: int, name: bytes) -> bytes:
-    return FIELD_PLACE.pack(map_id, crc32(name), crc_hqx(name, 0))
+def field_store_key(map_id: int, name: bytes) -> bytes:
+    return FIELD_STORE_KEY.pack(map_id, crc32(name), crc_hqx(name, 0))
 
 
-def field_places(map_id: int, names: Sequence[bytes]) -> Iterator[bytes]:
-    """Return the places of several fields of a map, or members of a set. The loops run in C."""
-    return map(FIELD_PLACE.pack, repeat(map_id), map(crc32, names), map(crc_hqx, names, repeat(0)))
+def field_store_keys(map_id: int, names: Sequence[bytes]) -> Iterator[bytes]:
+    """Return the store keys of several fields of a map, or members of a set. The loops run in C."""
+    return map(FIELD_STORE_KEY.pack, repeat(map_id), map(crc32, names), map(crc_hqx, names, repeat(0)))
 
 
 def changed_name(epoch: int) -> bytes:

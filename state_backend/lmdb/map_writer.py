@@ -22,7 +22,7 @@ from state_backend.lmdb.layout import (
     expiry_entry,
     expiry_of,
     field_expiry_name,
-    field_place,
+    field_store_key,
     find,
     id_of,
     make_record,
@@ -83,7 +83,7 @@ class MapWriter:
     def _without_other_fields(
         self, at: bytes, old: bytes, changes: list[Change]
     ) -> tuple[bytes, bytes | None, list[Change]]:
-        """Delete all fields that the changes do not name; return the map's place, record, and the changes to apply."""
+        """Delete all fields that no change names; return the map's store key, its record, and the changes to apply."""
         key = changes[0].key
         if any(change.field is None for change in changes):
             return at, old, changes
@@ -205,7 +205,7 @@ class MapWriter:
         map_id, size, expiring, next_expiry_ms = large
         changed = 0
         for name, change in changes.items():
-            at, record = find(self._keys.fields.get, field_place(map_id, name), name)
+            at, record = find(self._keys.fields.get, field_store_key(map_id, name), name)
             if change.op == PUT:
                 new = self._values.record(name, change.value or b"", change.expire_at_ms, 0, record)
                 if new == record:

@@ -22,7 +22,7 @@ from state_backend.codec.checksums import checked, with_checksum
 from state_backend.codec.selections import pack
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Op
-from state_backend.model.slots import POSITION_BYTES, place_of
+from state_backend.model.slots import POSITION_BYTES, store_key_of
 
 KEY_HASH_BYTES, FIELD_HASH_BYTES = 8, 16
 PAST_ALL_POSITIONS = b"\xff" * (POSITION_BYTES + 1)  # sorts after each position
@@ -30,7 +30,7 @@ PAST_ALL_POSITIONS = b"\xff" * (POSITION_BYTES + 1)  # sorts after each position
 
 def name_of_order(key: bytes, field: bytes | None = None, position: bytes | None = None) -> bytes:
     """Return the name of a row of `orders`. position: the key's, if it is known."""
-    name = (position or place_of(key)) + blake2b(key, digest_size=KEY_HASH_BYTES).digest()
+    name = (position or store_key_of(key)) + blake2b(key, digest_size=KEY_HASH_BYTES).digest()
     return name if field is None else name + blake2b(field, digest_size=FIELD_HASH_BYTES).digest()
 
 

@@ -21,7 +21,7 @@ from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, 
 from state_backend.lmdb.order_table import name_of_order
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
-from state_backend.model.slots import places_of
+from state_backend.model.slots import store_keys_of
 from state_backend.native import packing_of
 from state_backend.store.key_events import KeyEvent
 
@@ -83,8 +83,9 @@ class PlainValues:
         items: list[tuple[bytes, bytes]] = []
         are_new: list[bool] = []
         before = b""
-        places = list(places_of(keys))
-        for row, (key, value, at, after) in enumerate(zip(keys, values, places, [*places[1:], b""], strict=True)):
+        store_keys = list(store_keys_of(keys))
+        following = [*store_keys[1:], b""]
+        for row, (key, value, at, after) in enumerate(zip(keys, values, store_keys, following, strict=True)):
             length = len(key)
             header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, number, VALUE))
             start = header + key
@@ -182,7 +183,7 @@ class PlainValues:
         get, fold = self._keys.records.get, state.reduction.fold
         headers: dict[int, bytes] = {}
         results: list[bytes] = []
-        for key, value, at in zip(keys, values, places_of(keys), strict=True):
+        for key, value, at in zip(keys, values, store_keys_of(keys), strict=True):
             length = len(key)
             header = headers.get(length) or headers.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
             old = get(at)
@@ -205,13 +206,13 @@ class PlainValues:
         """
         assert state.selection is not None
         get, replaces = self._keys.records.get, state.selection.replaces
-        places = list(places_of(keys))
-        names = [name_of_order(key, None, at) for key, at in zip(keys, places, strict=True)]
+        store_keys = list(store_keys_of(keys))
+        names = [name_of_order(key, None, at) for key, at in zip(keys, store_keys, strict=True)]
         headers: dict[int, bytes] = {}
         results: list[bytes] = []
         orders: list[tuple[bytes, bytes | None]] = []
         for key, packed, at, name, old_order in zip(
-            keys, values, places, names, self._keys.orders.values(names), strict=True
+            keys, values, store_keys, names, self._keys.orders.values(names), strict=True
         ):
             order, value = unpacked(packed)
             length = len(key)

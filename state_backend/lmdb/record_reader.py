@@ -29,7 +29,7 @@ from state_backend.lmdb.layout import (
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
 from state_backend.model.slot_set import ALL, SlotSet
-from state_backend.model.slots import place_of
+from state_backend.model.slots import store_key_of
 from state_backend.native import pages_of
 from state_backend.store.store import (
     AppliedEpoch,
@@ -135,7 +135,7 @@ class RecordReader(Snapshot):
 
     def _live(self, key: bytes) -> bytes | None:
         """Return a key's record, or None if it is missing or expired."""
-        _, record = find(self._txn.get, place_of(key), key)
+        _, record = find(self._txn.get, store_key_of(key), key)
         return record if record is not None and self._is_live(record) else None
 
     def _is_live(self, record: bytes) -> bool:

@@ -21,7 +21,7 @@ from state_backend.lmdb.layout import (
     VALUE,
     LargeSet,
     expiry_of,
-    field_place,
+    field_store_key,
     find,
     make_record,
     payload_of,
@@ -144,9 +144,9 @@ class SetWriter:
         size, changed = large.size, 0
         edits: list[Edit] = []
         # In the order of the records: most are found on the page of the one before.
-        for place, member in sorted((field_place(large.set_id, member), member) for member in scores):
+        for store_key, member in sorted((field_store_key(large.set_id, member), member) for member in scores):
             score = scores[member]
-            at, record = find(get, place, member)
+            at, record = find(get, store_key, member)
             if score is None:
                 if record is None:
                     continue

@@ -42,7 +42,7 @@ from state_backend.lmdb.value_reader import ValueReader
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, Row, runs_of_rows
 from state_backend.model.slot_set import ALL
-from state_backend.model.slots import POSITION_BYTES, POSITIONS, place_of
+from state_backend.model.slots import POSITION_BYTES, POSITIONS, store_key_of
 from state_backend.store import changed_keys
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.key_events import Portion, StoredPortions, unpack
@@ -70,7 +70,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return KeyInfo(name_of(record), state, KINDS[record[FORM_AT]], expiry_of(record) or None)
 
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
-        at, record = find(self._txn.get, place_of(key), key)
+        at, record = find(self._txn.get, store_key_of(key), key)
         if record is None or not self._is_live(record):
             return iter(())
         return sizes(self._txn, self._tables, at, record, items_max)
@@ -131,7 +131,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return 0, found
 
     def _records(self, records: lmdb.Cursor[bytes], position: int = 0) -> Iterable[tuple[bytes, bytes]]:
-        """Iterate over (place, record) of the keys in owned slots, live or not, from a position on."""
+        """Iterate over (store key, record) of the keys in owned slots, live or not, from a position on."""
         owned = self.owned_slots
         if owned != ALL:
             return records_of_slots(records, owned, position)

@@ -42,7 +42,7 @@ from state_backend.lmdb.value_writer import ValueWriter
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError
 from state_backend.model.records import Op, rows_in
-from state_backend.model.slots import place_of
+from state_backend.model.slots import store_key_of
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.key_events import KeyEvent
 
@@ -163,7 +163,7 @@ class LmdbTransaction:
             state = self._states.get(name)
             if state is None:
                 raise StoreError(f"a change names the state {name!r}, which is not among {sorted(self._states)}")
-            at, record = found = find(get, place_of(key), key)
+            at, record = found = find(get, store_key_of(key), key)
             if record is not None:
                 _, expire_at_ms, number, form = read_header(record)
                 if number != state.number or form == LARGE_MAP or 0 < expire_at_ms <= now_ms:
@@ -184,9 +184,9 @@ class LmdbTransaction:
                 rows = self._folds.as_puts(record if keeps_old else None, list(rows), state)
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
             if state.selection is not None:
-                self._selections.write_orders(key, has_value=find(get, place_of(key), key)[1] is not None)
+                self._selections.write_orders(key, has_value=find(get, store_key_of(key), key)[1] is not None)
             if events is not None:
-                after = find(get, place_of(key), key)
+                after = find(get, store_key_of(key), key)
                 key_events = events_between(before, after[1], self._keys.fields.get)
                 if key_events:
                     events.add(key, key_events + self._late_events(*after))
@@ -198,7 +198,7 @@ class LmdbTransaction:
         rows: Sequence[tuple[Any, ...]],
         state: WrittenState,
     ) -> KeyBefore:
-        """Describe a key before it is changed. found: its place and its record, live or not. record: a live one."""
+        """Describe a key before it is changed. found: its store key and its record, live or not. record: a live one."""
         first_events = b""
         at, stale = found
         if stale is not None and record is None and not self._keys.counts.is_announced(at, stale):
@@ -217,7 +217,7 @@ class LmdbTransaction:
     def _evict_stale(self, at: bytes, record: bytes, key: bytes, state: WrittenState) -> tuple[bytes, bytes | None]:
         """Delete a key's record if it has expired, or if it is of another state, which this epoch replaces.
 
-        Returns the key's place and its record; None if the record was deleted. KeyConflictError if the key is of a
+        Returns the store key and the record; None if the record was deleted. KeyConflictError if the key is of a
         state that is not replaced.
         """
         if self._keys.is_live(record):
@@ -254,7 +254,7 @@ class LmdbTransaction:
                 self._keys.report(name, KeyEvent.DELETED)
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Iterate over (place, record) of all keys that this transaction may change."""
+        """Iterate over (store key, record) of all keys that this transaction may change."""
         return checked_rows(cursor)
 
 

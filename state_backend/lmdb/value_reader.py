@@ -8,7 +8,7 @@ from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checksum
 from state_backend.lmdb.layout import FORM_AT, NAME_AT, VALUE, payload_of, read_header
 from state_backend.lmdb.record_reader import RecordReader
 from state_backend.model.descriptor import Kind
-from state_backend.model.slots import places_of
+from state_backend.model.slots import store_keys_of
 from state_backend.store.store import READ_TOGETHER_BYTES_MAX, Value
 
 
@@ -27,7 +27,7 @@ class ValueReader(RecordReader):
         # `lazy_value` reads all others.
         values: list[Value | None] = []
         now_ms = self._now_ms
-        for key, record in zip(keys, map(self._txn.get, places_of(keys)), strict=True):
+        for key, record in zip(keys, map(self._txn.get, store_keys_of(keys)), strict=True):
             if record is None:
                 values.append(None)
                 continue

@@ -3,7 +3,7 @@
 A run is sorted by position, which is the order of a store; so the changes of a range of slots are contiguous. The rows
 of one key keep their order. Columns:
 
-    position      uint64   `slots.position_of(key)`
+    position      uint64   `slots.hash_position(key)`
     state         string   the state's name (dictionary encoded)
     op            uint8    see `Op`
     key           binary   the full Redis key
@@ -39,7 +39,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from state_backend.model.errors import ChangeError
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 
 # A process that only reads stores needs neither Arrow nor NumPy, and takes 17 MiB less without them (measured). So the
 # modules of such a process import them only in functions that use them.
@@ -130,7 +130,7 @@ def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.Rec
                 or (value is not None and len(value) > VALUE_BYTES_MAX)
             ):
                 raise _too_long(change)
-            yield position_of(key), index[state], op, key, field, value, expire_at_ms
+            yield hash_position(key), index[state], op, key, field, value, expire_at_ms
 
     return runs_of_rows(rows(), names)
 

@@ -1,11 +1,11 @@
-"""The slot (key group) of a key, its position, and its place in a store.
+"""The slot (key group) of a key, its hash position, and its store key.
 
-    slot      CRC16(hash tag or full key) mod 16384, as in the Redis Cluster specification
-    position  slot (14 bits) and CRC32 of the full key (32 bits), as one number below 2**46
-    place     the position as six big-endian bytes: the order of places is the order of slots
+    slot           CRC16(hash tag or full key) mod 16384, as in the Redis Cluster specification
+    hash position  slot (14 bits) and CRC32 of the full key (32 bits), as one number below 2**46
+    store key      the hash position as six big-endian bytes: the order of store keys is the order of slots
 
-A position is also a `SCAN` cursor: clients and proxies may store cursors as floats, which are exact up to 2**53. Two
-keys may have the same position; stores have the full key, too.
+    store key      the hash position as six big-endian bytes, so that store keys are in the order of slots
+keys may have the same hash position; stores have the full key, too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SLOTS = 16384
 HASH_BITS = 32
 POSITION_BYTES = 6
 POSITIONS = SLOTS << HASH_BITS
-PLACE = Struct(">HI")
-_pack_place = PLACE.pack
+STORE_KEY = Struct(">HI")
+_pack_store_key = STORE_KEY.pack
 
 
 def slot_of(key: bytes) -> int:
@@ -36,22 +36,22 @@ def slot_of(key: bytes) -> int:
     return crc_hqx(key, 0) & 16383
 
 
-def position_of(key: bytes) -> int:
-    """Return a key's position: its slot, then a hash that spreads the keys of a slot."""
+def hash_position(key: bytes) -> int:
+    """Return a key's hash position: its slot, then a hash that spreads the keys of a slot."""
     return slot_of(key) << HASH_BITS | crc32(key)
 
 
-def place_of(key: bytes) -> bytes:
-    """Return a key's place: its position as six bytes."""
+def store_key_of(key: bytes) -> bytes:
+    """Return a key's store key: its hash position as six bytes."""
     slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
-    return PLACE.pack(slot, crc32(key))
+    return STORE_KEY.pack(slot, crc32(key))
 
 
-def places_of(keys: Sequence[bytes]) -> Iterable[bytes]:
-    """Return the places of several keys. If no key has a hash tag, there is no Python call for each key."""
+def store_keys_of(keys: Sequence[bytes]) -> Iterable[bytes]:
+    """Return the store keys of several keys. If no key has a hash tag, there is no Python call for each key."""
     if len(keys) < 4 or b"{" in b"".join(keys):
-        return map(place_of, keys)
-    return [_pack_place(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]
+        return map(store_key_of, keys)
+    return [_pack_store_key(crc_hqx(key, 0) & 16383, crc32(key)) for key in keys]
 
 
 def slot_at(position: int) -> int:
@@ -59,6 +59,6 @@ def slot_at(position: int) -> int:
     return position >> HASH_BITS
 
 
-def field_position_of(field: bytes) -> int:
-    """Return the position of a field in a large map: 48 bits, so that it can be a cursor."""
+def field_hash_position(field: bytes) -> int:
+    """Return the hash position of a field in a large map: 48 bits, so that it can be a cursor."""
     return crc32(field) << 16 | crc_hqx(field, 0)

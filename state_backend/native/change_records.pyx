@@ -74,7 +74,7 @@ cdef int check_offsets(const int32_t[:] offsets, int64_t size) except -1:
 
 
 def positions(const int32_t[:] offsets, const uint8_t[:] content, int64_t prefix_bytes):
-    """Return the positions of keys, as u64; see `row_encoding.positions_of`. prefix_bytes: all keys begin alike."""
+    """Return the positions of keys, as u64; see `row_encoding.hash_positions_of`. prefix_bytes: all keys begin alike."""
     cdef int64_t rows = offsets.shape[0] - 1, row, size, byte, tag_size
     cdef const uint8_t* data = &content[0] if content.shape[0] else NULL
     cdef const uint8_t* key

@@ -19,7 +19,7 @@ from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
 from state_backend.model.generations import query_of
 from state_backend.model.slot_set import ALL, NONE, SlotSet
-from state_backend.model.slots import position_of, slot_of
+from state_backend.model.slots import hash_position, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
 
@@ -464,7 +464,7 @@ class KeyspaceView:
         end = min((next_cursor for next_cursor, _ in steps if next_cursor), default=0)
         found = [key for _, keys in steps for key in keys]
         if end:
-            found = [key for key in found if position_of(key) < end]
+            found = [key for key in found if hash_position(key) < end]
         return end, found
 
     def random_keys(self) -> Iterator[bytes | None]:

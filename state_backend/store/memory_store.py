@@ -19,7 +19,7 @@ from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slot_set import ALL, SlotSet
-from state_backend.model.slots import field_position_of, position_of, slot_of
+from state_backend.model.slots import field_hash_position, hash_position, slot_of
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
 from state_backend.store.store import (
     READ_TOGETHER_BYTES_MAX,
@@ -420,7 +420,7 @@ class MemorySnapshot(Snapshot):
         fields = self._map(key)
         if len(fields) <= packed_map.FIELDS_MAX:
             return 0, [(name, each.value) for name, each in fields.items()]
-        order = sorted((field_position_of(name), name) for name in fields)
+        order = sorted((field_hash_position(name), name) for name in fields)
         start, end = _scan_range(order, cursor, count)
         pairs: list[tuple[bytes, Value]] = [(name, fields[name].value) for _, name in order[start:end]]
         return (order[end][0] if end < len(order) else 0), pairs
@@ -508,7 +508,7 @@ class MemorySnapshot(Snapshot):
         self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
     ) -> tuple[int, list[bytes]]:
         if not self._order:
-            self._order = sorted((position_of(key), key) for key in self._keys if self._live(key) is not None)
+            self._order = sorted((hash_position(key), key) for key in self._keys if self._live(key) is not None)
         start, end = _scan_range(self._order, cursor, count)
         found = [key for _, key in self._order[start:end] if kinds is None or self._keys[key].kind in kinds]
         if only_expiring:
@@ -516,7 +516,7 @@ class MemorySnapshot(Snapshot):
         return (self._order[end][0] if end < len(self._order) else 0), found
 
     def changes(self) -> Iterator[Change]:
-        for key in sorted(self._keys, key=lambda key: (position_of(key), key)):
+        for key in sorted(self._keys, key=lambda key: (hash_position(key), key)):
             stored = _live_part(self._keys[key], self._applied.clock_ms)
             if stored is None:
                 continue
@@ -564,7 +564,7 @@ def _folds(key: bytes, stored: _StoredKey) -> Iterator[Change]:
 
 def _scan_members(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
     """Do one call of a scan of a set."""
-    order = sorted((field_position_of(member), member) for member in members)
+    order = sorted((field_hash_position(member), member) for member in members)
     if len(order) <= packed_list.ELEMENTS_MAX:
         return 0, [member for _, member in order]
     start, end = _scan_range(order, cursor, count)

@@ -25,7 +25,7 @@ import pytest
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
 from compat.waiting import eventually
-from state_backend.codec.row_encoding import positions_of
+from state_backend.codec.row_encoding import hash_positions_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.records import RUN_ROWS_MAX, Op, schema
@@ -175,7 +175,7 @@ def publish_values(writer: LogWriter, count: int, value: str) -> None:
             n = len(keys)
             run = pa.RecordBatch.from_arrays(
                 [
-                    pa.array(positions_of(keys)),
+                    pa.array(hash_positions_of(keys)),
                     pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array(["v"], pa.string())),
                     pa.array(np.full(n, int(Op.PUT), np.uint8)),
                     keys,

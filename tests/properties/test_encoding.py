@@ -22,6 +22,7 @@ from state_backend.codec.row_encoding import (
     RowPlan,
     as_bytes,
     encode,
+    hash_positions_of,
     joined_in_arrow,
     joined_texts,
     order_in_numpy,
@@ -30,11 +31,10 @@ from state_backend.codec.row_encoding import (
     pack_columns,
     pack_columns_in_arrow,
     positions_in_numpy,
-    positions_of,
 )
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.records import Op, changes_in
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 
 KEYS = st.one_of(
     st.binary(max_size=40),
@@ -49,8 +49,8 @@ KEYS = st.one_of(
 @example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1, b"")
 def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int, prefix: bytes) -> None:
     column = pa.array([prefix + key for key in keys], pa.binary()).slice(offset)
-    expected = [position_of(prefix + key) for key in keys[offset:]]
-    assert positions_of(column, prefix).tolist() == expected
+    expected = [hash_position(prefix + key) for key in keys[offset:]]
+    assert hash_positions_of(column, prefix).tolist() == expected
     assert positions_in_numpy(column, prefix).tolist() == expected
 
 

@@ -15,7 +15,7 @@ from resp_server.protocol.replies import ReplySet, encode
 from resp_server.proxy.epoch_floors import EpochFloors
 from resp_server.proxy.request_policy import scan_reply_up_to_slot, split_by_slot
 from resp_server.proxy.slot_map import SlotMap, runs_of
-from state_backend.model.slots import SLOTS, position_of, slot_of
+from state_backend.model.slots import SLOTS, hash_position, slot_of
 from tests.properties.steps import result_of
 
 TABLE = command_table()
@@ -142,7 +142,7 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
 ) -> None:
     """The server's step may go on to its next run: keys from there are left for when the cursor is there."""
     bounds = [*sorted(data.draw(st.sets(st.integers(1, SLOTS - 1), max_size=4))), SLOTS]
-    array_in_order = sorted(names, key=position_of)
+    array_in_order = sorted(names, key=hash_position)
     found: list[bytes] = []
     cursor = 0
     for _ in range(2 * len(names) + len(bounds) + 1):
@@ -150,13 +150,13 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
         # Of a server that owns every other run from this one on.
         own = bounds[bounds.index(behind) :: 2]
         firsts = {end: ([0, *bounds])[bounds.index(end)] for end in own}
-        left = [key for key in array_in_order if position_of(key) >= cursor]
+        left = [key for key in array_in_order if hash_position(key) >= cursor]
         left = [key for key in left if any(firsts[end] <= slot_of(key) < end for end in own)]
         step = data.draw(st.integers(1, 5))
-        place = position_of(left[step - 1]) if len(left) >= step else 0
-        taken = [key for key in left if not place or position_of(key) <= place]
-        rest = [key for key in left if place and position_of(key) > place]
-        reply = encode([b"%d" % (position_of(rest[0]) if rest else 0), taken], 2)
+        place = hash_position(left[step - 1]) if len(left) >= step else 0
+        taken = [key for key in left if not place or hash_position(key) <= place]
+        rest = [key for key in left if place and hash_position(key) > place]
+        reply = encode([b"%d" % (hash_position(rest[0]) if rest else 0), taken], 2)
         cursor_item, keys_item = result_of(items_of(scan_reply_up_to_slot(reply, behind - 1)))
         cursor = int(cursor_item.split(b"\r\n")[1])
         found += [item.split(b"\r\n", 1)[1][:-2] for item in result_of(items_of(keys_item))]

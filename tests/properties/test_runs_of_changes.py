@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from state_backend.log.epochs import runs_in, slots_of_run, to_stream
 from state_backend.model.records import Change, Op, changes_in, runs_of
-from state_backend.model.slots import position_of, slot_at
+from state_backend.model.slots import hash_position, slot_at
 
 STATES = ("a", "b")
 CHANGES = st.builds(
@@ -35,7 +35,7 @@ def test_runs_are_sorted_and_keep_the_order_of_each_key(changes: list[Change], r
     assert all(0 < run.num_rows <= rows_max for run in runs)
     for run in runs:
         positions = run.column("position").to_pylist()
-        assert positions == sorted(positions) == [position_of(change.key) for change in changes_in(run)]
+        assert positions == sorted(positions) == [hash_position(change.key) for change in changes_in(run)]
         assert slots_of_run(run) == (slot_at(positions[0]), slot_at(positions[-1]), run.num_rows)
     found = [change for run in runs for change in changes_in(run)]
     for key in {change.key for change in changes}:

@@ -23,7 +23,7 @@ from state_backend.codec import packed_list
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, changes_in
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, text, whole
 from tests.spark.micro_batches import Batches, Settings, start
 from tests.spark.processes import sparkis as command
@@ -194,7 +194,7 @@ def by_element(records: list[Change], lists: set[str]) -> list[Change]:
 
 
 def position(change: Change) -> int:
-    return position_of(change.key)
+    return hash_position(change.key)
 
 
 def fields_in_order(records: Iterable[Change]) -> list[Change]:

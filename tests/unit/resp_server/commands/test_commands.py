@@ -11,7 +11,7 @@ from resp_server.commands.command import docs_row, info_row
 from resp_server.protocol.replies import encode
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from state_backend import VERSION
-from state_backend.model.slots import field_position_of
+from state_backend.model.slots import field_hash_position
 from state_backend.store.keyspace import Keyspace
 
 NOW_MS = 1_700_000_000_000
@@ -379,7 +379,7 @@ def test_client_list_has_a_line_per_connection(client: Any) -> None:
 
 def test_a_large_map_is_answered_whole(client: Any) -> None:
     client.session.protocol = 3
-    pairs = {b"u%d" % i: b"%d" % i for i in sorted(range(1500), key=lambda i: field_position_of(b"u%d" % i))}
+    pairs = {b"u%d" % i: b"%d" % i for i in sorted(range(1500), key=lambda i: field_hash_position(b"u%d" % i))}
     assert client.ask("HGETALL job:visits:/") == encode(pairs, 3)
     assert client.ask("HKEYS job:visits:/") == encode(list(pairs), 3)
     assert client.ask("HVALS job:visits:/") == encode(list(pairs.values()), 3)

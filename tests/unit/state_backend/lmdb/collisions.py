@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from state_backend.model.slots import field_position_of
+from state_backend.model.slots import field_hash_position
 
 NAME_BYTES = 8
 
 
 def names_at_one_position(count: int) -> list[bytes]:
-    """Return names of equal length, which `position_of` and `field_position_of` cannot tell apart.
+    """Return names of equal length, which `hash_position` and `field_hash_position` cannot tell apart.
 
     Both hashes are linear: where the hash of a difference is that of no difference, both names have one hash. Such
     differences are found by elimination over the bits of a name.
     """
-    nothing = field_position_of(bytes(NAME_BYTES))
+    nothing = field_hash_position(bytes(NAME_BYTES))
     rows: list[tuple[int, int]] = []  # a hash's difference, and the name's difference that makes it
     equal: list[int] = []
     for bit in range(8 * NAME_BYTES):
         name = 1 << bit
-        found = field_position_of(name.to_bytes(NAME_BYTES, "big")) ^ nothing
+        found = field_hash_position(name.to_bytes(NAME_BYTES, "big")) ^ nothing
         for other, cause in rows:
             if found ^ other < found:
                 found, name = found ^ other, name ^ cause

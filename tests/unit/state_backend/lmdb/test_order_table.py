@@ -12,7 +12,7 @@ from state_backend.codec import packed_map, selections
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.model.slots import place_of
+from state_backend.model.slots import store_key_of
 from state_backend.store.store import EpochChanges, Snapshot
 from tests.unit.state_backend.lmdb.collisions import names_at_one_position
 
@@ -156,7 +156,7 @@ def test_a_snapshot_has_the_orders_of_all_keys_of_a_position_whatever_is_stored_
         changes.sort(key=lambda change: names.index(change.key))
         for change in changes:
             apply(store, 6 * epoch + names.index(change.key), [change], NAMES if change is changes[0] else ())
-        later = next(b"%d" % number for number in range(1_000) if place_of(b"%d" % number) > place_of(names[0]))
+        later = next(b"%d" % number for number in range(1_000) if store_key_of(b"%d" % number) > store_key_of(names[0]))
         apply(store, 6 * epoch + 5, [row("latest", 500, value)._replace(key=later)])
         with store.snapshot(2_000) as snapshot:
             found = {change.key: change.op for change in snapshot.changes()}

@@ -7,7 +7,7 @@ import pytest
 from state_backend.model import records
 from state_backend.model.errors import ChangeError
 from state_backend.model.records import Change, Op, changes_in, runs_of, schema
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 
 
 def test_changes_come_back_as_they_were() -> None:
@@ -63,4 +63,4 @@ def test_what_is_as_long_as_it_may_be_comes_back() -> None:
 def test_a_run_is_sorted_by_position() -> None:
     (run,) = runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"") for number in range(100)], ["temp"])
     positions = run.column("position").to_pylist()
-    assert positions == sorted(positions) == [position_of(change.key) for change in changes_in(run)]
+    assert positions == sorted(positions) == [hash_position(change.key) for change in changes_in(run)]

@@ -11,12 +11,12 @@ from state_backend.model.slots import (
     POSITION_BYTES,
     POSITIONS,
     SLOTS,
-    field_position_of,
-    place_of,
-    places_of,
-    position_of,
+    field_hash_position,
+    hash_position,
     slot_at,
     slot_of,
+    store_key_of,
+    store_keys_of,
 )
 
 
@@ -44,7 +44,7 @@ def test_only_the_first_hash_tag_that_is_not_empty_counts() -> None:
 
 def test_positions_are_in_slot_order_and_fit_a_cursor_that_is_a_float() -> None:
     for key in random_keys(2_000):
-        position = position_of(key)
+        position = hash_position(key)
         assert slot_at(position) == slot_of(key) < SLOTS
         assert position < POSITIONS <= 2**53
         assert int(float(position)) == position
@@ -52,14 +52,14 @@ def test_positions_are_in_slot_order_and_fit_a_cursor_that_is_a_float() -> None:
 
 def test_a_place_is_the_position_in_big_endian_bytes() -> None:
     for key in random_keys(2_000):
-        assert place_of(key) == position_of(key).to_bytes(POSITION_BYTES, "big")
+        assert store_key_of(key) == hash_position(key).to_bytes(POSITION_BYTES, "big")
 
 
 def test_a_field_position_fits_a_cursor() -> None:
-    assert all(0 <= field_position_of(key) < 2**48 for key in random_keys(1_000))
+    assert all(0 <= field_hash_position(key) < 2**48 for key in random_keys(1_000))
 
 
 def test_places_of_many_keys_are_those_of_each() -> None:
     keys = list(random_keys(2_000))
     for some in (keys, [key for key in keys if b"{" not in key], []):
-        assert list(places_of(some)) == [place_of(key) for key in some]
+        assert list(store_keys_of(some)) == [store_key_of(key) for key in some]

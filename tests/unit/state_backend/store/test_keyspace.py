@@ -11,7 +11,7 @@ import pytest
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, JobLoadingError, StoreError
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.model.slots import position_of
+from state_backend.model.slots import hash_position
 from state_backend.store.keyspace import Job, Keyspace, KeyspaceView
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
@@ -125,8 +125,8 @@ def test_a_scan_over_several_jobs_returns_each_key_once_in_slot_order(count: int
     assert len(found) == len(everything)
     assert set(found) == everything
     assert view.key_count() == 150
-    assert sorted(position_of(key) for key in found) == [
-        position_of(key) for key in sorted(everything, key=position_of)
+    assert sorted(hash_position(key) for key in found) == [
+        hash_position(key) for key in sorted(everything, key=hash_position)
     ]
 
 
