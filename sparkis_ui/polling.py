@@ -68,7 +68,7 @@ class Cluster:
 
 
 @dataclass
-class Facts:
+class EndpointState:
     """The facts of the endpoint. errors: the refused groups, with the server's error."""
 
     at_s: float = 0.0
@@ -93,7 +93,7 @@ class Hub:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.client = Client(endpoint)
-        self.facts = Facts()
+        self.facts = EndpointState()
         self.series = Series()
         self.watcher = Watcher(self.client)
         self.moves: deque[tuple[float, int, int, str, str]] = deque(maxlen=MOVES_MAX)
@@ -148,7 +148,7 @@ class Hub:
 
     async def _run(self) -> None:
         last_turns: dict[str, int] = {}
-        self.facts, self.series = Facts(), Series()  # graphs do not show the time without a tab
+        self.facts, self.series = EndpointState(), Series()  # graphs do not show the time without a tab
         while time.monotonic() - self._polled_s < REST_AFTER_S:
             started_s = time.monotonic()
             due = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from resp_server.cluster.topology import Node, Topology
 from resp_server.command.keys import keys_of
-from resp_server.command.spec import ANY_SLOTS, Facts
+from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.protocol.errors import ClusterDownError, CrossSlotError, MovedError
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
@@ -31,7 +31,7 @@ class NodeView:
         """Tell whether this node is a replica: it answers its master's slots to clients that sent READONLY."""
         return self.myself.is_replica
 
-    def check(self, facts: Facts, request: Sequence[bytes], is_readonly: bool) -> None:
+    def check(self, facts: CommandSpec, request: Sequence[bytes], is_readonly: bool) -> None:
         """Raise the error for a request that another node has to answer, checked in the order of Redis' getNodeByQuery.
 
         Any node answers a request without keys.

@@ -32,7 +32,7 @@ from functools import cached_property, partial
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.protocol.errors import PlainError, not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 
@@ -173,7 +173,7 @@ class Declaration:
     body: Body
     parameters: Parameters
     summary: str | None = None
-    own: Facts | None = None
+    own: CommandSpec | None = None
 
     def __call__(self, *arguments: Any) -> Reply:
         return self.body(*arguments)
@@ -184,7 +184,7 @@ class Declaration:
         return self.parameters.arity(1 + self.name.count("|"))
 
 
-def command(name: str, own: Facts | None = None) -> Callable[[Body], Declaration]:
+def command(name: str, own: CommandSpec | None = None) -> Callable[[Body], Declaration]:
     """Declare a function as a command (`get`) or a subcommand (`client|id`).
 
     own: the facts of a command that Redis does not have, without arity and summary.

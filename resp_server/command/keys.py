@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resp_server.command.declaration import INTEGER
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 
 # The position of MIGRATE's first option, and the number of arguments of some options of MIGRATE and SORT.
 MIGRATE_OPTIONS = 6
@@ -20,19 +20,19 @@ SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
 FlaggedKeys = list[tuple[bytes, Sequence[str]]]
 
 
-def keys_of(facts: Facts, request: Sequence[bytes]) -> FlaggedKeys | None:
+def keys_of(facts: CommandSpec, request: Sequence[bytes]) -> FlaggedKeys | None:
     """Return the keys of a request with their access flags; None if the request does not match a specification."""
     positions = key_positions(facts, request)
     return None if positions is None else [(request[at], flags) for at, flags in positions]
 
 
-def key_positions(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
+def key_positions(facts: CommandSpec, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
     """Return the positions of the keys of a request, with their access flags; None as for `keys_of`."""
     runs = key_runs(facts, request)
     return None if runs is None else [(at, flags) for positions, flags in runs for at in positions]
 
 
-def key_runs(facts: Facts, request: Sequence[bytes]) -> list[tuple[Sequence[int], Sequence[str]]] | None:
+def key_runs(facts: CommandSpec, request: Sequence[bytes]) -> list[tuple[Sequence[int], Sequence[str]]] | None:
     """Return the key positions of each key specification, with its access flags; None as for `keys_of`.
 
     This takes no longer for many keys, unless a specification searches for a keyword.
@@ -48,7 +48,7 @@ def key_runs(facts: Facts, request: Sequence[bytes]) -> list[tuple[Sequence[int]
     return found
 
 
-def searches_keyword(facts: Facts) -> bool:
+def searches_keyword(facts: CommandSpec) -> bool:
     """Tell whether finding the keys of a request means searching all its words for a keyword."""
     return any(spec["begin_search"]["type"] != "index" for spec in facts.key_specs)
 

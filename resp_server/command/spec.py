@@ -19,7 +19,7 @@ ANY_SLOTS = "slots:any"
 
 
 @dataclass(frozen=True)
-class Facts:
+class CommandSpec:
     """One row of the command table, with Redis' names. `key_specs` and `arguments` are as in the JSON file."""
 
     since: str
@@ -39,10 +39,10 @@ class Facts:
     history: Sequence[Sequence[str]] = ()
     deprecated_since: str = ""
     replaced_by: str = ""
-    subcommands: Mapping[str, Facts] = field(default_factory=dict)
+    subcommands: Mapping[str, CommandSpec] = field(default_factory=dict)
 
     @classmethod
-    def of_json(cls, row: Json) -> Facts:
+    def of_json(cls, row: Json) -> CommandSpec:
         """Return one row with its subcommands; an unknown name in it raises TypeError."""
         subcommands = {name: cls.of_json(each) for name, each in row.get("subcommands", {}).items()}
         return cls(**{**row, "subcommands": subcommands})
@@ -57,12 +57,12 @@ class Facts:
         """Whether a client must authenticate before it uses the command."""
         return "no_auth" not in self.flags
 
-    def with_subcommand(self, name: str, facts: Facts) -> Facts:
+    def with_subcommand(self, name: str, facts: CommandSpec) -> CommandSpec:
         """Return the container's facts with an additional subcommand."""
         return replace(self, subcommands={**self.subcommands, name: facts})
 
 
-def redis_facts() -> dict[str, Facts]:
+def redis_facts() -> dict[str, CommandSpec]:
     """Return the commands of Redis 7.4 by name, about 250."""
     text = files("resp_server.command").joinpath("redis.json").read_text("utf-8")
-    return {name: Facts.of_json(row) for name, row in json.loads(text).items()}
+    return {name: CommandSpec.of_json(row) for name, row in json.loads(text).items()}

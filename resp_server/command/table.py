@@ -11,7 +11,7 @@ from resp_server.command.declaration import Declaration, DeclarationError, PeerQ
 from resp_server.command.keys import key_positions
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import PATTERNS, Policy, Role, Verb
-from resp_server.command.spec import Facts, Json
+from resp_server.command.spec import CommandSpec, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
     ReplyError,
@@ -34,7 +34,7 @@ class Command:
     """
 
     name: str
-    facts: Facts
+    facts: CommandSpec
     declaration: Declaration | None = None
     refusal: Refusal = ReadOnlyError
     is_refused_when_run: bool = False
@@ -114,7 +114,7 @@ class CommandTable:
 
     def __init__(
         self,
-        redis: Mapping[str, Facts],
+        redis: Mapping[str, CommandSpec],
         declarations: Iterable[Declaration],
         refusals: Mapping[str, Refusal] | None = None,
         peer_queries: Iterable[PeerQuery] = (),
@@ -215,7 +215,7 @@ def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:
     return declared
 
 
-def _with_own(redis: Mapping[str, Facts], declared: Mapping[str, Declaration]) -> dict[str, Facts]:
+def _with_own(redis: Mapping[str, CommandSpec], declared: Mapping[str, Declaration]) -> dict[str, CommandSpec]:
     """Add our own commands; the first subcommand of a container adds the container."""
     facts = dict(redis)
     for name, each in declared.items():
@@ -226,19 +226,23 @@ def _with_own(redis: Mapping[str, Facts], declared: Mapping[str, Declaration]) -
         own = replace(each.own, arity=each.arity, summary=each.summary or "")
         container, _, sub = name.partition("|")
         if sub:
-            parent = facts.get(container) or Facts(own.since, own.group, arity=-2, summary=f"The {container} commands.")
+            parent = facts.get(container) or CommandSpec(
+                own.since, own.group, arity=-2, summary=f"The {container} commands."
+            )
             facts[container] = parent.with_subcommand(name, own)
         else:
             facts[name] = own
     return facts
 
 
-def _find_facts(facts: Mapping[str, Facts], name: str) -> Facts | None:
+def _find_facts(facts: Mapping[str, CommandSpec], name: str) -> CommandSpec | None:
     container = facts.get(name.partition("|")[0])
     return container.subcommands.get(name) if container is not None and "|" in name else container
 
 
-def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals: Mapping[str, Refusal]) -> Command:
+def _row(
+    name: str, facts: CommandSpec, declared: Mapping[str, Declaration], refusals: Mapping[str, Refusal]
+) -> Command:
     declaration = declared.get(name)
     if declaration is not None:
         _check_row(declaration, facts)
@@ -254,7 +258,7 @@ def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals:
     return Command(name, facts, declaration, refusal, False, subcommands)
 
 
-def _check_row(declaration: Declaration, facts: Facts) -> None:
+def _check_row(declaration: Declaration, facts: CommandSpec) -> None:
     if facts.is_write:
         raise DeclarationError(f"command {declaration.name!r} is a write; this server only reads")
     takes_subcommand = bool(facts.subcommands) and not declaration.parameters.each

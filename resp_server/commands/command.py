@@ -7,7 +7,7 @@ from typing import Any
 
 from resp_server.command.declaration import command
 from resp_server.command.keys import keys_of
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
@@ -188,7 +188,7 @@ def docs_row(command: Command) -> Reply:
     return row
 
 
-def _texts(facts: Facts, *names: str) -> dict[bytes, Reply]:
+def _texts(facts: CommandSpec, *names: str) -> dict[bytes, Reply]:
     return {name.encode(): getattr(facts, name).encode() for name in names if getattr(facts, name)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from resp_server.command.declaration import OneOrMore, command, peer_query
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError
@@ -94,7 +94,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
 
 @command(
     "state|publish",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(N+M) where N is the number of subscribed clients and M of subscribed patterns",
@@ -124,7 +124,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
 
 @command(
     "state|notify",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(1)",

@@ -15,7 +15,7 @@ from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
 from resp_server.command.declaration import OneOrMore, command, integer
 from resp_server.command.policy import RequestPolicy
-from resp_server.command.spec import ANY_SLOTS, Facts
+from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
 from resp_server.execution.histories import HistoryRequest
@@ -34,10 +34,10 @@ SINCE = "0.1.0"
 
 def _facts(
     *arguments: str, complexity: str = "O(N) where N is the number of jobs", optional: str = "", **others: Any
-) -> Facts:
+) -> CommandSpec:
     """Return the facts that most STATE subcommands share. optional: a token that may follow the arguments."""
     tokens = [{"name": optional.lower(), "type": "pure-token", "token": optional, "flags": ["optional"]}]
-    return Facts(
+    return CommandSpec(
         SINCE,
         "server",
         complexity=complexity,
@@ -208,7 +208,7 @@ def _owning_job(context: CommandContext, key: bytes) -> str | None:
 
 @command(
     "state|mget",
-    own=Facts(
+    own=CommandSpec(
         SINCE,
         "server",
         complexity="O(N) where N is the number of keys",
@@ -229,7 +229,7 @@ def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
 
 @command(
     "state|history",
-    own=Facts(
+    own=CommandSpec(
         SINCE,
         "server",
         complexity="O(N) where N is the number of epochs that are read in the log",
@@ -310,7 +310,7 @@ class ReaderContext(CommandContext):
 
 @command(
     "state|within",
-    own=Facts(
+    own=CommandSpec(
         SINCE,
         "server",
         complexity="That of the command",

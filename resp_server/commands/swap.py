@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resp_server.command.declaration import OneOrMore, command
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.execution.context import CommandContext, SwapControl
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Reply
@@ -11,9 +11,9 @@ from resp_server.protocol.replies import Reply
 SINCE = "0.1.0"
 
 
-def _facts(*arguments: str, changes: bool = True) -> Facts:
+def _facts(*arguments: str, changes: bool = True) -> CommandSpec:
     """Return the facts of a subcommand. changes: it is for administrators."""
-    return Facts(
+    return CommandSpec(
         SINCE,
         "server",
         complexity="O(N) where N is the number of key formats",
@@ -25,7 +25,7 @@ def _facts(*arguments: str, changes: bool = True) -> Facts:
 
 @command(
     "state|owner",
-    own=Facts(
+    own=CommandSpec(
         SINCE,
         "server",
         complexity="O(N*M) where N is the number of keys, and M that of rules and key formats",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from resp_server.command.declaration import OneOrMore, command, integer
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
@@ -79,7 +79,7 @@ def _no_epoch(context: CommandContext) -> NoEpochError:
 
 @command(
     "state|at",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(N) where N is the number of jobs",
@@ -116,7 +116,7 @@ def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
 
 @command(
     "state|notice",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(1)",
@@ -141,7 +141,7 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
 
 @command(
     "state|hold",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(1)",
@@ -216,7 +216,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
 
 @command(
     "state|mark",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(1)",
@@ -236,7 +236,7 @@ def state_mark(context: CommandContext, key: bytes) -> bytes:
 
 @command(
     "state|expect",
-    own=Facts(
+    own=CommandSpec(
         "0.1.0",
         "server",
         complexity="O(N) where N is the number of keys",

@@ -15,7 +15,7 @@ import logging
 from http import HTTPStatus
 
 from resp_server.exporter.exposition import Text, text_of
-from resp_server.exporter.sources import Facts, Source
+from resp_server.exporter.sources import Readiness, Source
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import listen
 from resp_server.protocol.errors import internal_error
@@ -82,7 +82,7 @@ class MetricsListener:
         """Return the reasons why clients should not come; none: they may."""
         if self._is_draining:
             return ["draining"]
-        return reasons_of(await self._source.facts(), self._lag_s_max)
+        return reasons_of(await self._source.readiness(), self._lag_s_max)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -131,7 +131,7 @@ class MetricsListener:
         raise RequestError(HTTPStatus.NOT_FOUND, NOT_FOUND)
 
 
-def reasons_of(facts: Facts, lag_s_max: float | None) -> list[str]:
+def reasons_of(facts: Readiness, lag_s_max: float | None) -> list[str]:
     """Return the reasons why a server with these facts is not ready."""
     if facts.is_loading:
         return ["loading"]

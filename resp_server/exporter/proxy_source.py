@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.commands.info import process_stats
 from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
-from resp_server.exporter.sources import Facts
+from resp_server.exporter.sources import Readiness
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.proxy.applications import JOBS, Applications
 from resp_server.proxy.job_merge import Row, merged_jobs, rows_in
@@ -45,12 +45,12 @@ class ProxySource:
             add_upstream(scrape, self._upstream_fields())
         return scrape
 
-    async def facts(self) -> Facts:
+    async def readiness(self) -> Readiness:
         is_known = all(cluster.slots.is_complete for cluster in self._applications.each)
         if self._upstream_fields is not None:  # the upstream's keys are answered without states, too
             is_known = bool(self._upstream_fields()["ownership_known"])
         lags_ms = {job["name"]: job["lag_ms"] for job in await self._listed_jobs()}
-        return Facts(is_loading=not is_known, lags_ms=lags_ms)
+        return Readiness(is_loading=not is_known, lags_ms=lags_ms)
 
     async def _listed_jobs(self) -> Sequence[Mapping[str, Any]]:
         """Return the rows of STATE JOBS, one for each job, of all servers that answer for slots, and in time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.exporter.samples import add_process
 from resp_server.exporter.scrape import Scrape
-from resp_server.exporter.sources import Facts
+from resp_server.exporter.sources import Readiness
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.registry.service import Registry
@@ -38,5 +38,5 @@ class RegistrySource:
             scrape.add("registry_server_slots", slots, server=server)
         return scrape
 
-    async def facts(self) -> Facts:
-        return Facts(is_loading=False, lags_ms={})
+    async def readiness(self) -> Readiness:
+        return Readiness(is_loading=False, lags_ms={})

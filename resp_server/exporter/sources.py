@@ -14,7 +14,7 @@ from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 
 
-class Facts(NamedTuple):
+class Readiness(NamedTuple):
     """What readiness depends on.
 
     is_loading: clients may not come yet. lags_ms: of each job, how much older the epoch that clients read is than the
@@ -31,7 +31,7 @@ class Source(Protocol):
     async def scrape(self) -> Scrape:
         """Return all values."""
 
-    async def facts(self) -> Facts:
+    async def readiness(self) -> Readiness:
         """Return what readiness depends on."""
 
 
@@ -54,7 +54,7 @@ class ServerSource:
             scrape.add("topology_version", facts["topology_version"])
         return scrape
 
-    async def facts(self) -> Facts:
+    async def readiness(self) -> Readiness:
         return _facts_of(job_facts.respond(self._context, None))
 
 
@@ -74,10 +74,10 @@ class WorkersSource:
             add_server(scrape, facts)
         return scrape
 
-    async def facts(self) -> Facts:
+    async def readiness(self) -> Readiness:
         found = await self._workers.query("job facts", workers_max=1)
-        return _facts_of(found[0]) if found else Facts(is_loading=True, lags_ms={})
+        return _facts_of(found[0]) if found else Readiness(is_loading=True, lags_ms={})
 
 
-def _facts_of(facts: Mapping[str, Any]) -> Facts:
-    return Facts(is_loading=facts["is_loading"], lags_ms={job["name"]: job["lag_ms"] for job in facts["jobs"]})
+def _facts_of(facts: Mapping[str, Any]) -> Readiness:
+    return Readiness(is_loading=facts["is_loading"], lags_ms={job["name"]: job["lag_ms"] for job in facts["jobs"]})

@@ -16,7 +16,7 @@ import hiredis
 
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import RequestPolicy, Role
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
@@ -61,7 +61,7 @@ class TargetRequest(NamedTuple):
 
 
 def split_by_slot(
-    facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
+    facts: CommandSpec, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[TargetRequest], Merge] | None:
     """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
 
@@ -78,7 +78,7 @@ def split_by_slot(
 
 
 def split_in_steps(
-    facts: Facts, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
+    facts: CommandSpec, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[TargetRequest], Merge] | None]:
     """Do the same as `split_by_slot`, in steps."""
     keys = [key for key, _ in keys_of(facts, request) or ()]

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, cast
 
 from resp_server.command.policy import Destination, Role
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
@@ -170,7 +170,7 @@ class SwapDispatcher(SideSender):
         self._ownership.on_new = self._checks.add
         self._ownership.on_changed = self._owners_changed
 
-    def _take_facts(self, facts: Mapping[str, Facts]) -> None:
+    def _take_facts(self, facts: Mapping[str, CommandSpec]) -> None:
         self.router.commands.take_facts(facts)
         self._set_hop_commands()
 

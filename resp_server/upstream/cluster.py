@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
@@ -54,7 +54,7 @@ class UpstreamCluster:
 
     def __init__(self, url: UpstreamUrl, pool_at: Callable[[UpstreamUrl], UpstreamPool]) -> None:
         self.url = url
-        self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
+        self.on_facts: Callable[[Mapping[str, CommandSpec]], None] | None = None
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.on_moved: Callable[[Collection[int]], None] = lambda clients: None

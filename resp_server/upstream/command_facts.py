@@ -7,7 +7,7 @@ from typing import Any
 
 import hiredis
 
-from resp_server.command.spec import Facts, Json
+from resp_server.command.spec import CommandSpec, Json
 
 # The fields of a row that all versions have: name, arity, flags, and the first, the last and the step of the keys.
 OLD_FIELDS = 6
@@ -15,7 +15,7 @@ OLD_FIELDS = 6
 TIPS, KEY_SPECS, SUBCOMMANDS = 7, 8, 9
 
 
-def facts_in(reply: bytes) -> dict[str, Facts]:
+def facts_in(reply: bytes) -> dict[str, CommandSpec]:
     """Return the facts of each command by name; ValueError, TypeError or LookupError for an unexpected reply."""
     reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape", notEnoughData=None)
     reader.feed(reply)
@@ -25,13 +25,13 @@ def facts_in(reply: bytes) -> dict[str, Facts]:
     return {str(row[0]).lower(): _facts(row) for row in rows}
 
 
-def _facts(row: Sequence[Any]) -> Facts:
+def _facts(row: Sequence[Any]) -> CommandSpec:
     _, arity, flags, first, last, step = row[:OLD_FIELDS]
     has_specs = len(row) > KEY_SPECS
     subcommands = row[SUBCOMMANDS] if len(row) > SUBCOMMANDS else []
     flag_names = [str(flag) for flag in flags]
     specs = [_spec(each) for each in row[KEY_SPECS]] if has_specs else _old_specs(flag_names, first, last, step)
-    return Facts(
+    return CommandSpec(
         since="",
         group="",
         arity=arity,
@@ -77,7 +77,7 @@ def _mapping(pairs: Sequence[Any]) -> Mapping[str, Any]:
     return dict(zip(map(str, pairs[::2]), pairs[1::2], strict=True))
 
 
-def tells_all_keys(facts: Facts) -> bool:
+def tells_all_keys(facts: CommandSpec) -> bool:
     """Tell whether the key specifications find every key of a request."""
     return not any(
         "incomplete" in spec["flags"] or "unknown" in (spec["begin_search"]["type"], spec["find_keys"]["type"])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
@@ -77,7 +77,7 @@ class UpstreamPool:
         self.locator: MasterLocator | None = None
         self.timeout_s = timeout_s
         self.breaker = Breaker()
-        self.on_facts: Callable[[Mapping[str, Facts]], None] | None = None
+        self.on_facts: Callable[[Mapping[str, CommandSpec]], None] | None = None
         self.tracked: Mapping[int, Sequence[Tracking]] = {}
         self._count = connections
         self._connections: dict[tuple[int, int], UpstreamConnection] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import Denial, Destination, Policy, Role
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
@@ -30,7 +30,7 @@ class RoutedCommand(NamedTuple):
 
     name: str
     destination: Destination
-    facts: Facts
+    facts: CommandSpec
     command: Command | None = None
     is_read: bool = False
     single_key_at: int = 0
@@ -60,10 +60,10 @@ class RoutedCommands:
 
     def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
         self._table, self._allowed, self._own = table, allowed, own
-        self._upstream_facts: Mapping[str, Facts] = {}
+        self._upstream_facts: Mapping[str, CommandSpec] = {}
         self._routed: dict[bytes, RoutedCommand | None] = {}
 
-    def take_facts(self, facts: Mapping[str, Facts]) -> None:
+    def take_facts(self, facts: Mapping[str, CommandSpec]) -> None:
         """Take the facts of the upstream's commands."""
         self._upstream_facts = facts
         self._routed.clear()
@@ -155,7 +155,7 @@ class RoutedCommands:
             name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
         )
 
-    def _facts(self, name: str, command: Command | None) -> Facts | None:
+    def _facts(self, name: str, command: Command | None) -> CommandSpec | None:
         container, _, sub = name.partition("|")
         theirs = self._upstream_facts.get(container)
         if theirs is not None and sub:
@@ -166,7 +166,7 @@ class RoutedCommands:
         return command.facts if command is not None else None
 
 
-def _subscribes(facts: Facts, *, is_ours: bool) -> bool:
+def _subscribes(facts: CommandSpec, *, is_ours: bool) -> bool:
     """Tell by its flags whether a command without keys may subscribe the connection.
 
     is_ours: the command table has it. Such a command never does: the proxy itself answers all that subscribe.

@@ -13,7 +13,7 @@ import hiredis
 
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import Comparison
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 
 # Replies about a key that does not exist. `:0` is that of EXISTS, STRLEN, LLEN and the like.
 ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")
@@ -33,7 +33,7 @@ class Outcome(Enum):
     MISSING_IN_STATE = "missing_in_state"
 
 
-def is_comparable(name: str, facts: Facts) -> bool:
+def is_comparable(name: str, facts: CommandSpec) -> bool:
     """Return whether the replies to a read of one key can be compared."""
     return policy_of(name).comparison is not Comparison.NEVER and "blocking" not in facts.flags
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.replies import Reply
@@ -33,7 +33,7 @@ class Upstream(Protocol):
 
     url: UpstreamUrl
     defer: Defer
-    on_facts: Callable[[Mapping[str, Facts]], None] | None
+    on_facts: Callable[[Mapping[str, CommandSpec]], None] | None
     on_hello: Callable[[Mapping[bytes, Reply]], None]
     on_state_lost: Callable[[int, str], None]
     on_moved: Callable[[Collection[int]], None]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkis_ui import facts
 from sparkis_ui.facts import Job
-from sparkis_ui.polling import Facts
+from sparkis_ui.polling import EndpointState
 from sparkis_ui.text import clock, duration, number, short, size
 
 ROWS_MAX = 500  # a table with more rows shows its first ones, in its order
@@ -46,7 +46,7 @@ class Table:
     title: str
     groups: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: Callable[[Facts], Iterable[tuple[str, Sequence[Cell]]]]
+    rows: Callable[[EndpointState], Iterable[tuple[str, Sequence[Cell]]]]
     empty: str
 
 
@@ -73,7 +73,7 @@ AS_THEY_COME = Order()
 
 
 def rows_of(
-    table: Table, found: Facts, order: Order = AS_THEY_COME, pattern: str = ""
+    table: Table, found: EndpointState, order: Order = AS_THEY_COME, pattern: str = ""
 ) -> tuple[list[tuple[str, list[Cell]]], int]:
     """Return a table's first rows in an order, and the number of all rows. pattern: a text that a row contains."""
     rows = [(name, list(cells)) for name, cells in table.rows(found)]
@@ -103,7 +103,7 @@ def _time(ms: float | None) -> Cell:
     return Cell(duration(ms), ms)
 
 
-def _jobs(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _jobs(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     for job in found.jobs:
         yield (
             job.name,
@@ -133,7 +133,7 @@ def _remark(job: Job) -> str:
     return f"as of {job.as_of}" if job.as_of else ""
 
 
-def _states(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _states(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     for job in found.jobs:
         formats = dict(zip(job.states, job.key_formats, strict=False))
         for state in found.states.get(job.name, ()):
@@ -148,7 +148,7 @@ def _states(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
             yield f"{job.name}\0{state.name}", cells
 
 
-def _servers(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _servers(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     cluster = found.cluster
     masters = {node.id: node.address for node in cluster.nodes}
     for node in cluster.nodes:
@@ -174,7 +174,7 @@ def _servers(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
         )
 
 
-def _commands(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _commands(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     total_us = sum(each.calls * each.us_per_call for each in found.commands) or 1.0
     for each in found.commands:
         share = each.calls * each.us_per_call / total_us
@@ -188,7 +188,7 @@ def _commands(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
         yield each.name, cells
 
 
-def _users(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _users(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     for user in found.users:
         cells = (
             _text(user.name),
@@ -205,7 +205,7 @@ def _users(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
         yield user.name, cells
 
 
-def _slow(found: Facts) -> Iterable[tuple[str, Sequence[Cell]]]:
+def _slow(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
     for index, each in enumerate(found.slow):
         cells = (
             Cell(duration(each.duration_us / 1000), each.duration_us),
@@ -289,7 +289,7 @@ TABLES = (
 )
 
 
-def summary_of(found: Facts, latest: Callable[[str], float | None]) -> list[tuple[str, str]]:
+def summary_of(found: EndpointState, latest: Callable[[str], float | None]) -> list[tuple[str, str]]:
     """Return the numbers above the tables as (name, text). latest: the last point of a graph."""
     info = found.info
     hits, misses = (facts.integer(info.get(f"keyspace_{name}")) for name in ("hits", "misses"))

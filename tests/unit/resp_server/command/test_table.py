@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from resp_server.command.declaration import Declaration, DeclarationError, command
-from resp_server.command.spec import Facts, redis_facts
+from resp_server.command.spec import CommandSpec, redis_facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.commands.refusals import REFUSALS
 from resp_server.protocol.errors import PlainError, ReadOnlyError
 
 REDIS = {
-    "get": Facts("1.0.0", "string", arity=2, summary="Reads.", flags=("readonly",)),
-    "set": Facts("1.0.0", "string", arity=-3, summary="Writes.", flags=("write",)),
-    "box": Facts("1.0.0", "server", arity=-2, subcommands={"box|open": Facts("1.0.0", "server", arity=2)}),
+    "get": CommandSpec("1.0.0", "string", arity=2, summary="Reads.", flags=("readonly",)),
+    "set": CommandSpec("1.0.0", "string", arity=-3, summary="Writes.", flags=("write",)),
+    "box": CommandSpec("1.0.0", "server", arity=-2, subcommands={"box|open": CommandSpec("1.0.0", "server", arity=2)}),
 }
 
 
-def declare(name: str, own: Facts | None = None) -> Declaration:
+def declare(name: str, own: CommandSpec | None = None) -> Declaration:
     @command(name, own)
     def body(call: Any, key: bytes) -> bytes:
         """Reads."""
@@ -46,7 +46,7 @@ def test_a_command_unknown_to_redis_needs_facts_of_its_own() -> None:
 
 def test_a_command_of_redis_may_not_state_its_facts_again() -> None:
     with pytest.raises(DeclarationError, match="'get' is one of Redis"):
-        table_of(declare("get", Facts("0.1.0", "server")))
+        table_of(declare("get", CommandSpec("0.1.0", "server")))
 
 
 def test_a_write_may_not_be_declared() -> None:
@@ -100,7 +100,7 @@ def test_what_is_unknown_is_said_as_typed() -> None:
 
 
 def test_a_command_of_ours_has_a_container_of_its_own() -> None:
-    table = table_of(declare("state|list", Facts("0.1.0", "server")))
+    table = table_of(declare("state|list", CommandSpec("0.1.0", "server")))
     assert table.find([b"state", b"list"]).facts.arity == 3
     assert table.find([b"state"]).facts.arity == -2
 
@@ -117,7 +117,7 @@ def everything(commands: CommandTable | Command) -> Iterator[Command]:
         yield from everything(each)
 
 
-def reference_of(name: str) -> Facts | None:
+def reference_of(name: str) -> CommandSpec | None:
     found = REFERENCE.get(name.partition("|")[0])
     return found.subcommands.get(name) if found is not None and "|" in name else found
 

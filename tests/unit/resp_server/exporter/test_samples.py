@@ -5,7 +5,7 @@ from __future__ import annotations
 from resp_server.exporter.listener import reasons_of
 from resp_server.exporter.samples import UPSTREAM_NUMBERS, add_listed_jobs, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
-from resp_server.exporter.sources import Facts
+from resp_server.exporter.sources import Readiness
 from resp_server.swap.shadow_counts import ShadowCounts
 from tests.unit.resp_server.exporter.test_scrape import samples
 
@@ -65,8 +65,8 @@ def test_bytes_of_states_are_left_out_where_they_are_unknown() -> None:
 
 
 def test_ready_is_who_has_loaded_and_lags_no_more_than_it_may() -> None:
-    assert reasons_of(Facts(is_loading=True, lags_ms={}), None) == ["loading"]
-    behind = Facts(is_loading=False, lags_ms={"a": 5000, "b": 5001, "c": None})
+    assert reasons_of(Readiness(is_loading=True, lags_ms={}), None) == ["loading"]
+    behind = Readiness(is_loading=False, lags_ms={"a": 5000, "b": 5001, "c": None})
     assert reasons_of(behind, None) == []
     assert reasons_of(behind, 5.0) == ["job b: 5.001 s behind", "job c: no epoch is visible yet"]
     assert reasons_of(behind, 0.0)[0] == "job a: 5 s behind"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from resp_server.command.policy import Destination
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.commands import command_table
 from resp_server.protocol.errors import LoadingError, PlainError
 from resp_server.protocol.request_parser import LongRequest
@@ -137,14 +137,14 @@ def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> 
     assert route is not None
     with pytest.raises(PlainError, match=re.escape(error)):
         made.commands.check_form(route.routed, request)
-    made.commands.take_facts({"object": Facts("", "", -2, subcommands={"freq": Facts("", "", 3)})})
+    made.commands.take_facts({"object": CommandSpec("", "", -2, subcommands={"freq": CommandSpec("", "", 3)})})
     with pytest.raises(PlainError):
         made.commands.check_form(route.routed, request)
 
 
 def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
     made = router()
-    made.commands.take_facts({"get": Facts("", "", 2)})
+    made.commands.take_facts({"get": CommandSpec("", "", 2)})
     route = made.route([b"HEXPIRE", b"a"])
     assert route is not None
     with pytest.raises(PlainError, match="unknown command 'HEXPIRE'"):
@@ -179,7 +179,7 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
     made = router()
     made.commands.take_facts(
         {
-            "mod.do": Facts(
+            "mod.do": CommandSpec(
                 "",
                 "",
                 key_specs=[
@@ -236,9 +236,9 @@ def test_commands_that_hold_a_connection_need_one_of_the_clients_own() -> None:
     made = router()
     made.commands.take_facts(
         {
-            "mod.listen": Facts("", "", flags=["pubsub"]),
-            "mod.wait": Facts("", "", flags=["blocking"]),
-            "wait": Facts("", "", flags=["noscript"]),  # as Redis 7.0 has it
+            "mod.listen": CommandSpec("", "", flags=["pubsub"]),
+            "mod.wait": CommandSpec("", "", flags=["blocking"]),
+            "wait": CommandSpec("", "", flags=["noscript"]),  # as Redis 7.0 has it
         }
     )
     for line in ("MOD.LISTEN", "MOD.WAIT", "WAIT 1 0"):

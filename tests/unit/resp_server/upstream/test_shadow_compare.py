@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.command.spec import Facts
+from resp_server.command.spec import CommandSpec
 from resp_server.protocol.replies import Reply, encode
 from resp_server.upstream.rules import RulesError, parse_rules
 from resp_server.upstream.shadow_compare import (
@@ -53,8 +53,10 @@ def test_values_are_compared(
 
 def test_replies_that_depend_on_more_than_the_value_are_not_compared() -> None:
     names = ("get", "hgetall", "ttl", "object|freq", "srandmember")
-    assert [is_comparable(name, Facts("", "")) for name in names] == [True, True, False, False, False]
-    assert not is_comparable("xread", Facts("", "")) and not is_comparable("bget", Facts("", "", flags=["blocking"]))
+    assert [is_comparable(name, CommandSpec("", "")) for name in names] == [True, True, False, False, False]
+    assert not is_comparable("xread", CommandSpec("", "")) and not is_comparable(
+        "bget", CommandSpec("", "", flags=["blocking"])
+    )
 
 
 def test_a_shadow_says_how_it_compares() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkis_ui import facts
-from sparkis_ui.polling import Cluster, Facts
+from sparkis_ui.polling import Cluster, EndpointState
 from sparkis_ui.top.command import TABLE_NAMES
 from sparkis_ui.top.tables import AS_THEY_COME, BAD, GOOD, ROWS_MAX, TABLES, WARNING, Order, Table, rows_of, summary_of
 
@@ -29,12 +29,12 @@ def job(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name.encode(), "keys": 5, "applied": 3, "age_ms": 1200, "lag_epochs": 0, "lag_ms": 0, **fields}
 
 
-def found(*jobs: dict[str, Any]) -> Facts:
+def found(*jobs: dict[str, Any]) -> EndpointState:
     """Return facts with some jobs."""
-    return Facts(at_s=1_000_000.0, jobs=facts.jobs_of(jobs))
+    return EndpointState(at_s=1_000_000.0, jobs=facts.jobs_of(jobs))
 
 
-def texts(name: str, known: Facts, order: Order = AS_THEY_COME, pattern: str = "") -> list[list[str]]:
+def texts(name: str, known: EndpointState, order: Order = AS_THEY_COME, pattern: str = "") -> list[list[str]]:
     """Return the texts of a table's rows."""
     return [[cell.text for cell in cells] for _, cells in rows_of(table(name), known, order, pattern)[0]]
 
@@ -45,7 +45,7 @@ def test_the_options_name_all_tables() -> None:
 
 @pytest.mark.parametrize("each", TABLES, ids=lambda each: each.name)
 def test_a_table_without_facts_has_no_rows(each: Table) -> None:
-    assert rows_of(each, Facts()) == ([], 0)
+    assert rows_of(each, EndpointState()) == ([], 0)
 
 
 def test_jobs_that_fail_come_first_with_their_errors() -> None:
