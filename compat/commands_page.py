@@ -101,15 +101,15 @@ def _rows(table: CommandTable) -> Iterator[Command]:
     for each in sorted(table, key=lambda command: command.name):
         if each.facts.group not in GROUPS:
             raise ValueError(f"command {each.name!r} is of the group {each.facts.group!r}, which GROUPS lacks; add it")
-        if not each.subcommands or each.declaration is not None:
+        if not each.subcommands or each.handler is not None:
             yield each
         yield from sorted(each.subcommands.values(), key=lambda command: command.name)
 
 
 def _counts(table: CommandTable) -> str:
     rows = [each for each in _rows(table) if each.name.partition("|")[0] != "state"]
-    served = sum(each.declaration is not None for each in rows)
-    writes = sum(each.declaration is None and each.facts.is_write for each in rows)
+    served = sum(each.handler is not None for each in rows)
+    writes = sum(each.handler is None and each.facts.is_write for each in rows)
     return (
         f"Of {len(rows)} commands and subcommands, {served} are served, {writes} are refused as writes, and "
         f"{len(rows) - served - writes} are not applicable.\n"
@@ -126,7 +126,7 @@ def _section(title: str, rows: Sequence[Command], reasons: Mapping[str, str], *,
 
 
 def _status(command: Command, reasons: Mapping[str, str]) -> str:
-    if command.declaration is not None:
+    if command.handler is not None:
         return f"served, {AS_MISSING}" if command.facts.group in MISSING_KINDS else "served"
     if command.facts.is_write:
         return "write"
@@ -149,7 +149,7 @@ def _keys(command: Command) -> str:
 
 
 def _proxy(command: Command) -> str:
-    if command.declaration is None:
+    if command.handler is None:
         return ""
     if command.policy.is_internal:
         return "not for clients of a proxy"

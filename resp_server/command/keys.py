@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resp_server.command.declaration import INTEGER
+from resp_server.command.handler import INTEGER
 from resp_server.command.spec import CommandSpec
 
 # The position of MIGRATE's first option, and the number of arguments of some options of MIGRATE and SORT.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from resp_server.command.declaration import Declaration, DeclarationError, PeerQuery, check_count
+from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
 from resp_server.command.keys import key_positions
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import PATTERNS, Policy, Role, Verb
@@ -28,14 +28,14 @@ Refusal = Callable[[], ReplyError]
 
 @dataclass(frozen=True)
 class Command:
-    """A command or subcommand. One without a declaration is not served; its reply is the error that `refusal` makes.
+    """A command or subcommand. One without a handler is not served; its reply is the error that `refusal` makes.
 
     is_refused_when_run: in a transaction the command is queued, and EXEC replies with the error.
     """
 
     name: str
     facts: CommandSpec
-    declaration: Declaration | None = None
+    handler: CommandHandler | None = None
     refusal: Refusal = ReadOnlyError
     is_refused_when_run: bool = False
     subcommands: Mapping[bytes, Command] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class Command:
 
     @property
     def is_served(self) -> bool:
-        """Whether the command, or one of its subcommands, is declared."""
-        return self.declaration is not None or any(each.is_served for each in self.subcommands.values())
+        """Whether the command, or one of its subcommands, has a handler."""
+        return self.handler is not None or any(each.is_served for each in self.subcommands.values())
 
     def check_arity(self, request: Sequence[bytes]) -> None:
         """Raise PlainError if the number of words does not match the arity."""
@@ -84,7 +84,7 @@ class Command:
     @cached_property
     def _takes_words(self) -> bool:
         """Whether the function takes all words after the name unchanged, in the exact number of the arity."""
-        declared = self.declaration
+        declared = self.handler
         is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
         return is_plain and self.facts.arity > 0
 
@@ -93,9 +93,9 @@ class Command:
 
         All requests have the same number of words, which matches the arity.
         """
-        if self.declaration is None:
+        if self.handler is None:
             raise self.refusal()
-        body, parameters = self.declaration.body, self.declaration.parameters
+        body, parameters = self.handler.body, self.handler.parameters
         if parameters.is_batch:
             replies: list[Reply] = body(context, [request[-1] for request in requests])
             return replies
@@ -115,17 +115,17 @@ class CommandTable:
     def __init__(
         self,
         redis: Mapping[str, CommandSpec],
-        declarations: Iterable[Declaration],
+        handlers: Iterable[CommandHandler],
         refusals: Mapping[str, Refusal] | None = None,
-        peer_queries: Iterable[PeerQuery] = (),
+        worker_queries: Iterable[WorkerQuery] = (),
     ) -> None:
-        """Join the reference table with the declarations; DeclarationError if they do not match.
+        """Join the reference table with the handlers; DeclarationError if they do not match.
 
         redis: the reference table. refusals: the error replies of commands, or containers, that are not served.
-        peer_queries: the queries that commands send to the other processes of the server.
+        worker_queries: the queries that commands send to the other processes of the server.
         """
-        self.peer_queries = {each.name: each for each in peer_queries}
-        declared = _by_name(declarations)
+        self.worker_queries = {each.name: each for each in worker_queries}
+        declared = _by_name(handlers)
         facts = _with_own(redis, declared)
         refusals = refusals or {}
         for name in [*declared, *refusals]:
@@ -167,7 +167,7 @@ class CommandTable:
         """Return the lines of `CLIENT HELP`: the subcommands that are served, with their summaries."""
         lines = [f"{container.upper()} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"]
         for name, each in self._commands[container.encode()].subcommands.items():
-            if each.declaration is not None:
+            if each.handler is not None:
                 arguments = "".join(f" {_help_text(argument)}" for argument in each.facts.arguments)
                 lines += (f"{name.decode().upper()}{arguments}", f"    {each.facts.summary}")
         return lines
@@ -202,9 +202,9 @@ def _help_text(argument: Json) -> str:
     return f"[{text}]" if "optional" in flags else text
 
 
-def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:
-    declared: dict[str, Declaration] = {}
-    for each in declarations:
+def _by_name(handlers: Iterable[CommandHandler]) -> dict[str, CommandHandler]:
+    declared: dict[str, CommandHandler] = {}
+    for each in handlers:
         if each.name in declared:
             raise DeclarationError(f"command {each.name!r} is declared twice")
         if each.name != each.name.lower() or each.name.count("|") > 1:
@@ -215,7 +215,7 @@ def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:
     return declared
 
 
-def _with_own(redis: Mapping[str, CommandSpec], declared: Mapping[str, Declaration]) -> dict[str, CommandSpec]:
+def _with_own(redis: Mapping[str, CommandSpec], declared: Mapping[str, CommandHandler]) -> dict[str, CommandSpec]:
     """Add our own commands; the first subcommand of a container adds the container."""
     facts = dict(redis)
     for name, each in declared.items():
@@ -241,28 +241,28 @@ def _find_facts(facts: Mapping[str, CommandSpec], name: str) -> CommandSpec | No
 
 
 def _row(
-    name: str, facts: CommandSpec, declared: Mapping[str, Declaration], refusals: Mapping[str, Refusal]
+    name: str, facts: CommandSpec, declared: Mapping[str, CommandHandler], refusals: Mapping[str, Refusal]
 ) -> Command:
-    declaration = declared.get(name)
-    if declaration is not None:
-        _check_row(declaration, facts)
-        facts = replace(facts, summary=declaration.summary or facts.summary)
+    handler = declared.get(name)
+    if handler is not None:
+        _check_row(handler, facts)
+        facts = replace(facts, summary=handler.summary or facts.summary)
     subcommands = {
         full_name.partition("|")[2].encode(): _row(full_name, each, declared, refusals)
         for full_name, each in facts.subcommands.items()
     }
     refusal_of_name = refusals.get(name) or refusals.get(name.partition("|")[0])
     if refusal_of_name is not None:
-        return Command(name, facts, declaration, refusal_of_name, not policy_of(name).is_refused_at_once, subcommands)
+        return Command(name, facts, handler, refusal_of_name, not policy_of(name).is_refused_at_once, subcommands)
     refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
-    return Command(name, facts, declaration, refusal, False, subcommands)
+    return Command(name, facts, handler, refusal, False, subcommands)
 
 
-def _check_row(declaration: Declaration, facts: CommandSpec) -> None:
+def _check_row(handler: CommandHandler, facts: CommandSpec) -> None:
     if facts.is_write:
-        raise DeclarationError(f"command {declaration.name!r} is a write; this server only reads")
-    takes_subcommand = bool(facts.subcommands) and not declaration.parameters.each
-    if declaration.arity != facts.arity and not (takes_subcommand and facts.arity == -1):
+        raise DeclarationError(f"command {handler.name!r} is a write; this server only reads")
+    takes_subcommand = bool(facts.subcommands) and not handler.parameters.each
+    if handler.arity != facts.arity and not (takes_subcommand and facts.arity == -1):
         raise DeclarationError(
-            f"command {declaration.name!r}: its signature makes the arity {declaration.arity}; Redis has {facts.arity}"
+            f"command {handler.name!r}: its signature makes the arity {handler.arity}; Redis has {facts.arity}"
         )

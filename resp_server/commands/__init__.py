@@ -6,7 +6,7 @@ A function reads the keyspace and returns plain Python values. What a command is
 
 from __future__ import annotations
 
-from resp_server.command.declaration import declared_in, peer_queries_in
+from resp_server.command.handler import handlers_in, worker_queries_in
 from resp_server.command.spec import redis_facts
 from resp_server.command.table import CommandTable
 from resp_server.commands import (
@@ -85,7 +85,7 @@ def command_table() -> CommandTable:
     """Build the table of all commands; DeclarationError if a row is bad."""
     return CommandTable(
         redis_facts(),
-        [each for group in GROUPS for each in declared_in(group)],
+        [each for group in GROUPS for each in handlers_in(group)],
         REFUSALS,
-        [each for group in GROUPS for each in peer_queries_in(group)],
+        [each for group in GROUPS for each in worker_queries_in(group)],
     )

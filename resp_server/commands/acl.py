@@ -13,7 +13,7 @@ from typing import Any
 from resp_server.acl.log import AclLogEntry, merge_entries
 from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
 from resp_server.acl.users import UserChange, UserChangeResult
-from resp_server.command.declaration import OneOrMore, command, integer, peer_query
+from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, client_text
@@ -161,13 +161,13 @@ def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
     )
 
 
-@peer_query("denials")
+@worker_query("denials")
 def denials(server: ServerContext, nothing: None) -> Sequence[dict[str, Any]]:
     """Return this process's entries of ACL LOG."""
     return server.users.denials.to_json()
 
 
-@peer_query("reset denials")
+@worker_query("reset denials")
 def reset_denials(server: ServerContext, nothing: None) -> None:
     """Clear this process's entries of ACL LOG."""
     server.users.denials.reset()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
-from resp_server.command.declaration import command, integer
+from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, size_of, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from resp_server.command.declaration import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, peer_query
+from resp_server.command.handler import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, worker_query
 from resp_server.commands.connection import client_name, library_text
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
@@ -117,7 +117,7 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
     return context.server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
 
 
-@peer_query("client lines")
+@worker_query("client lines")
 def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return (id, line of CLIENT LIST) of this process's clients, by ids (None: all) and kind (empty: any)."""
     sessions, ids, kind = server.sessions, filters["ids"], filters["kind"]
@@ -229,7 +229,7 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
 }
 
 
-@peer_query("kill clients")
+@worker_query("kill clients")
 def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]:
     """Close the connections that pass all filters, and return their ids; the caller's own is listed but not closed."""
     now_ms = server.clock()
@@ -269,7 +269,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
     return context.server.gather(pause_clients, pause, lambda responses: OK)
 
 
-@peer_query("pause clients")
+@worker_query("pause clients")
 def pause_clients(server: ServerContext, pause: Mapping[str, Any]) -> None:
     """Pause all clients of this process, or their writes only, until a time."""
     server.pause(pause["until_ms"], is_for_writes=pause["is_for_writes"])
@@ -281,7 +281,7 @@ def client_unpause(context: CommandContext) -> Reply:
     return context.server.gather(unpause_clients, None, lambda responses: OK)
 
 
-@peer_query("unpause clients")
+@worker_query("unpause clients")
 def unpause_clients(server: ServerContext, nothing: None) -> None:
     """Resume all clients of this process."""
     server.unpause()

@@ -9,7 +9,7 @@ from resp_server.cluster import replies
 from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.single_node import single_node
 from resp_server.cluster.topology import Node
-from resp_server.command.declaration import command, integer
+from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, sliced_reply
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, client_text, cluster_disabled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from resp_server.command.declaration import command
+from resp_server.command.handler import command
 from resp_server.command.keys import keys_of
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.command.declaration import OneOrMore, command, integer, peer_query
+from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
 from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
@@ -339,7 +339,7 @@ def _failed(name: str, reason: str) -> PlainError:
     return PlainError(f"CONFIG SET failed (possibly related to argument '{name}') - {reason}")
 
 
-@peer_query("configure")
+@worker_query("configure")
 def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
     """Change settings of this process."""
     server.configure(changes)
@@ -351,7 +351,7 @@ def config_resetstat(context: CommandContext) -> Reply:
     return context.server.gather(reset_statistics, None, lambda responses: OK)
 
 
-@peer_query("reset statistics")
+@worker_query("reset statistics")
 def reset_statistics(server: ServerContext, nothing: None) -> None:
     """Reset the statistics of this process."""
     server.reset_statistics()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from resp_server.command.declaration import command
+from resp_server.command.handler import command
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol import rdb_encoder as rdb

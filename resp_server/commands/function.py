@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.command.declaration import command
+from resp_server.command.handler import command
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, client_text
 from resp_server.protocol.replies import Reply

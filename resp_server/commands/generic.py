@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from resp_server.acl.visibility import Visibility
-from resp_server.command.declaration import OneOrMore, command, integer, is_integer
+from resp_server.command.handler import OneOrMore, command, integer, is_integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error

@@ -13,7 +13,7 @@ from operator import itemgetter
 from sys import maxsize
 from typing import NamedTuple
 
-from resp_server.command.declaration import NameAsTyped, OneOrMore, command, integer
+from resp_server.command.handler import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.sliced_reply import WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 
-from resp_server.command.declaration import OneOrMore, command, is_integer
+from resp_server.command.handler import OneOrMore, command, is_integer
 from resp_server.commands.generic import Cursor, ScanOptions, matching
 from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
 from resp_server.commands.sliced_reply import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command.declaration import command, peer_query
+from resp_server.command.handler import command, worker_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.config import REDIS_VERSION
@@ -55,7 +55,7 @@ def info(context: CommandContext, *names: bytes) -> Reply:
     return context.server.gather(process_stats, None, merge)
 
 
-@peer_query("process stats")
+@worker_query("process stats")
 def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics."""
     sessions, tracking = server.sessions.values(), server.tracking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from resp_server.command.declaration import peer_query
+from resp_server.command.handler import worker_query
 from resp_server.commands.state import age_ms, lag_ms
 from resp_server.execution.context import ServerContext
 from state_backend.model.slots import SLOTS
@@ -16,7 +16,7 @@ from state_backend.store.store import Snapshot
 PROGRESS = "_progress"
 
 
-@peer_query("job facts")
+@worker_query("job facts")
 def job_facts(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return the facts of all jobs as JSON, as of the newest epochs."""
     server.renew_all()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from resp_server.command.declaration import command, peer_query
+from resp_server.command.handler import command, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import LatencyEvents, LatencySample, LatencyTimeSeries
 from resp_server.metrics.stats import CommandStats, Stats
@@ -43,13 +43,13 @@ ADVICE = {
 }
 
 
-@peer_query("latency events")
+@worker_query("latency events")
 def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's latency events."""
     return server.slow_requests.latency.to_json()
 
 
-@peer_query("reset latency events")
+@worker_query("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
     removed = [
@@ -201,7 +201,7 @@ def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
     return list(dict.fromkeys(all_names))
 
 
-@peer_query("statistics")
+@worker_query("statistics")
 def statistics(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's command statistics."""
     return server.stats.to_json()

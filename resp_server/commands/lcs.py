@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.command.declaration import command, integer
+from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import size_of
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error

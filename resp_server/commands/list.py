@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from resp_server.command.declaration import command, integer, integer_at_least
+from resp_server.command.handler import command, integer, integer_at_least
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, reply_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error

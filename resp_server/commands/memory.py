@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resp_server.command.declaration import command, peer_query
+from resp_server.command.handler import command, worker_query
 from resp_server.commands.info import process_stats
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
@@ -135,7 +135,7 @@ def memory_purge(context: CommandContext) -> Reply:
     return context.server.gather(purge, None, lambda responses: OK)
 
 
-@peer_query("purge")
+@worker_query("purge")
 def purge(server: ServerContext, nothing: None) -> None:
     """Let the C library return its unused memory to the system."""
     release_free_memory()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from resp_server.command.declaration import INTEGER_MAX, command, integer
+from resp_server.command.handler import INTEGER_MAX, command, integer
 from resp_server.commands.sliced_reply import size_of, sliced_reply
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error

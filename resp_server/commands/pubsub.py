@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from resp_server.command.declaration import OneOrMore, command, peer_query
+from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.execution.context import CommandContext, ServerContext
@@ -142,7 +142,7 @@ def state_notify(context: CommandContext, letters: bytes) -> Reply:
     return OK
 
 
-@peer_query(POST)
+@worker_query(POST)
 def post(server: ServerContext, argument: dict[str, str]) -> Reply:
     """Send a message to the clients of this process; return how many got it."""
     return post_of(server.message_bus, argument)
@@ -223,14 +223,14 @@ def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: S
     return context.server.gather(subscriber_counts, {"kind": kind.value.decode(), "names": texts}, merge)
 
 
-@peer_query("subscribed names")
+@worker_query("subscribed names")
 def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
     """Return the names of one kind that this process's clients are subscribed to; None: too many bytes."""
     names = server.message_bus.pubsub.names(SubscriptionKind(kind.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 
 
-@peer_query("subscriber counts")
+@worker_query("subscriber counts")
 def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
     """Return the number of this process's subscribers for each channel."""
     pubsub, kind = server.message_bus.pubsub, SubscriptionKind(argument["kind"].encode())

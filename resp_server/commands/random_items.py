@@ -7,7 +7,7 @@ from itertools import islice
 from random import choice, choices, random, randrange, sample
 from typing import Any
 
-from resp_server.command.declaration import INTEGER_MAX, integer
+from resp_server.command.handler import INTEGER_MAX, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.errors import PlainError, syntax_error

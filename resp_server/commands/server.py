@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resp_server.acl.visibility import Visibility
-from resp_server.command.declaration import OneOrMore, command, peer_query
+from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.commands.sliced_reply import sliced_reply
 from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
@@ -85,20 +85,20 @@ def monitor(context: CommandContext) -> Reply:
     return pending
 
 
-@peer_query(ANNOUNCE_MONITORS)
+@worker_query(ANNOUNCE_MONITORS)
 def set_remote_monitors(server: ServerContext, nothing: None) -> None:
     """Forward this process's requests to monitors at other processes from now on."""
     server.monitors.set_remote(True)
 
 
-@peer_query(RELAY_LINES)
+@worker_query(RELAY_LINES)
 def relay_lines(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
     server.monitors.take([MonitorLine.from_json(each) for each in lines])
     return len(server.monitors)
 
 
-@peer_query(CUT_MONITORS)
+@worker_query(CUT_MONITORS)
 def cut_monitors(server: ServerContext, nothing: None) -> int:
     """Disconnect the monitors here, because another process could not forward all requests."""
     server.monitors.cut()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from resp_server.command.declaration import OneOrMore, command, integer_at_least
+from resp_server.command.handler import OneOrMore, command, integer_at_least
 from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
 from resp_server.commands.random_items import ItemSource, count_of, draws_from, random_item, random_items
 from resp_server.commands.sliced_reply import (

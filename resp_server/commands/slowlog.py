@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.command.declaration import command, integer_at_least, peer_query
+from resp_server.command.handler import command, integer_at_least, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.slow_log import SlowRequest
 from resp_server.protocol.replies import OK, Reply
@@ -47,7 +47,7 @@ def _row(entry: SlowRequest) -> Reply:
     ]
 
 
-@peer_query("slow requests")
+@worker_query("slow requests")
 def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
     """Return this process's newest slow requests."""
     return [each.to_json() for each in server.slow_requests.log.newest(count)]
@@ -60,7 +60,7 @@ def slowlog_len(context: CommandContext) -> Reply:
     return context.server.gather(slow_count, None, lambda responses: min(sum(responses), entries_max))
 
 
-@peer_query("slow count")
+@worker_query("slow count")
 def slow_count(server: ServerContext, nothing: None) -> int:
     """Return the number of this process's slow requests."""
     return len(server.slow_requests.log)
@@ -72,7 +72,7 @@ def slowlog_reset(context: CommandContext) -> Reply:
     return context.server.gather(clear_slow_requests, None, lambda responses: OK)
 
 
-@peer_query("clear slow requests")
+@worker_query("clear slow requests")
 def clear_slow_requests(server: ServerContext, nothing: None) -> None:
     """Remove this process's slow requests."""
     server.slow_requests.log.clear()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resp_server.command.declaration import command, integer
+from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import read_double

@@ -8,7 +8,7 @@ from operator import itemgetter
 from random import randrange
 from typing import Protocol
 
-from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
 from resp_server.commands.list import range_of
 from resp_server.commands.random_items import ItemSource, count_and_option, random_item, random_items

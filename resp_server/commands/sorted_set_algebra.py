@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import NamedTuple
 
-from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
 from resp_server.commands.sliced_reply import (
     CHUNK_ITEMS_MAX,

@@ -13,7 +13,7 @@ from typing import Any
 
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
-from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.policy import RequestPolicy
 from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.commands.string import values_reply

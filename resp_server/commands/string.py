@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from resp_server.command.declaration import BatchArgument, OneOrMore, command
+from resp_server.command.handler import BatchArgument, OneOrMore, command
 from resp_server.commands.sliced_reply import items_reply, size_of, value_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.replies import Reply, Sliced

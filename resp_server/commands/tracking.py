@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resp_server.command.declaration import command, integer, peer_query
+from resp_server.command.handler import command, integer, worker_query
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply, ReplySet
@@ -144,13 +144,13 @@ def no_such_client() -> PlainError:
     return PlainError("The client ID you want redirect to does not exist")
 
 
-@peer_query("is a client here")
+@worker_query("is a client here")
 def is_client_here(server: ServerContext, session_id: int) -> bool:
     """Tell whether this process has a client."""
     return session_id in server.sessions
 
 
-@peer_query(RELAY)
+@worker_query(RELAY)
 def push_invalidations(server: ServerContext, argument: Mapping[str, Any]) -> bool:
     """Send another process's invalidations to a client of this process; False if the client is not here."""
     return relayed(server.sessions, server.clients, argument)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from resp_server.command.declaration import OneOrMore, command, integer
+from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys

@@ -12,7 +12,7 @@ from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
-from resp_server.command.declaration import PeerQuery
+from resp_server.command.handler import WorkerQuery
 from resp_server.command.table import CommandTable
 from resp_server.config import ServerConfig
 from resp_server.execution.histories import Histories
@@ -383,7 +383,7 @@ class ServerContext:
         view.pin_to(snapshots)
         return view
 
-    def gather(self, query: PeerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
+    def gather(self, query: WorkerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
         """Query all processes that serve this port, and merge their responses, this process's first, into a reply.
 
         A process that does not respond in time is left out. `join` may raise ReplyError.

@@ -95,7 +95,7 @@ class KeyCommand(NamedTuple):
 def _is_key_command(command: Command, name: bytes) -> bool:
     """Tell whether a command is about keys and does not change the session."""
     facts = command.facts
-    is_served = command.declaration is not None and b"|" not in name
+    is_served = command.handler is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
 
 
@@ -359,7 +359,7 @@ class Dispatcher:
                     raise too_long(command)
                 self._queue(transaction, command, request)
                 return QUEUED
-            if command.declaration is None:
+            if command.handler is None:
                 raise command.refusal()
         except Exception as error:
             return self._rejected(context, command, request, error)
@@ -432,7 +432,7 @@ class Dispatcher:
             self._check_user(context, command, request)
         if cluster is not None:
             cluster.check(command.facts, request, session.is_readonly)
-        is_missing = command.declaration is None
+        is_missing = command.handler is None
         if is_missing and command.facts.is_write:
             raise command.refusal()
         if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):

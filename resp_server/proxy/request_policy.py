@@ -41,7 +41,7 @@ NO_KEY = (b"$-1\r\n", b"_\r\n")
 
 def policy_of(command: Command) -> RequestPolicy:
     """Return which servers answer a command. The proxy itself refuses commands that sparkis does not have."""
-    if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
+    if command.handler is None or command.facts.group in ("transactions", "pubsub"):
         return RequestPolicy.LOCAL
     return RequestPolicy.BY_KEYS if command.facts.key_specs else command.policy.at_proxy or RequestPolicy.LOCAL
 

@@ -42,7 +42,7 @@ class PeerProcesses(Protocol):
     """The other processes that serve the same port; they are reached through the master."""
 
     def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        """Send a `command.declaration.PeerQuery` to each process; call back with the responses."""
+        """Send a `command.handler.WorkerQuery` to each process; call back with the responses."""
 
     def change_users(self, change: UserChange, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
         """Change users in all processes; call back with the fields of an `Outcome`."""

@@ -262,7 +262,7 @@ class SwapRouter:
             return route._replace(changed=changed)
         if not routed.is_read and routed.policy.role is not Role.WATCH:
             return self._to_upstream(routed, request)._replace(changed=changed)
-        is_served = routed.command is not None and routed.command.declaration is not None
+        is_served = routed.command is not None and routed.command.handler is not None
         if owned_count == len(positions) and is_served and not has_names:
             return Route(Destination.STATES, routed)
         if routed.is_split:
@@ -327,7 +327,7 @@ class SwapRouter:
             return self._changing(self._to_upstream(routed, request), request, positions)
         if not routed.is_read and routed.policy.role is not Role.WATCH:
             return self._write(routed, request, positions, owned, database)
-        is_served = routed.command is not None and routed.command.declaration is not None
+        is_served = routed.command is not None and routed.command.handler is not None
         if len(owned) == len(positions) and is_served:
             return self._states(routed, request, owned, database)
         if routed.is_split:
@@ -517,7 +517,7 @@ def _shadowed(
     decide: Callable[[bytes], Decision],
 ) -> Sequence[Shadowed]:
     """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
-    is_served = routed.command is not None and routed.command.declaration is not None
+    is_served = routed.command is not None and routed.command.handler is not None
     if not is_served or not is_comparable(routed.name, routed.facts):
         return ()
     if len(positions) > 1 and routed.policy.role is not Role.MGET:
@@ -545,7 +545,7 @@ def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Deci
     assert decision.rule is not None
     name = decision.rule.state_name_of(request[at])
     exists = exists_request(name)
-    if routed.command is None or routed.command.declaration is None:
+    if routed.command is None or routed.command.handler is None:
         return StateRead(exists, ())
     if name.field is None:
         return StateRead(exists, [with_names(request, {at: name})])

@@ -137,7 +137,7 @@ class Worker:
                 self._opened_job = None
 
     def _answer_query(self, line: dict[str, Any]) -> None:
-        query = self.server.context.table.peer_queries[line["name"]]
+        query = self.server.context.table.worker_queries[line["name"]]
         response = query.respond(self.server.context, line["argument"])
         if isinstance(response, Pending):
             response.when_resolved(lambda: self._respond(line, response.make()))

@@ -15,7 +15,7 @@ MARKER = "sparkis.queryable_processor:"
 REFUSAL_PROPERTY = "sparkis.refusal"
 
 
-def declared_in(pickled: bytes) -> Iterable[dict[str, Any]]:
+def processor_states(pickled: bytes) -> Iterable[dict[str, Any]]:
     """Return the declaration in a pickled processor; empty if there is none.
 
     The bytes are searched for the text, because unpickling them would run the user's code. Pickle never splits a text.

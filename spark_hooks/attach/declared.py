@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.attach.declaration import declared_in
+from spark_hooks.attach.declaration import processor_states
 from state_backend.attach.attachment import Attachment, FollowedCheckpoint
 from state_backend.attach.states import AttachedState
 from state_backend.model.errors import CheckpointError, DescriptorError
@@ -93,7 +93,7 @@ def _processors(plan: Any) -> Iterator[tuple[Any, tuple[AttachedState, ...]]]:
     if name in OPERATORS:
         jvm: Any = SparkContext._jvm
         pickled = plan.functionExpr().func().command().toArray(jvm.scala.reflect.ClassTag.Byte())
-        yield plan, tuple(AttachedState(**described) for described in declared_in(bytes(pickled)))
+        yield plan, tuple(AttachedState(**described) for described in processor_states(bytes(pickled)))
     children = plan.children()
     for index in range(children.size()):
         yield from _processors(children.apply(index))

@@ -101,7 +101,7 @@ def test_commands_that_are_not_served_are_listed_and_say_so(pair: Pair, deviatio
     candidates = [
         each.name
         for each in commands
-        if each.declaration is None
+        if each.handler is None
         and not each.subcommands
         and each.name not in WRITES
         and each.name.partition("|")[0] not in REFUSED

@@ -59,7 +59,7 @@ OF_A_CLUSTER = {"asking", "readonly", "readwrite"}
 def served() -> set[str]:
     """Return the names of all commands that have a body."""
     commands = [each for one in command_table() for each in (one, *one.subcommands.values())]
-    return {each.name for each in commands if each.declaration is not None and not each.name.startswith(OURS_ALONE)}
+    return {each.name for each in commands if each.handler is not None and not each.name.startswith(OURS_ALONE)}
 
 
 def _of_a_cluster() -> set[str]:

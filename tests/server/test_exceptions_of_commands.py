@@ -113,7 +113,7 @@ def test_what_a_commands_body_raises_is_its_answer(scene: Scene, caplog: pytest.
         if of == "proxy" and command.name in ("exec", "watch", "state|mget", "info"):
             continue  # it has no body there: see `test_exceptions_everywhere`
         with raising(scene, (server, *others), command.name, "execute"):
-            is_served = command.declaration is not None and (of == "server" or not command.policy.is_internal)
+            is_served = command.handler is not None and (of == "server" or not command.policy.is_internal)
             peers = check(scene, server.port, command, caplog, is_bug=is_served)
         check_that_nothing_is_left(scene, peers)
 

@@ -110,7 +110,7 @@ def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_n
     server, peer = running.server.context, running.connect()
     peer.answers(GET, ONE)
     assert not others.asked
-    running.call(lambda: server.table.peer_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
+    running.call(lambda: server.table.worker_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     peer.answers(GET, ONE)
     peer.answers(GET + GET, ONE + ONE)  # waits: one portion is on its way
     running.call(lambda: None)
@@ -130,14 +130,14 @@ def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], mo
     running = serve()
     others = Others(running)
     server, peer = running.server.context, running.connect()
-    running.call(lambda: server.table.peer_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
+    running.call(lambda: server.table.worker_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     for _ in range(12):
         peer.answers(GET, ONE)
     running.call(lambda: None)
     assert monitors.CUT_MONITORS in [query_name for query_name, _ in others.asked]
     seeing = running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    running.call(lambda: server.table.peer_queries[monitors.CUT_MONITORS].respond(server, None))
+    running.call(lambda: server.table.worker_queries[monitors.CUT_MONITORS].respond(server, None))
     assert len(server.monitors) == 0
 
 
@@ -148,7 +148,7 @@ def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -
     server = running.server.context
     line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
     told = [monitors.MonitorLine(line, [b"x"], b"default").to_json()]
-    assert running.call(lambda: server.table.peer_queries[monitors.RELAY_LINES].respond(server, told)) == 1
+    assert running.call(lambda: server.table.worker_queries[monitors.RELAY_LINES].respond(server, told)) == 1
     assert seeing.read(len(line)) == line
 
 

@@ -142,7 +142,7 @@ def reply_to(endpoint: Running, user: str, words: Sequence[bytes]) -> bytes:
 
 def probes() -> Iterator[Sequence[bytes]]:
     """Each command that is served, with names of the other job wherever names could be."""
-    everything = [each for one in command_table() for each in (one, *one.subcommands.values()) if each.declaration]
+    everything = [each for one in command_table() for each in (one, *one.subcommands.values()) if each.handler]
     for command, probe in product(everything, PROBES):
         words = (*command.name.encode().split(b"|"), *probe)
         arity = command.facts.arity

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.command.declaration import Declaration, DeclarationError, command
+from resp_server.command.handler import CommandHandler, DeclarationError, command
 from resp_server.command.spec import CommandSpec, redis_facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
@@ -21,7 +21,7 @@ REDIS = {
 }
 
 
-def declare(name: str, own: CommandSpec | None = None) -> Declaration:
+def declare(name: str, own: CommandSpec | None = None) -> CommandHandler:
     @command(name, own)
     def body(call: Any, key: bytes) -> bytes:
         """Reads."""
@@ -30,7 +30,7 @@ def declare(name: str, own: CommandSpec | None = None) -> Declaration:
     return body
 
 
-def table_of(*declarations: Declaration) -> CommandTable:
+def table_of(*declarations: CommandHandler) -> CommandTable:
     return CommandTable(REDIS, declarations)
 
 
@@ -126,7 +126,7 @@ def reference_of(name: str) -> CommandSpec | None:
 DIFFERENCES: frozenset[str] = frozenset()
 
 
-@pytest.mark.parametrize("each", [each for each in everything(TABLE) if each.declaration], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [each for each in everything(TABLE) if each.handler], ids=lambda each: each.name)
 def test_a_served_command_is_redis_own_or_of_state(each: Command) -> None:
     reference = reference_of(each.name)
     if reference is None:
@@ -142,7 +142,7 @@ def test_every_command_of_redis_is_known() -> None:
 def test_no_write_is_served_and_all_are_refused_as_writes() -> None:
     writes = [each for each in everything(TABLE) if each.facts.is_write]
     assert len(writes) > 100
-    assert all(each.declaration is None and isinstance(each.refusal(), ReadOnlyError) for each in writes)
+    assert all(each.handler is None and isinstance(each.refusal(), ReadOnlyError) for each in writes)
 
 
 def test_what_is_not_served_says_so() -> None:
@@ -156,4 +156,4 @@ def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
     for name in REFUSALS:
         found = TABLE.get(name.encode())
         assert found is not None
-        assert found.declaration is None
+        assert found.handler is None

@@ -20,7 +20,7 @@ def without_keys() -> Iterator[Command]:
     """Yield the commands and subcommands that sparkis has and that take no keys."""
     for each in command_table():
         for command in (each, *each.subcommands.values()):
-            if command.declaration is not None and not command.facts.key_specs:
+            if command.handler is not None and not command.facts.key_specs:
                 yield command
 
 

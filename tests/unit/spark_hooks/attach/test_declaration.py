@@ -14,7 +14,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from spark_hooks.attach.declaration import MARKER, declared_in
+from spark_hooks.attach.declaration import MARKER, processor_states
 from spark_hooks.attach.declared import states_of
 from spark_hooks.attach.processor import queryable_processor
 from sparkis import AttachedState
@@ -39,7 +39,7 @@ def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: i
     described = AttachedState(variable="b", kind="value", columns={"ä": "concat(x, '\"}')"}, length_max=3)
     made = queryable_processor(Plain(), states={"a": "x", "Zahl-ü": described})
     command = ("x" * padding, made, {"returns": "k string"})
-    plain, full = declared_in(cloudpickle.dumps(command, protocol))
+    plain, full = processor_states(cloudpickle.dumps(command, protocol))
     assert AttachedState(**plain) == AttachedState("a", variable="x")
     assert AttachedState(**full) == AttachedState(
         "Zahl-ü", variable="b", kind="value", columns={"ä": "concat(x, '\"}')"}, length_max=3
@@ -49,15 +49,15 @@ def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: i
 def test_what_declares_nothing_has_no_declaration_though_it_holds_the_mark():
     processor = Plain()
     processor.note = MARKER
-    assert declared_in(cloudpickle.dumps(processor)) == ()
+    assert processor_states(cloudpickle.dumps(processor)) == ()
     made = queryable_processor(processor, states={"a": "x"})
-    assert [each["variable"] for each in declared_in(cloudpickle.dumps((processor, made)))] == ["x"]
+    assert [each["variable"] for each in processor_states(cloudpickle.dumps((processor, made)))] == ["x"]
 
 
 def test_a_processor_comes_out_of_its_bytes_with_what_it_declared():
     made = queryable_processor(Plain(), states={"a": "x"})
     again = pickle.loads(cloudpickle.dumps(made))
-    assert declared_in(cloudpickle.dumps(again)) == declared_in(cloudpickle.dumps(made)) != ()
+    assert processor_states(cloudpickle.dumps(again)) == processor_states(cloudpickle.dumps(made)) != ()
 
 
 def test_the_processor_itself_does_all_the_work():

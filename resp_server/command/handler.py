@@ -1,4 +1,4 @@
-"""The declaration of a command: a decorator on a function, and the function's signature.
+"""The handler of a command: a function with a decorator, whose signature has the command's arguments.
 
     @command("getrange")
     def getrange(context: ReadContext, key: bytes, start: int, end: int) -> bytes:
@@ -19,7 +19,7 @@ Arity, conversion and error texts follow from the signature. The docstring's fir
 All other facts of a Redis command are in the reference table; those of a command of ours are given to the decorator.
 
 The function returns plain Python values (see `protocol.replies`) or raises ReplyError. To query the other processes
-that serve the same port, it uses `ServerContext.gather` and a function that is declared with `@peer_query("...")`.
+that serve the same port, it uses `ServerContext.gather` and a function that is declared with `@worker_query("...")`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INTEGER_MAX = 2**63 - 1
 
 
 class DeclarationError(Exception):
-    """A command's declaration is invalid; raised at start-up."""
+    """A command's handler is invalid; raised at start-up."""
 
 
 class _AtLeastOne:
@@ -163,8 +163,8 @@ def _converter(name: str, hint: Any) -> Convert | None:
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """A declared command. Calling it calls the function, with arguments that are already converted.
+class CommandHandler:
+    """The function of a command. Calling it calls the function, with arguments that are already converted.
 
     summary: None: that of the reference table. own: the facts of a command that Redis does not have.
     """
@@ -184,45 +184,45 @@ class Declaration:
         return self.parameters.arity(1 + self.name.count("|"))
 
 
-def command(name: str, own: CommandSpec | None = None) -> Callable[[Body], Declaration]:
+def command(name: str, own: CommandSpec | None = None) -> Callable[[Body], CommandHandler]:
     """Declare a function as a command (`get`) or a subcommand (`client|id`).
 
     own: the facts of a command that Redis does not have, without arity and summary.
     """
 
-    def declare(body: Body) -> Declaration:
+    def declare(body: Body) -> CommandHandler:
         summary = (body.__doc__ or "").partition("\n")[0].strip()
-        return Declaration(name, body, Parameters.of(body), summary, own)
+        return CommandHandler(name, body, Parameters.of(body), summary, own)
 
     return declare
 
 
 @dataclass(frozen=True)
-class PeerQuery:
+class WorkerQuery:
     """A query that a command sends to every process of the server; argument and response are JSON."""
 
     name: str
     respond: Respond
 
 
-def peer_query(name: str) -> Callable[[Respond], PeerQuery]:
+def worker_query(name: str) -> Callable[[Respond], WorkerQuery]:
     """Declare a function that computes a process' response to a query."""
-    return partial(PeerQuery, name)
+    return partial(WorkerQuery, name)
 
 
-def peer_queries_in(module: ModuleType) -> list[PeerQuery]:
+def worker_queries_in(module: ModuleType) -> list[WorkerQuery]:
     """Return the queries that a module declares."""
-    return [each for each in vars(module).values() if isinstance(each, PeerQuery)]
+    return [each for each in vars(module).values() if isinstance(each, WorkerQuery)]
 
 
-def declared_in(module: ModuleType) -> list[Declaration]:
+def handlers_in(module: ModuleType) -> list[CommandHandler]:
     """Return the commands that a module declares, singly or in lists, in the module's order."""
-    found: list[Declaration] = []
+    found: list[CommandHandler] = []
     for each in vars(module).values():
-        if isinstance(each, Declaration):
+        if isinstance(each, CommandHandler):
             found.append(each)
         elif isinstance(each, list):
-            found += [one for one in each if isinstance(one, Declaration)]
+            found += [one for one in each if isinstance(one, CommandHandler)]
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from resp_server.command.declaration import (
+from resp_server.command.handler import (
     BatchArgument,
     DeclarationError,
     OneOrMore,
