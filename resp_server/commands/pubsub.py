@@ -187,7 +187,7 @@ def pubsub_help(context: CommandContext) -> Reply:
 def _active_channels(context: CommandContext, kind: SubscriptionKind, pattern: bytes) -> Reply:
     matches = _matcher(context, pattern)
     pubsub = context.server.message_bus.pubsub
-    if context.server.peers is None and len(pubsub.names(kind)) > NAMES_AT_ONCE:
+    if context.server.workers is None and len(pubsub.names(kind)) > NAMES_AT_ONCE:
         active = (name for name in list(pubsub.names(kind)) if matches(name))
         return sliced_reply(context, lambda view: reply_chunks(active))
     return _gather_names(context, kind, lambda names: [name for name in names if matches(name)])

@@ -78,7 +78,7 @@ def monitor(context: CommandContext) -> Reply:
     if isinstance(context, ExecContext):
         raise PlainError("MONITOR isn't allowed for DENY BLOCKING client")
     context.server.monitors.add(context.session)
-    if context.server.peers is None:
+    if context.server.workers is None:
         return OK
     pending = Pending(GATHER_S_MAX, lambda: OK)
     context.server.monitors.announce(lambda: pending.resolve(lambda: OK))

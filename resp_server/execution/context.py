@@ -22,7 +22,7 @@ from resp_server.metrics.process_stats import Memory, memory_now
 from resp_server.metrics.stats import Stats
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import Pending, Reply
-from resp_server.push.clients import Clients, NoClients, PeerProcesses
+from resp_server.push.clients import Clients, NoClients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
@@ -113,7 +113,7 @@ class ServerContext:
     # This server as a node of a cluster; None: it is in no cluster, and owns all slots. Set by `become_node`.
     cluster: NodeView | None = None
     clients: Clients = field(default_factory=NoClients)
-    peers: PeerProcesses | None = None  # None: this is the only process that serves the port
+    workers: OtherWorkers | None = None  # None: this is the only process that serves the port
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     state_servers: Callable[[], Mapping[str, object]] | None = None
     # The owners of keys at a proxy with an upstream; None: this is no such proxy.
@@ -389,20 +389,20 @@ class ServerContext:
         A process that does not respond in time is left out. `join` may raise ReplyError.
         """
         own_response = query.respond(self, argument)
-        if self.peers is None:
+        if self.workers is None:
             return join([own_response])
         pending = Pending(GATHER_S_MAX, lambda: join([own_response]))
-        self.peers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own_response, *others])))
+        self.workers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own_response, *others])))
         return pending
 
     def change_users(self, change: UserChange, caller: Session, finish: Callable[[UserChangeResult], Reply]) -> Reply:
         """Change users in all processes that serve this port. `finish` turns the outcome into the reply, or raises."""
-        if self.peers is None:
+        if self.workers is None:
             outcome = self.users.change(change)
             self.apply_user_changes(caller.id)
             return finish(outcome)
         pending = Pending(GATHER_S_MAX, users_not_changed)
-        self.peers.change_users(
+        self.workers.change_users(
             change, caller.id, lambda answer: pending.resolve(lambda: finish(UserChangeResult(**answer)))
         )
         return pending

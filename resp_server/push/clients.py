@@ -38,8 +38,8 @@ class Clients(Protocol):
         """Call a function in a later turn of the event loop."""
 
 
-class PeerProcesses(Protocol):
-    """The other processes that serve the same port; they are reached through the master."""
+class OtherWorkers(Protocol):
+    """The other workers of the same port; they are reached through the master."""
 
     def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         """Send a `command.handler.WorkerQuery` to each process; call back with the responses."""

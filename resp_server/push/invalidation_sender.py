@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
@@ -32,7 +32,7 @@ class InvalidationHost(Protocol):
     """The process whose clients track keys."""
 
     clients: Clients
-    peers: PeerProcesses | None
+    workers: OtherWorkers | None
     tracking: TrackingTable
 
     def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
@@ -101,7 +101,7 @@ class InvalidationSender:
 
     def _relay(self, client: TrackingState) -> None:
         """Relay a client's invalidations to the process that its redirect target is connected to."""
-        if self._host.peers is None:
+        if self._host.workers is None:
             client.take(is_within=False)
             self._break(client)
             return
@@ -121,7 +121,7 @@ class InvalidationSender:
         self._relayed += 1
         self._relayed_bytes += size
         argument = {"id": client.redirect, "invalidations": [_to_json(each) for each in pending]}
-        self._host.peers.query(RELAY, argument, on_responses)
+        self._host.workers.query(RELAY, argument, on_responses)
 
     def _break(self, client: TrackingState) -> None:
         """Notify a RESP3 client that its redirect target has disconnected, as Redis does."""

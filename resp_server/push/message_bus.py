@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
-from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.deliveries import Deliveries
 from resp_server.push.pubsub import OWN_CHANNELS, Accepts, MessageBatch, PubSub
@@ -38,7 +38,7 @@ class MessageBusHost(Protocol):
     """The process whose clients publish messages."""
 
     clients: Clients
-    peers: PeerProcesses | None
+    workers: OtherWorkers | None
     cluster_bus: ClusterBus
 
 
@@ -141,7 +141,7 @@ class MessageBus:
     # -- the other processes ------------------------------------------------------------------------------------------
 
     def _check_size(self, size: int) -> None:
-        if self._host.peers is None:
+        if self._host.workers is None:
             return
         if size > RELAYED_BYTES_MAX:
             raise PlainError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
@@ -152,7 +152,7 @@ class MessageBus:
         self, kind: SubscriptionKind, channel: bytes, text: bytes, answer: Callable[[int], Reply]
     ) -> Reply:
         """Relay a message to the other processes; `answer` makes the reply from the number of receivers there."""
-        if self._host.peers is None:
+        if self._host.workers is None:
             return answer(0)
         pending = Pending(RELAY_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
@@ -173,8 +173,8 @@ class MessageBus:
             size, argument, on_counts = self._waiting.popleft()
             self._waiting_bytes -= size
             self._relayed_bytes += size
-            assert self._host.peers is not None
-            self._host.peers.query(POST, argument, on_counts)
+            assert self._host.workers is not None
+            self._host.workers.query(POST, argument, on_counts)
 
 
 def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:

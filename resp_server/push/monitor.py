@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
 from resp_server.metrics.slow_log import truncated
-from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.session.session import Session
 from state_backend.model.clock import Clock
 
@@ -59,7 +59,7 @@ class MonitorHost(Protocol):
     """The process whose requests are monitored."""
 
     clients: Clients
-    peers: PeerProcesses | None
+    workers: OtherWorkers | None
 
     @property
     def clock(self) -> Clock: ...
@@ -112,8 +112,8 @@ class Monitors:
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Notify the other processes that this one has monitors; called again for each new process."""
-        if self._own and self._host.peers is not None:
-            self._host.peers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
+        if self._own and self._host.workers is not None:
+            self._host.workers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
 
     def record(self, session: Session, command: Command, request: Sequence[bytes]) -> None:
         """Send an answered request to the monitors."""
@@ -175,9 +175,9 @@ class Monitors:
         self._query(RELAY_LINES, batch)
 
     def _query(self, query_name: str, argument: Any) -> None:
-        if self._host.peers is not None:
+        if self._host.workers is not None:
             self._is_relaying = True
-            self._host.peers.query(query_name, argument, self._relayed)
+            self._host.workers.query(query_name, argument, self._relayed)
 
     def _relayed(self, counts: Sequence[int]) -> None:
         self._is_relaying = False

@@ -161,7 +161,7 @@ class Worker:
         server.context.process.started_ms = line["started_ms"]
         server.context.process.process_id = os.getppid()
         server.context.slow_requests.log.set_id_sequence(line["number"] - 1, line["count"])
-        server.context.peers = self
+        server.context.workers = self
         server.watch_event_demand(self._request_events)
         server.watch_awaited_epochs(self._await_epoch)
         server.begin_polling()
@@ -223,7 +223,7 @@ class Worker:
     def _await_epoch(self, job: str, epoch: int, term: int) -> None:
         self._channel.send({"event": "awaited", "job": job, "epoch": epoch, "term": term})
 
-    # -- the other processes (see `push.clients.PeerProcesses`) -------------------------------------------------------
+    # -- the other processes (see `push.clients.OtherWorkers`) -------------------------------------------------------
 
     def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         query_id, self._next_id = self._next_id, self._next_id + 1

@@ -22,7 +22,7 @@ class Others:
     def __init__(self, server: Any) -> None:
         self._server = server
         self.waiting: list[Callable[[list[Any]], None]] = []
-        server.server.context.peers = self
+        server.server.context.workers = self
 
     def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self.waiting.append(then)

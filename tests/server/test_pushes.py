@@ -76,7 +76,7 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(
 def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
     server = running.server.context
     answered: list[Callable[[list[Any]], None]] = []
-    server.peers = OtherProcesses(answered)
+    server.workers = OtherProcesses(answered)
     peer = running.connect()
     peer.answers(PING, PONG)
     peer.send(CLIENT_LIST + PING)
@@ -106,7 +106,7 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
 def test_what_waits_behind_a_reply_is_counted_against_the_limit_too(running: Any) -> None:
     server = running.server.context
     asked: list[Any] = []
-    server.peers = OtherProcesses(asked)
+    server.workers = OtherProcesses(asked)
     peer = running.connect()
     peer.send(CLIENT_LIST)
     while not asked:

@@ -237,7 +237,7 @@ def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
 
 def test_what_has_to_ask_other_processes_is_waited_for_within_a_transaction(server: Any) -> None:
     waiting: list[Callable[[list[Any]], None]] = []
-    server.server.context.peers = OtherProcesses(waiting)
+    server.server.context.workers = OtherProcesses(waiting)
     peer, other = server.connect(), server.connect()
     peer.send(lines("MULTI", "PING", "CLIENT LIST TYPE pubsub", "PING", "EXEC", "PING"))
     head = OK + QUEUED * 3 + b"*3\r\n" + PONG
