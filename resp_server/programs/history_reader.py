@@ -18,7 +18,7 @@ from resp_server.protocol.replies import Pairs, Reply, ReplySet, encode
 from state_backend import log_lines
 from state_backend.history.key_history import Version, history_of
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.past import AsOf, moment_of
+from state_backend.log.time_travel import AsOf, moment_of
 from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import LogError, SparkisError

@@ -59,7 +59,7 @@ from state_backend.apply.compact import add_retention_option
 from state_backend.apply.store_log import check_stores
 from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.past import AS_OF_HELP, AsOf, BeforeFirstEpochError, Moment, moment_of
+from state_backend.log.time_travel import AS_OF_HELP, AsOf, BeforeFirstEpochError, Moment, moment_of
 from state_backend.model.errors import LogError, LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 

@@ -24,9 +24,9 @@ from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
 from state_backend.apply.resting import RestingJob
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.log.identity import identity_of
-from state_backend.log.past import Moment
-from state_backend.log.sweep import RETENTION_MS
+from state_backend.log.time_travel import Moment
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError, StoreError
 from state_backend.model.slot_set import ALL, NONE, SlotSet

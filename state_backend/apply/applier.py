@@ -72,12 +72,12 @@ from state_backend.apply.store_copies import StoreCopies
 from state_backend.apply.store_folder import StoreFolder
 from state_backend.apply.store_log import StoreLog, is_filled_from
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
-from state_backend.log import promotion
+from state_backend.log import visibility
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
-from state_backend.log.past import Moment, PastLog
-from state_backend.log.sweep import RETENTION_MS
+from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.log.terms import Description
+from state_backend.log.time_travel import Moment, PastLog
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import (
     LogCorruptError,
@@ -338,7 +338,7 @@ class Applier:
         if self._reports.held_back is NOTHING_HELD_BACK:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
-        since_ms = promotion.since_ms(self._log, held_back)
+        since_ms = visibility.since_ms(self._log, held_back)
         self._reports.held_back = {"held_back_epoch": newest, "held_back_since_ms": since_ms}
 
     def _next(self, current: CurrentGeneration) -> Epoch | None:

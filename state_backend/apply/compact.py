@@ -7,7 +7,7 @@ import math
 import sys
 
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.sweep import RETENTION_MS
+from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError, SparkisError
 

@@ -39,7 +39,7 @@ from state_backend.apply import snapshots
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch
-from state_backend.log.sweep import RETENTION_MS, sweep
+from state_backend.log.garbage_collector import RETENTION_MS, sweep
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError
 from state_backend.model.slot_set import ALL, NONE
@@ -49,7 +49,7 @@ logger = logging.getLogger("sparkis.compactor")
 
 # A snapshot is written when the changes since the last one are `CHANGES_PER_STATE` times its size, and at least
 # `CHANGES_BYTES_MIN`: so a log has at most about six times the size of the state, two snapshots and the changes
-# of two intervals, or the changes of the retention time (see `sweep`). A snapshot is also written after `EPOCHS_MAX`
+# of two intervals, or the changes of the retention time (see `garbage_collector`). A snapshot is also written after `EPOCHS_MAX`
 # epochs, so that a reader opens few files (guesses).
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2

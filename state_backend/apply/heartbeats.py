@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from state_backend.log.change_log import JobLog
-from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
+from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
 from state_backend.model.errors import SparkisError
 
 

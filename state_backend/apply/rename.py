@@ -21,9 +21,9 @@ from state_backend.apply.temporary_store import temporary_store
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch
+from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.sweep import sweep_job
-from state_backend.log.takeover import begin, claim, new_candidate, seal
+from state_backend.log.garbage_collector import sweep_job
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name

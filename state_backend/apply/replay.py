@@ -8,7 +8,7 @@ from pathlib import Path
 from state_backend.apply import snapshots
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.past import AsOf, PastJobLog, moment_of
+from state_backend.log.time_travel import AsOf, PastJobLog, moment_of
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import LogError
 from state_backend.model.slot_set import SlotSet

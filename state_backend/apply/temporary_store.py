@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from state_backend.apply.applier import Applier
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.past import Moment, PastLog
+from state_backend.log.time_travel import Moment, PastLog
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import LogError
 from state_backend.store.store import Snapshot

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from state_backend.apply.temporary_store import past_snapshot
 from state_backend.history.whole_values import key_in_json, shown_key, whole_value
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.past import AS_OF_HELP, AsOf, moment_of
+from state_backend.log.time_travel import AS_OF_HELP, AsOf, moment_of
 from state_backend.model.errors import LogError, SparkisError
 from state_backend.model.slots import hash_position
 from state_backend.store.store import KeyInfo, Snapshot

@@ -19,7 +19,7 @@ from state_backend.apply.replay import epochs_of
 from state_backend.history.limits import VALUES_BYTES_MAX
 from state_backend.history.whole_values import WholeValue, whole_value
 from state_backend.log.change_log import JobLog
-from state_backend.log.past import Moment, PastJobLog, ReadableEpochs, moment_of, readable_epochs
+from state_backend.log.time_travel import Moment, PastJobLog, ReadableEpochs, moment_of, readable_epochs
 from state_backend.model.descriptor import Kind
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of

@@ -17,7 +17,7 @@ from state_backend.apply.temporary_store import past_snapshot
 from state_backend.codec.column_text import any_text, readable_text, times_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.past import AsOf, moment_of
+from state_backend.log.time_travel import AsOf, moment_of
 from state_backend.model.descriptor import Encoding, KeyFormat, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import LogError
 from state_backend.store.store import KeyInfo, Snapshot

@@ -4,7 +4,7 @@
     <job>/heartbeats/<term>.json                    the heartbeat of the term's writer, a counter; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; each name is written once
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
-    <job>/<generation>/visible.json                 makes a held-back generation visible (see `promotion`)
+    <job>/<generation>/visible.json                 makes a held-back generation visible (see `visibility`)
     <job>/<generation>/floor/<epoch>                epochs below the highest of these are removed
     <job>/<generation>/snapshots/<epoch>/...        the full state as of an epoch (see `snapshots`)
 
@@ -12,7 +12,7 @@ A generation is a folder with one chain of epochs. Its name is `<query id>.<term
 charge, it is never in charge again. Readers ignore change files that no epoch lists, and epochs below the floor. An
 epoch's file is created only if it does not exist, so only one of two writers commits the epoch.
 
-This module reads; `log_writer` writes, `sweep` removes.
+This module reads; `log_writer` writes, `garbage_collector` removes.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import Filesystem
-from state_backend.log.sweep import sweep_job
-from state_backend.log.takeover import begin, claim, new_candidate, seal
+from state_backend.log.garbage_collector import sweep_job
 from state_backend.log.terms import Term
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError

@@ -8,7 +8,7 @@ import time
 import weakref
 
 from state_backend.log.checked_json import with_checksum
-from state_backend.log.takeover import check_in_charge
+from state_backend.log.fencing import check_in_charge
 from state_backend.log.terms import Claim, Terms
 from state_backend.model.errors import FencedWriterError, SparkisError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from state_backend.log.change_log import ChangeLog, JobLog
-from state_backend.log.past import readable_epochs
+from state_backend.log.time_travel import readable_epochs
 from state_backend.model.clock import iso_text
 from state_backend.model.errors import SparkisError
 

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from state_backend.codec import packed_sorted, selections
 from state_backend.codec.reductions import check_change, reduction_of
-from state_backend.log import branch, promotion
+from state_backend.log import rewind, visibility
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.descriptions import check_description, check_not_renamed, next_description
 from state_backend.log.epochs import ChangeFile, Epoch, runs_in
+from state_backend.log.fencing import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
-from state_backend.log.takeover import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name, check_states
@@ -144,7 +144,7 @@ class LogWriter:
             generation, reason = base.generation, "restart"
         else:
             generation, reason = self._new_folder(term), "start"
-            if base is not None and branch.copy(self.log, current_of(base), generation, None):
+            if base is not None and rewind.copy(self.log, current_of(base), generation, None):
                 reason = "return"
             elif base is not None:  # the base was swept meanwhile; some of its files may have been copied
                 self._filesystem.remove(f"{self.job}/{generation}")
@@ -178,17 +178,17 @@ class LogWriter:
         self._description = term.description
         self.current = current_of(term)
         self.last = self.log.end(self.current)
-        self.held_back = promotion.held_back(self.log)
+        self.held_back = visibility.held_back(self.log)
 
     def promote(self, reason: str) -> bool:
         """Make the held-back generation visible to readers; False if it was visible before. Thread-safe."""
-        is_new = promotion.make_visible(self.log, self.current, reason)
+        is_new = visibility.make_visible(self.log, self.current, reason)
         self.held_back = None
         return is_new
 
     def poll_promotion(self) -> bool:
         """Return True, once, after another process has made the held-back generation visible. Thread-safe."""
-        if self.held_back is not None and promotion.held_back(self.log) is None:
+        if self.held_back is not None and visibility.held_back(self.log) is None:
             self.held_back = None
             return True
         return False
@@ -434,13 +434,13 @@ class LogWriter:
         is_at_start = first is not None and first.previous is None and number <= first.epoch
         origin = self.last.origin if self.last else 0
         has_before = number > origin and not is_at_start
-        if has_before and not branch.reaches(self.log, self.current, number):
+        if has_before and not rewind.reaches(self.log, self.current, number):
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
         self._claim = succeed(self.log.terms, self._claim)
         self._heartbeats.claimed(self._claim)
         generation = self._new_folder(self._claim.term)
-        if has_before and not branch.copy(self.log, self.current, generation, number):
+        if has_before and not rewind.copy(self.log, self.current, generation, number):
             self.check_in_charge()
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)

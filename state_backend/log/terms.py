@@ -10,7 +10,7 @@ For readers, the newest term that has begun is in charge. For writers, the newes
 Terms are claimed one after another, and when a term begins, all older terms have begun or are void. So a reader of the
 newest term finds the next one by reading one file (the proof is in `docs/design/0004-sweeping.md`).
 
-This module reads; `takeover` claims, voids and begins.
+This module reads; `fencing` claims, voids and begins.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Term:
 
     reason: start, restart, return, rewind, rename, drop, or void. generation: the name of its folder; empty if the term
     is void or drops the job. renamed_to: the new name of a job that was dropped by a rename. is_held_back: readers
-    continue to see the generation before, until this one is made visible (see `promotion`).
+    continue to see the generation before, until this one is made visible (see `visibility`).
     """
 
     term: int

@@ -16,7 +16,7 @@ from state_backend.history.key_history import history_of
 from state_backend.history.whole_values import WholeValue, whole_value
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.past import AsOf, moment_of, readable_epochs
+from state_backend.log.time_travel import AsOf, moment_of, readable_epochs
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.store import Snapshot

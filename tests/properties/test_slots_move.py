@@ -22,8 +22,8 @@ from state_backend.apply.applier import Applier
 from state_backend.lmdb.layout import read_meta, state_number_of
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.sweep import sweep
 from state_backend.model.errors import KeyConflictError
 from state_backend.model.records import Change, runs_of
 from state_backend.model.slot_set import ALL, NONE, SlotSet

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import eventually
 from spark_hooks.publish import table
-from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
+from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
 from state_backend.model.errors import DescriptorError, FencedWriterError
 from tests.spark.micro_batches import Batches, start
 

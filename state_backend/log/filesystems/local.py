@@ -174,7 +174,7 @@ class LocalFilesystem(Filesystem):
 
 
 def _temporary_of(target: Path) -> Path:
-    """Return a new path beside a file. It contains the file's name, so that `sweep` can remove it after a crash."""
+    """Return a new path beside a file. It contains the file's name, so that a sweep can remove it after a crash."""
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 

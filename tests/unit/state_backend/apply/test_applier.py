@@ -21,8 +21,8 @@ from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.takeover import HEARTBEATS_MISSED_MAX
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 

@@ -16,8 +16,8 @@ from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.epochs import Epoch
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.records import Change, Op, changes_in

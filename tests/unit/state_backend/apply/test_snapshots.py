@@ -20,8 +20,8 @@ from state_backend.log.checked_json import with_checksum
 from state_backend.log.epochs import Epoch
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import LogError, RewoundCheckpointError
 from state_backend.model.records import Change, Op

@@ -11,7 +11,7 @@ from state_backend.history import key_history
 from state_backend.history.key_history import history_of
 from state_backend.log.change_log import ChangeLog, JobLog
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.past import AsOf, moment_of
+from state_backend.log.time_travel import AsOf, moment_of
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import LogError
 from state_backend.model.records import Change, Op

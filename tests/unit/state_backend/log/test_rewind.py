@@ -9,10 +9,10 @@ import pytest
 
 from state_backend.apply import snapshots
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import branch
+from state_backend.log import rewind
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError, RewoundCheckpointError
 from state_backend.model.records import Change, Op
@@ -97,10 +97,10 @@ def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_is_copied(root: Pa
 
 def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
     log, current = job_of(root)
-    assert branch.reaches(log, current, LAST)
+    assert rewind.reaches(log, current, LAST)
     (root / "job" / "q.1" / "epochs" / f"{LAST - 1}.json").unlink()
-    assert not branch.reaches(log, current, LAST)
-    assert branch.reaches(log, current, LAST - 1)
+    assert not rewind.reaches(log, current, LAST)
+    assert rewind.reaches(log, current, LAST - 1)
 
 
 @pytest.mark.parametrize("pattern", [f"snapshots/{SNAPSHOT}/*.arrow", f"changes/{LAST}-*.arrow"])

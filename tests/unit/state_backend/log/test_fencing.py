@@ -15,11 +15,11 @@ import pytest
 from compat.waiting import eventually
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import log_writer, takeover
+from state_backend.log import fencing, log_writer
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.takeover import begin, claim, new_candidate, seal
 from state_backend.log.terms import Term, Terms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, FencedWriterError, JobInUseError
@@ -65,7 +65,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(takeover, "time", clock)
+    monkeypatch.setattr(fencing, "time", clock)
     return clock
 
 
@@ -86,7 +86,7 @@ def nobody_waits(clock: Clock) -> Iterator[None]:
 def test_another_query_does_not_take_a_living_writers_job(
     tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "now_ms", lambda: 1_700_000_000_000)
+    monkeypatch.setattr(fencing, "now_ms", lambda: 1_700_000_000_000)
     log = Beating(tmp_path)
     living = log.writer = writer_of(log)
     living.publish([put(b"1")])

@@ -2,7 +2,7 @@
 
 A state can be read at an epoch if the log has a snapshot of that epoch or an earlier one, and all epochs between them.
 While the first epoch is in the log, every epoch can be read. Once it was swept, the oldest readable epoch is that of
-the oldest snapshot after which no epoch is missing. `sweep` decides how far back that is.
+the oldest snapshot after which no epoch is missing. `garbage_collector` decides how far back that is.
 """
 
 from __future__ import annotations

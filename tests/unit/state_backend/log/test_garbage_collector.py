@@ -20,8 +20,8 @@ from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.local import _temporary_of
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.sweep import sweep
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError
 from state_backend.model.records import Change, Op, runs_of

@@ -10,11 +10,11 @@ import pytest
 
 from state_backend.apply.applier import Applier
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import promotion
+from state_backend.log import visibility
 from state_backend.log.change_log import ChangeLog, JobLog
+from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.promotion import promote
-from state_backend.log.sweep import sweep
+from state_backend.log.visibility import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogError
 from state_backend.model.records import Change, Op
@@ -148,7 +148,7 @@ def test_of_two_generations_that_are_held_back_either_may_be_shown_and_none_goes
     second = begin(root, "second")
     second.publish(put(b"second"))
     assert value(root) == b"2"
-    promotion.make_visible(job(root), first.current, "by a writer that was away")
+    visibility.make_visible(job(root), first.current, "by a writer that was away")
     assert value(root) == b"first"
     second.promote("it is whole")
     assert value(root) == b"second"
@@ -175,12 +175,12 @@ def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    promotion.add_options(parser)
+    visibility.add_options(parser)
     options = parser.parse_args(["--log", str(root), "job"])
-    assert promotion.run(options) == 1
+    assert visibility.run(options) == 1
     assert "sparkis promote: job 'job': nothing is held back" in capsys.readouterr().err
     begin(root).publish(put(b"half"))
-    assert promotion.run(options) == 0
+    assert visibility.run(options) == 0
     assert capsys.readouterr().out.endswith("from now on, at epoch 0\n")
     assert value(root) == b"half"
     for missing in (["--log", str(root)], ["job"]):
@@ -189,4 +189,4 @@ def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
 
 
 def test_a_generation_without_a_claim_began_at_an_unknown_time(root: Path) -> None:
-    assert promotion.since_ms(job(root), "old.7") == 0
+    assert visibility.since_ms(job(root), "old.7") == 0
