@@ -173,7 +173,7 @@ def _has_epoch(log: Path) -> bool:
 
 def _decoding(folder: Path, keys: int, options: Options) -> Row:
     """Return the rate at which one core makes Arrow columns of a whole state's files."""
-    (store,) = Checkpoint.at(str(folder)).layout(0).stores
+    (store,) = Checkpoint.at(str(folder)).batch_stores(0).stores
     rates = _rates(lambda: (batch for _, batch in store.whole(store.partitions, 0)), keys, options)
     return single_row(
         "rows decoded per second and core",
@@ -189,14 +189,16 @@ def _encoding(folder: Path, keys: int, options: Options) -> Row:
     """Return the rate at which one core makes change records of a batch's files."""
     checkpoint = Checkpoint.at(str(folder))
     records = RecordWriter(bind(checkpoint, JOB, ()))
-    (store,) = checkpoint.layout(0).stores
+    (store,) = checkpoint.batch_stores(0).stores
     written = WrittenCheckpoint(folder, PARTITIONS)
     written.plan(1)
     changed = np.arange(0, keys, max(1, keys // ENCODED))
     written.write_changes(1, changed)
     written.commit(1)
     rates = _rates(
-        lambda: records.runs(store.changes(store.partitions, 1), SkippedRows(), is_whole=False), len(changed), options
+        lambda: records.runs(store.changes(store.partitions, 1), SkippedRows(), is_complete=False),
+        len(changed),
+        options,
     )
     return single_row(
         "changes made into change records per second and core",

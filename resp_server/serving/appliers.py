@@ -22,7 +22,7 @@ from resp_server.net import children
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
-from state_backend.apply.resting import RestingJob
+from state_backend.apply.idle_job import IdleJob
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.log.identity import identity_of
@@ -68,7 +68,7 @@ class Visible(NamedTuple):
 class ApplierProcess:
     """The applier process of one job, restarted when it ends, and the state of the job.
 
-    While the job is at rest (see `state_backend.apply.resting`) it has no applier process; this process polls the log.
+    While the job is at rest (see `state_backend.apply.idle_job`) it has no applier process; this process polls the log.
 
     owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
     job is served; `changed` is called when they may have changed. log_watch: notices this process of new files in
@@ -137,7 +137,7 @@ class ApplierProcess:
         self._send(b"epoch %d %d\n" % (max(0, term), epoch))
 
     @property
-    def is_resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the job has no process, because there is nothing to apply."""
         return self._rest is not None and self._process is not None and self._process.returncode is not None
 
@@ -214,7 +214,7 @@ class ApplierProcess:
     async def _wait_for_work(self, rest: ApplierEvent) -> None:
         """Poll the log of the job at rest until there is work for an applier, or a caller wakes the job."""
         logger.info("job %s: at rest", self.name)
-        job = RestingJob(self.log, self.name, rest)
+        job = IdleJob(self.log, self.name, rest)
         first_s = job.poll_interval_s if self._probe_interval_s is None else self._probe_interval_s
         interval_s, is_stale = first_s, rest["is_stale"]
         # These differ at once if a line was sent after the process had last read its input.
@@ -494,9 +494,9 @@ class Appliers:
         return self._desired - self._owned_slots
 
     @property
-    def resting(self) -> Collection[str]:
+    def idle(self) -> Collection[str]:
         """The jobs at rest."""
-        return [name for name, each in self._appliers.items() if each.is_resting]
+        return [name for name, each in self._appliers.items() if each.is_idle]
 
     @property
     def visible(self) -> Mapping[str, Visible]:

@@ -92,7 +92,7 @@ class SparkReader(StateReader):
         describe_jobs(self._session, f"sparkis attach {self._job}: {description}")
         plan = placement.plan_of(self._log)
         written = [
-            rows.mapInArrow(BatchesTask(self._log, writer.folder, state.layout.row_plans, plan), RESULT)
+            rows.mapInArrow(BatchesTask(self._log, writer.folder, state.shuffle_plan.row_plans, plan), RESULT)
             for state, rows in reads
         ]
         try:

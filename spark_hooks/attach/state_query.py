@@ -28,7 +28,7 @@ from spark_hooks.attach.operators import OperatorState
 from spark_hooks.attach.results import field_of, renamed, with_results
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.publish.columns import CAST_TYPES, INTERVALS, NESTED_TYPES, TEXT_TYPES, VARIANTS, check_columns
-from spark_hooks.publish.layout import Layout, check_layout
+from spark_hooks.publish.shuffle_plan import ShufflePlan, check_shuffle_plan
 from spark_hooks.sessions import current_session
 from state_backend.attach.aggregates import (
     Aggregate,
@@ -273,7 +273,7 @@ class StateQuery:
 
     source: OperatorState
     descriptor: StateDescriptor
-    layout: Layout
+    shuffle_plan: ShufflePlan
     expressions: Mapping[str, str]
     results: Mapping[str, Aggregate]
     _roles: _ColumnRoles = field(repr=False)
@@ -300,14 +300,14 @@ class StateQuery:
         _check_key_expressions(source, roles, descriptor, expressions)
         results = {name: each for name, each in roles.results.items() if name not in calls}
         results |= {name: declared[expressions[name]] for name in calls}
-        result = cls(source, descriptor, None, expressions, results, roles)  # type: ignore[arg-type]  # the layout is set below
+        result = cls(source, descriptor, None, expressions, results, roles)  # type: ignore[arg-type]  # the plan is set below
         rows = result._named_rows(source.snapshot(spark, checkpoint, batch), batch)
         descriptor = check_columns(rows, descriptor, job)
-        check_layout(rows, [descriptor], job)
-        layout = Layout.of(rows, [descriptor], job)
+        check_shuffle_plan(rows, [descriptor], job)
+        plan = ShufflePlan.of(rows, [descriptor], job)
         skips = requested.on_bad_key == "skip"
-        layout = replace(layout, row_plans=tuple(replace(each, skips_bad_rows=skips) for each in layout.row_plans))
-        return replace(result, descriptor=descriptor, layout=layout)
+        plan = replace(plan, row_plans=tuple(replace(each, skips_bad_rows=skips) for each in plan.row_plans))
+        return replace(result, descriptor=descriptor, shuffle_plan=plan)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -322,16 +322,16 @@ class StateQuery:
         return hint_of(self._roles.buffers, self._roles.results.values()) if is_default else None
 
     def snapshot(self, spark: SparkSession, checkpoint: SparkCheckpoint, batch: int, partitions: int) -> DataFrame:
-        """Return the full state as of a batch, in the layout of a task."""
+        """Return the full state as of a batch, in the columns of a task."""
         rows = self.source.snapshot(spark, checkpoint, batch).coalesce(partitions)
-        return self.layout.rows_in_place(self._named_rows(rows, batch), BATCH)
+        return self.shuffle_plan.rows_in_place(self._named_rows(rows, batch), BATCH)
 
     def changes(
         self, spark: SparkSession, checkpoint: SparkCheckpoint, first: int, last: int, partitions: int
     ) -> DataFrame:
-        """Return the changes of some batches in the layout of a task, sorted by batch and key."""
+        """Return the changes of some batches in the columns of a task, sorted by batch and key."""
         rows = self.source.changes(spark, checkpoint, first, last).coalesce(partitions)
-        return self.layout.rows_in_place(self._named_rows(rows, None), BATCH)
+        return self.shuffle_plan.rows_in_place(self._named_rows(rows, None), BATCH)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

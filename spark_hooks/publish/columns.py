@@ -1,6 +1,6 @@
 """The Spark columns that a state reads, their validation, and their conversion in Spark SQL.
 
-Runs on the driver: when a sink is made, to validate the columns, and for the layout of a query's first micro-batch.
+Runs on the driver: when a sink is made, to validate the columns, and for the plan of a query's first micro-batch.
 Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text. `row_encoding` converts all
 others in the Python workers, and makes all JSON but that of types that no other way than the sink has.
 """
@@ -53,7 +53,7 @@ class StateColumns:
     job: str
 
     def selected(self, df: DataFrame, is_folded: bool = False) -> list[tuple[str, Column]]:
-        """Return (role, column) of each column of the state's rows; `layout` has the roles.
+        """Return (role, column) of each column of the state's rows; `shuffle_plan` has the roles.
 
         is_folded: Spark reduces all rows of a key and field to one row.
         """

@@ -1,6 +1,6 @@
 """`Publisher` writes a running query's micro-batches as the epochs of a job.
 
-The path of a row: `Layout.rows` selects and orders it in Spark. `Task` encodes it in a Python worker, and writes a
+The path of a row: `ShufflePlan.rows` selects and orders it in Spark. `Task` encodes it in a Python worker, and writes a
 change file, or returns the bytes if they are few. `Publisher.write` commits the epoch on the driver.
 """
 
@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.publish import progress, task
-from spark_hooks.publish.layout import Layout
 from spark_hooks.publish.offsets import OffsetLog, is_idle
+from spark_hooks.publish.shuffle_plan import ShufflePlan
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.sessions import current_session, execution_of, input_partitions_of, parallelism_of
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
@@ -143,7 +143,7 @@ class Publisher:
         self._options = options
         self._opening = threading.Lock()
         self._writer: LogWriter | None = None
-        self._layout: Layout | None = None
+        self._shuffle_plan: ShufflePlan | None = None
         self._last_committed = -1
         self._previous_row_count = 0
         self._run: QueryRun | None = None
@@ -242,20 +242,20 @@ class Publisher:
         error, the tasks return the hashes of all keys. If two hashes are equal, the batch runs again with the shuffle,
         which brings the rows of a key together, and so finds out whether the keys are equal.
         """
-        layout = self._layout_of(batch)
+        shuffle = self._shuffle_plan_of(batch)
         plan = placement.plan_of(self._options.log)
-        plans = tuple(replace(each, skips_bad_rows=self._options.skips_bad_rows) for each in layout.plans(clock_ms))
+        plans = tuple(replace(each, skips_bad_rows=self._options.skips_bad_rows) for each in shuffle.plans(clock_ms))
         write_task = task.Task(self._options.log, writer.folder, batch_id, plans, plan)
         partitions = partitions_of(batch.sparkSession)
-        has_hashes = layout.has_unique_keys
-        can_skip = bool(layout.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
+        has_hashes = shuffle.has_unique_keys
+        can_skip = bool(shuffle.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
         tasks = input_partitions_of(batch) if can_skip else 0
         if partitions <= 2 * tasks and tasks <= UNSHUFFLED_TASKS_FACTOR * partitions:
             unshuffled = replace(write_task, hashes_max=UNSHUFFLED_ROWS_MAX // tasks if has_hashes else None)
-            results = self._run_tasks(layout.unshuffled_rows(batch), unshuffled, writer.job)
+            results = self._run_tasks(shuffle.unshuffled_rows(batch), unshuffled, writer.job)
             if not has_hashes or task.has_unique_keys(results):
                 return results
-        results = self._run_tasks(layout.rows(batch, partitions), write_task, writer.job)
+        results = self._run_tasks(shuffle.rows(batch, partitions), write_task, writer.job)
         self._previous_row_count = sum(each.rows for each in results)
         return results
 
@@ -270,12 +270,12 @@ class Publisher:
         task.check(results, job, write_task.epoch)
         return results
 
-    def _layout_of(self, batch: DataFrame) -> Layout:
-        """Return the layout of the rows. It is made once per schema, because each call of Spark takes a millisecond."""
-        if self._layout is None or self._layout.schema != batch.schema:
+    def _shuffle_plan_of(self, batch: DataFrame) -> ShufflePlan:
+        """Return the plan of the shuffle, made once per schema, because each call of Spark takes a millisecond."""
+        if self._shuffle_plan is None or self._shuffle_plan.schema != batch.schema:
             assert self._writer is not None
-            self._layout = Layout.of(batch, self._options.states, self._writer.job)
-        return self._layout
+            self._shuffle_plan = ShufflePlan.of(batch, self._options.states, self._writer.job)
+        return self._shuffle_plan
 
     def _announce_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:
         """Announce an epoch to the servers; wait until it is readable there, if the options require it.

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.publish.columns import check_columns
 from spark_hooks.publish.failures import Failure, SinkQuery
-from spark_hooks.publish.layout import check_layout
 from spark_hooks.publish.progress import check_key_conflict, is_enabled
 from spark_hooks.publish.publisher import NAME_MISSING, Mode, Publisher, QueryRun, SinkOptions, partitions_of, plan_text
+from spark_hooks.publish.shuffle_plan import check_shuffle_plan
 from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
@@ -219,7 +219,7 @@ def _checked_states(
         check_name("job", job)
     check_states(job or "job", described)
     checked = [check_columns(df, state, job or "job") for state in described]
-    check_layout(df, checked, job or "job")
+    check_shuffle_plan(df, checked, job or "job")
     return checked
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from spark_hooks.publish import task
 from spark_hooks.publish.columns import check_columns
-from spark_hooks.publish.layout import Layout, check_layout
+from spark_hooks.publish.shuffle_plan import ShufflePlan, check_shuffle_plan
 from spark_hooks.publish.sink import VISIBILITY_TIMEOUT_S, log_of, logger
 from spark_hooks.publish.task import DIGEST_MASK
 from spark_hooks.serving import endpoints
@@ -102,7 +102,7 @@ def publish_table(
         encoding=Encoding.JSON if is_object else encoding,
     )
     state = check_columns(df, state, job)
-    check_layout(df, [state], job)
+    check_shuffle_plan(df, [state], job)
     root = log_of(df.sparkSession, log)
     clock_ms = now_ms()
     runs, digest = _encoded(df, state, job, clock_ms)
@@ -115,8 +115,8 @@ def publish_table(
 
 def _encoded(df: DataFrame, state: StateDescriptor, job: str, clock_ms: int) -> tuple[list[pa.RecordBatch], int]:
     """Return the rows as runs of changes, and their digest; DescriptorError for too many rows, or duplicate ones."""
-    layout = Layout.of(df, [state], job)
-    batches = _batches_of(layout.rows(df.limit(ROWS_MAX + 1), 1))
+    shuffle_plan = ShufflePlan.of(df, [state], job)
+    batches = _batches_of(shuffle_plan.rows(df.limit(ROWS_MAX + 1), 1))
     if sum(batch.num_rows for batch in batches) > ROWS_MAX:
         raise DescriptorError(
             f"table {state.name!r}: the DataFrame has more than {ROWS_MAX} rows, and each call writes the whole table "
@@ -124,7 +124,7 @@ def _encoded(df: DataFrame, state: StateDescriptor, job: str, clock_ms: int) -> 
         )
     digest = [0]
     try:
-        runs = list(encode(layout.plans(clock_ms), batches, digest))
+        runs = list(encode(shuffle_plan.plans(clock_ms), batches, digest))
     except DuplicateRowsError as error:
         raise DescriptorError(
             f"table {state.name!r}: several rows have the {'member' if state.member else 'field'} "

@@ -21,7 +21,7 @@ The process ends at the end of the input. It writes one JSON object per line to 
         the store of the readers is damaged: they close it, and wait for another one
     {"event": "rest", "path", "generation", "log_term", "applied", "is_stale", "wake_at_ms", ...}
         the last line: there was nothing to do for --rest-after-s, and the process ends. The server restarts it when
-        there is work (see `resting`), and at `wake_at_ms`, when a key expires
+        there is work (see `idle_job`), and at `wake_at_ms`, when a key expires
 
 In "open" and "status", `slots` are the owned slots, and `loading` are desired slots that are not owned yet. `folders`
 are the local folders in which a new file may be work: the server watches them, and writes a line when there is one.

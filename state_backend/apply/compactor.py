@@ -49,8 +49,8 @@ logger = logging.getLogger("sparkis.compactor")
 
 # A snapshot is written when the changes since the last one are `CHANGES_PER_STATE` times its size, and at least
 # `CHANGES_BYTES_MIN`: so a log has at most about six times the size of the state, two snapshots and the changes
-# of two intervals, or the changes of the retention time (see `garbage_collector`). A snapshot is also written after `EPOCHS_MAX`
-# epochs, so that a reader opens few files (guesses).
+# of two intervals, or the changes of the retention time (see `garbage_collector`). A snapshot is also written after
+# `EPOCHS_MAX` epochs, so that a reader opens few files (guesses).
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2
 EPOCHS_MAX = 1_000

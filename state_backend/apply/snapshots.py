@@ -19,9 +19,9 @@ no server owns a slot at that epoch, the epoch gets no snapshot; a later epoch w
     changes    the changes of a snapshot, for an empty store
     write      write a snapshot, or a part of one, from a store
 
-`garbage_collector` removes the files that the newest snapshot covers. Readers use only the two newest complete ones. So no
-reader begins with a snapshot that is being removed, nor with one that took so long to write that some of its files are
-removed already.
+`garbage_collector` removes the files that the newest snapshot covers. Readers use only the two newest complete ones.
+So no reader begins with a snapshot that is being removed, nor with one that took so long to write that some of its
+files are removed already.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from state_backend.attach.shard import (
     rows_of,
 )
 from state_backend.attach.state_encoder import StateEncoder
-from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.states import State, stable_name
 from state_backend.folder_watch import FolderWatch
 from state_backend.log.epochs import EpochContent
@@ -56,16 +56,16 @@ class FilesReader(StateReader):
         self._states = tuple(states)
         self._writer = RecordWriter(states)
         self._compares_snapshots = False
-        self._newest: Layout | None = None  # the layout that was read last
+        self._newest: BatchStores | None = None  # the stores that were read last
         self._ahead: ReadAhead | None = None
         self._watch = FolderWatch()  # for the thread that reads ahead
         self._shards = ShardProcesses()
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
-        layout = self._layout(batch)
+        batch_stores = self._batch_stores(batch)
         parallel_at_s = time.monotonic() + self._shards.needed_after_s
-        written = self._written(writer, layout, partitions_of(layout), parallel_at_s, is_whole=True)
+        written = self._written(writer, batch_stores, partitions_of(batch_stores), parallel_at_s, is_complete=True)
         return replace(written, replaces=tuple(state.name for state in self.descriptors))
 
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
@@ -75,38 +75,38 @@ class FilesReader(StateReader):
                 before = self._checkpoint.partition_count(batch - 1)
             else:
                 before = self._newest.partition_count
-            layout = self._layout(batch)
+            batch_stores = self._batch_stores(batch)
             is_known = not self._compares_snapshots or all(
-                store.has_change_log(batch) or store.can_be_compared(batch) for store in layout.stores
+                store.has_change_log(batch) or store.can_be_compared(batch) for store in batch_stores.stores
             )
-            if layout.partition_count != before or not is_known:
+            if batch_stores.partition_count != before or not is_known:
                 yield batch, self.snapshot(writer, batch)
                 continue
-            yield batch, self._changes(writer, layout)
+            yield batch, self._changes(writer, batch_stores)
 
-    def _changes(self, writer: ChangeFiles, layout: Layout) -> EpochContent:
+    def _changes(self, writer: ChangeFiles, batch_stores: BatchStores) -> EpochContent:
         """Write the changes of a committed batch, as far as they were not written before the commit."""
         parallel_at_s = time.monotonic() + self._shards.needed_after_s
-        partitions, written = partitions_of(layout), []
-        if (ahead := self._ahead_of(writer, layout.batch)) is not None:
+        partitions, written = partitions_of(batch_stores), []
+        if (ahead := self._ahead_of(writer, batch_stores.batch)) is not None:
             self._ahead = None
             if self._compares_snapshots:
                 ahead.stop()  # it may have read a change log of an earlier run
-            elif (content := ahead.content(layout, parallel_at_s)) is not None:
+            elif (content := ahead.content(batch_stores, parallel_at_s)) is not None:
                 written.append(content)
                 partitions = [each for each in partitions if each not in ahead.partitions]
         if partitions:
-            written.append(self._written(writer, layout, partitions, parallel_at_s, is_whole=False))
+            written.append(self._written(writer, batch_stores, partitions, parallel_at_s, is_complete=False))
         return joined(written)
 
     def _written(
         self,
         writer: ChangeFiles,
-        layout: Layout,
+        batch_stores: BatchStores,
         partitions: Iterable[StorePartition],
         parallel_at_s: float,
         *,
-        is_whole: bool,
+        is_complete: bool,
     ) -> EpochContent:
         """Write some partitions: the first ones here, and those that are left at a time in several processes."""
         waiting = deque(partitions)
@@ -115,11 +115,11 @@ class FilesReader(StateReader):
             while waiting and (processes_for(waiting) == 1 or time.monotonic() < parallel_at_s):
                 yield waiting.popleft()
 
-        rows = rows_of(layout, partitions_read_here(), is_whole=is_whole)
-        written = [self._writer.write(writer.change_files(layout.batch), rows, is_whole=is_whole)]
+        rows = rows_of(batch_stores, partitions_read_here(), is_complete=is_complete)
+        written = [self._writer.write(writer.change_files(batch_stores.batch), rows, is_complete=is_complete)]
         if waiting:
             location, log = self._checkpoint.location, (writer.root, writer.folder)
-            shard = Shard(location, self._states, layout.batch, is_whole, tuple(waiting), *log)
+            shard = Shard(location, self._states, batch_stores.batch, is_complete, tuple(waiting), *log)
             written.append(self._shards.write(shard))
         return joined(written)
 
@@ -150,13 +150,13 @@ class FilesReader(StateReader):
         """Return the pause after a read that took `read_s` seconds."""
         return min(read_s, COMPARISON_PAUSE_S_MAX) if self._compares_snapshots else 0.0
 
-    def _layout(self, batch: int) -> Layout:
+    def _batch_stores(self, batch: int) -> BatchStores:
         """Return the attached states as of a batch; DescriptorError if one has another form in it."""
-        layout = self._checkpoint.layout(batch)
-        found = {(state.operator, state.name): state for state in layout.states}
+        batch_stores = self._checkpoint.batch_stores(batch)
+        found = {(state.operator, state.name): state for state in batch_stores.states}
         for bound in self._states:
             state = found.get((bound.state.operator, bound.state.name))
-            for unread in layout.unread:
+            for unread in batch_stores.unread:
                 if state is None and unread.operator == bound.state.operator:
                     raise UnsupportedStateError(str(unread))
             if state is None or _form(state) != _form(bound.state):
@@ -164,8 +164,8 @@ class FilesReader(StateReader):
                     f"state {bound.descriptor.name!r}: {bound.columns.names.source} has another schema since batch "
                     f"{batch}, or is gone: the query's plan has changed. Attach again, with --on-mismatch replace"
                 )
-        layout = layout.only(self._writer.sources)
-        compares = not all(store.has_change_log(batch) for store in layout.stores)
+        batch_stores = batch_stores.only(self._writer.sources)
+        compares = not all(store.has_change_log(batch) for store in batch_stores.stores)
         if compares and not self._compares_snapshots:
             logger.warning(
                 "%s keeps its state in RocksDB without a change log, so each batch is found by comparing two "
@@ -174,8 +174,8 @@ class FilesReader(StateReader):
                 CHANGELOG_SETTING,
             )
         self._compares_snapshots = compares
-        self._newest = layout
-        return layout
+        self._newest = batch_stores
+        return batch_stores
 
 
 def _form(state: State) -> tuple[object, ...]:

@@ -59,13 +59,13 @@ class _Lookup:
 
     def values(self, batch: int) -> dict[str, str]:
         """Return the JSON of the key's value after a batch, by state."""
-        layout = self._checkpoint.layout(batch)
-        layout.check()
-        names = names_of(layout)
+        batch_stores = self._checkpoint.batch_stores(batch)
+        batch_stores.check()
+        names = names_of(batch_stores)
         if self._name is not None and self._name not in names.values():
             known = ", ".join(sorted(names.values())) or "none"
             raise CheckpointError(
-                f"{self._checkpoint.location} has no state {self._name!r}; its states: {known}{not_read(layout)}"
+                f"{self._checkpoint.location} has no state {self._name!r}; its states: {known}{not_read(batch_stores)}"
             )
         chosen = {
             state: columns_of(state, name).with_computed(self._expressions)
@@ -74,10 +74,10 @@ class _Lookup:
         }
         found: dict[str, dict[str, str] | str] = {}
         keys: dict[str, set[str]] = {}
-        for store, partition in partitions_of(layout, self._progress):
+        for store, partition in partitions_of(batch_stores, self._progress):
             if not any(state in chosen for state in store.states):
                 continue
-            for state, rows in store.whole([partition], layout.batch):
+            for state, rows in store.whole([partition], batch_stores.batch):
                 if state in chosen:
                     matching = _matching(rows, self._key, state)
                     keys.setdefault(names[state], set()).update(exact_keys(matching.column("key"), state))

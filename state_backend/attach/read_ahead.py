@@ -25,7 +25,7 @@ from typing import TypeVar
 from state_backend.attach.attachment import ChangeFiles
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.shard import StorePartition, partitions_of, rows_of
-from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.files import FileIdentity
 from state_backend.checkpoint.metadata import BatchCommit
 from state_backend.checkpoint.stores import StateStore
@@ -53,7 +53,7 @@ class ReadAhead:
         self._is_committed = False
         self._is_stopped = False
         self._ends_s = math.inf
-        self._layout: Layout | None = None
+        self._batch_stores: BatchStores | None = None
         self._read: dict[StorePartition, FileIdentity] = {}
         self._content: EpochContent | None = None
         self._thread = threading.Thread(target=self._run, name=f"sparkis-read-ahead-{batch}", daemon=True)
@@ -64,20 +64,22 @@ class ReadAhead:
         """The partitions that were read."""
         return self._read.keys()
 
-    def content(self, layout: Layout, ends_s: float) -> EpochContent | None:
+    def content(self, batch_stores: BatchStores, ends_s: float) -> EpochContent | None:
         """Return what was written of `partitions`, once the batch is committed; None if all has to be read again.
 
-        layout: that of the committed batch. ends_s: when no further partition is begun, by the monotonic clock.
+        batch_stores: that of the committed batch. ends_s: when no further partition is begun, by the monotonic clock.
         """
         self._ends_s = ends_s
         self._is_committed = True
         self._watch.wake()
         self._thread.join()
-        if self._content is None or self._layout is None:
+        if self._content is None or self._batch_stores is None:
             return None
-        is_same_plan = _stores(self._layout) == _stores(layout) and not self._checkpoint.commit(self._batch).ids
+        is_same_plan = (
+            _stores(self._batch_stores) == _stores(batch_stores) and not self._checkpoint.commit(self._batch).ids
+        )
         if is_same_plan and all(
-            layout.stores[number].identity_of_changes(partition, self._batch) == identity
+            batch_stores.stores[number].identity_of_changes(partition, self._batch) == identity
             for (number, partition), identity in self._read.items()
         ):
             return self._content
@@ -93,31 +95,31 @@ class ReadAhead:
     def _run(self) -> None:
         try:
             self._wait_for_plan()
-            layout = self._checkpoint.layout(self._batch).only(self._records.sources)
-            if not self._has_known_names(layout):
+            batch_stores = self._checkpoint.batch_stores(self._batch).only(self._records.sources)
+            if not self._has_known_names(batch_stores):
                 return
-            layout = replace(layout, stores=tuple(_stores(layout)))
-            decoded = rows_of(layout, self._partitions_as_written(layout), is_whole=False)
-            self._content = self._records.write(self._target, decoded, is_whole=False)
-            self._layout = layout
+            batch_stores = replace(batch_stores, stores=tuple(_stores(batch_stores)))
+            decoded = rows_of(batch_stores, self._partitions_as_written(batch_stores), is_complete=False)
+            self._content = self._records.write(self._target, decoded, is_complete=False)
+            self._batch_stores = batch_stores
         except _Cancelled:
             pass
         except Exception as error:  # the read after the commit meets the same error, or none
             logger.debug("%s: batch %d is read after its commit: %s", self._checkpoint.location, self._batch, error)
 
-    def _has_known_names(self, layout: Layout) -> bool:
+    def _has_known_names(self, batch_stores: BatchStores) -> bool:
         """Tell whether the names of the files with the changes are known before the commit."""
         is_format_1 = not self._checkpoint.commit(self._batch - 1).ids
-        return is_format_1 and all(state.family is None for state in layout.states)
+        return is_format_1 and all(state.family is None for state in batch_stores.states)
 
     def _wait_for_plan(self) -> None:
         if not self._checkpoint.is_planned(self._batch):
             self._wait_for(self._checkpoint.plans_folder, lambda: self._checkpoint.is_planned(self._batch) or None)
 
-    def _partitions_as_written(self, layout: Layout) -> Iterator[StorePartition]:
+    def _partitions_as_written(self, batch_stores: BatchStores) -> Iterator[StorePartition]:
         """Yield the partitions in order, each when its file is there."""
-        for number, partition in partitions_of(layout):
-            store = layout.stores[number]
+        for number, partition in partitions_of(batch_stores):
+            store = batch_stores.stores[number]
             look = partial(store.identity_of_changes, partition, self._batch)
             identity = look() or self._wait_for(store.files.name(store.folder(partition)), look)
             if self._is_stopped:
@@ -144,9 +146,9 @@ class _Cancelled(Exception):
     """The batch is not read ahead."""
 
 
-def _stores(layout: Layout) -> list[StateStore]:
-    """Return the stores of a layout in a form that can be compared."""
-    return [replace(store, commit_of=_no_commit) for store in layout.stores]
+def _stores(batch_stores: BatchStores) -> list[StateStore]:
+    """Return the stores of a batch in a form that can be compared."""
+    return [replace(store, commit_of=_no_commit) for store in batch_stores.stores]
 
 
 def _no_commit(batch: int) -> BatchCommit:

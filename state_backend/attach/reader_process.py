@@ -59,7 +59,7 @@ class _Read:
     root: str
     folder: str
     batch: int
-    is_whole: bool = False
+    is_complete: bool = False
     is_ahead: bool = False
 
     def change_files(self, epoch: int) -> ChangeFileWriter:
@@ -95,7 +95,7 @@ class ProcessReader(StateReader):
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
-        return self._read(_Read(writer.root, writer.folder, batch, is_whole=True))
+        return self._read(_Read(writer.root, writer.folder, batch, is_complete=True))
 
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:
         """Write the changes of some batches, and yield them in order."""
@@ -259,7 +259,7 @@ class _ChildReader:
         """Read a batch and write its change files; return the message for the parent."""
         began_s = time.monotonic()
         try:
-            if request.is_whole:
+            if request.is_complete:
                 content = self._reader.snapshot(request, request.batch)
             else:
                 ((_, content),) = self._reader.changes(request, request.batch, request.batch)

@@ -31,10 +31,10 @@ class RecordWriter:
         self._has_reported = False  # one example of a skipped row is logged
         self._is_list = [state.state.is_list for state in states]
 
-    def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_whole: bool) -> EpochContent:
-        """Write rows. is_whole: each key occurs once, so nothing is merged; otherwise the last row of a key counts."""
+    def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_complete: bool) -> EpochContent:
+        """Write rows; the last row of a key counts. is_complete: each key occurs once, so that no rows are merged."""
         skipped = SkippedRows()
-        runs = self.runs(decoded, skipped, is_whole=is_whole)
+        runs = self.runs(decoded, skipped, is_complete=is_complete)
         files: list[ChangeFile] = []
         inline: list[bytes] = []
         rows = 0
@@ -49,12 +49,12 @@ class RecordWriter:
             logger.warning("a row is left out, and others like it will be; STATE JOBS counts them: %s", skipped.example)
         return EpochContent(files, inline, rows, skipped_rows=skipped.count)
 
-    def runs(self, decoded: Decoded, skipped: SkippedRows, *, is_whole: bool) -> Iterator[pa.RecordBatch]:
-        """Yield rows as sorted runs of change records. is_whole: as in `write`."""
+    def runs(self, decoded: Decoded, skipped: SkippedRows, *, is_complete: bool) -> Iterator[pa.RecordBatch]:
+        """Yield rows as sorted runs of change records. is_complete: as in `write`."""
         for run in in_runs(self._encoded(decoded, skipped)):
             ordered = sorted_by_position(run)
             positions = positions_in(ordered)
-            may_repeat_keys = not is_whole and bool((positions[1:] == positions[:-1]).any())
+            may_repeat_keys = not is_complete and bool((positions[1:] == positions[:-1]).any())
             yield newest_of_each(ordered, self._is_list) if may_repeat_keys else ordered
 
     def _encoded(self, decoded: Decoded, skipped: SkippedRows) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from operator import itemgetter
 
 from state_backend.attach.record_writer import RecordWriter
 from state_backend.attach.state_encoder import StateEncoder
-from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.stores import Decoded
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import EpochContent
@@ -38,7 +38,7 @@ PARALLEL_AGAIN_AFTER_S = 0.2
 # Processes that have had nothing to do for this time are ended (guess).
 IDLE_S_MAX = 60.0
 
-# The number of a store in a layout, and a partition of it.
+# The number of a store of a batch, and a partition of it.
 StorePartition = tuple[int, int]
 
 
@@ -46,13 +46,13 @@ StorePartition = tuple[int, int]
 class Shard:
     """Some partitions of the state, and the folder of a log for their change files.
 
-    is_whole: the state as of the batch is read, not the changes that the batch made.
+    is_complete: the state as of the batch is read, not the changes that the batch made.
     """
 
     checkpoint: str
     states: tuple[StateEncoder, ...]
     batch: int
-    is_whole: bool
+    is_complete: bool
     partitions: tuple[StorePartition, ...]
     log: str
     folder: str
@@ -60,22 +60,24 @@ class Shard:
     def write(self) -> EpochContent:
         """Read and write the partitions."""
         writer = RecordWriter(self.states)
-        layout = Checkpoint.at(self.checkpoint).layout(self.batch).only(writer.sources)
+        batch_stores = Checkpoint.at(self.checkpoint).batch_stores(self.batch).only(writer.sources)
         target = ChangeFileWriter(open_filesystem(self.log), self.folder, self.batch)
-        rows = rows_of(layout, self.partitions, is_whole=self.is_whole)
-        return writer.write(target, rows, is_whole=self.is_whole)
+        rows = rows_of(batch_stores, self.partitions, is_complete=self.is_complete)
+        return writer.write(target, rows, is_complete=self.is_complete)
 
 
-def partitions_of(layout: Layout) -> list[StorePartition]:
+def partitions_of(batch_stores: BatchStores) -> list[StorePartition]:
     """Return all partitions of all stores."""
-    return [(number, partition) for number, store in enumerate(layout.stores) for partition in store.partitions]
+    return [(number, partition) for number, store in enumerate(batch_stores.stores) for partition in store.partitions]
 
 
-def rows_of(layout: Layout, partitions: Iterable[StorePartition], *, is_whole: bool) -> Decoded:
+def rows_of(batch_stores: BatchStores, partitions: Iterable[StorePartition], *, is_complete: bool) -> Decoded:
     """Yield the whole state of some partitions, or the changes that the batch made to them."""
     for number, group in groupby(partitions, key=itemgetter(0)):
-        store = layout.stores[number]
-        yield from (store.whole if is_whole else store.changes)((partition for _, partition in group), layout.batch)
+        store = batch_stores.stores[number]
+        yield from (store.whole if is_complete else store.changes)(
+            (partition for _, partition in group), batch_stores.batch
+        )
 
 
 def processes_for(partitions: Collection[StorePartition]) -> int:

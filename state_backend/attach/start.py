@@ -108,16 +108,16 @@ def bind(
         if batch is None:
             raise CheckpointError(f"{checkpoint.location} has no committed micro-batch any more")
         try:
-            layout = checkpoint.layout(batch)
+            batch_stores = checkpoint.batch_stores(batch)
             break
         except PurgedVersionError:
             if checkpoint.newest_batch() == batch:
                 raise
     else:
         raise CheckpointError(f"{checkpoint.location}: Spark removes batches faster than they can be read")
-    layout.check()
-    found = layout.states
-    for unread in layout.unread:
+    batch_stores.check()
+    found = batch_stores.states
+    for unread in batch_stores.unread:
         if any(
             not each.is_for_all and each.operator == unread.operator and each.variable in (None, unread.variable)
             for each in requested

@@ -4,8 +4,8 @@ A batch is committed when it has a commit file. Its other files exist earlier, s
 read. Spark removes old batches at any time; reading a removed file raises PurgedVersionError.
 
     checkpoint = Checkpoint.at(path)
-    layout = checkpoint.layout(batch)           # operators, stores, states, partitions
-    for store in layout.stores:
+    batch_stores = checkpoint.batch_stores(batch)     # operators, stores, states, partitions
+    for store in batch_stores.stores:
         for partition in store.partitions():
             for state, rows in store.whole(partition, batch): ...
             for state, rows in store.changes(partition, batch + 1): ...
@@ -51,12 +51,12 @@ REMEDY = (
 CODEC = f"{PREFIX}compression.codec"
 STATE_FILE = re.compile(r"\d+\.(delta|snapshot|changelog|zip)")
 SCHEMA_FOLDER = "_stateSchema"
-# Commits that a layout caches: of a batch and the one before it, and of some more that are read at the same time.
+# Commits that are cached with a batch: its own, the one before it, and some that are read at the same time.
 COMMITS_CACHED = 4
 
 
 @dataclass(frozen=True)
-class Layout:
+class BatchStores:
     """The state of a query as of a batch. operators: also those without a readable state.
 
     unread: the operators and variables that sparkis does not know how to read. has_metadata: whether the operators have
@@ -83,7 +83,7 @@ class Layout:
         return [state for store in self.stores for state in store.states]
 
     def only(self, chosen: Collection[tuple[int, str]]) -> Self:
-        """Return the layout with some states, by operator and name, and with no other stores than theirs."""
+        """Return the stores with some states, by operator and name, and with no other stores than theirs."""
         stores = (
             replace(store, states=tuple(each for each in store.states if (each.operator, each.name) in chosen))
             for store in self.stores
@@ -181,7 +181,7 @@ class Checkpoint:
         lines = [] if stored is None else stored.decode(errors="replace").splitlines()
         return tuple(lines[2:]) if lines[:1] == ["v1"] else ()
 
-    def layout(self, batch: int) -> Layout:
+    def batch_stores(self, batch: int) -> BatchStores:
         """Return the operators and states as of a committed batch, and what of them sparkis does not read."""
         settings = self.offsets(batch).settings
         provider = _provider_of(settings)
@@ -216,7 +216,7 @@ class Checkpoint:
                         commit_of,
                     )
                 )
-        return Layout(batch, provider, has_metadata, count, tuple(operators), tuple(stores), tuple(unread))
+        return BatchStores(batch, provider, has_metadata, count, tuple(operators), tuple(stores), tuple(unread))
 
     def _refusal(self, settings: Mapping[str, str]) -> str | None:
         """Return why no state can be read: the provider, or the encoding. None if they are known."""

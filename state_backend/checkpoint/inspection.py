@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from state_backend.checkpoint.checkpoint import CODEC, Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import CODEC, BatchStores, Checkpoint
 from state_backend.checkpoint.keys import key_form, served_key, served_type
 from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
@@ -59,24 +59,24 @@ def inspect(checkpoint: Checkpoint, batch: int | None, progress: Progress, *, co
 
 
 def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: bool) -> dict[str, Any]:
-    layout = checkpoint.layout(batch)
+    batch_stores = checkpoint.batch_stores(batch)
     batches, offsets = checkpoint.batches(), checkpoint.offsets(batch)
-    sizes, uncounted = _sizes(layout, progress) if counts else ({}, [])
-    names = names_of(layout)
+    sizes, uncounted = _sizes(batch_stores, progress) if counts else ({}, [])
+    names = names_of(batch_stores)
     return {
         "location": checkpoint.location,
         "query": checkpoint.query_id,
-        "spark": _spark_of(layout, offsets.settings),
+        "spark": _spark_of(batch_stores, offsets.settings),
         "batch": batch,
         "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
         "time": iso_text(offsets.timestamp_ms),
         "watermark": iso_text(offsets.watermark_ms) if offsets.watermark_ms else None,
-        "provider": layout.provider,
+        "provider": batch_stores.provider,
         "settings": {
             name: offsets.settings[PREFIX + name]
             for name, part in SETTINGS.items()
             if PREFIX + name in offsets.settings
-            and any(part in stable_name(operator.name) for operator in layout.operators)
+            and any(part in stable_name(operator.name) for operator in batch_stores.operators)
         },
         "operators": [
             {
@@ -92,44 +92,46 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
                         "type": served_type(state),
                         **({"partitions": sizes[state]} if state in sizes else {}),
                     }
-                    for state in layout.states
+                    for state in batch_stores.states
                     if state.operator == operator.number
                 ],
                 "unread": [
                     {"state": each.variable, "reason": each.reason}
-                    for each in (*layout.unread, *uncounted)
+                    for each in (*batch_stores.unread, *uncounted)
                     if each.operator == operator.number
                 ],
             }
-            for operator in layout.operators
+            for operator in batch_stores.operators
         ],
     }
 
 
-def _spark_of(layout: Layout, settings: Mapping[str, str]) -> str | None:
+def _spark_of(batch_stores: BatchStores, settings: Mapping[str, str]) -> str | None:
     """Return the versions of Spark that write such a checkpoint; None without operators: only their files differ."""
-    if not layout.operators:
+    if not batch_stores.operators:
         return None
-    if layout.has_metadata:
+    if batch_stores.has_metadata:
         return "4.0 or later"
     return "3.1 to 3.5" if CODEC in settings else "3.0 or earlier"
 
 
-def names_of(layout: Layout) -> dict[State, str]:
+def names_of(batch_stores: BatchStores) -> dict[State, str]:
     """Return the name of each state; with the operator's number where several have one name, as `attach` does."""
-    return dict(zip(layout.states, state_names(layout.states), strict=True))
+    return dict(zip(batch_stores.states, state_names(batch_stores.states), strict=True))
 
 
-def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[str, int]]], list[UnreadableState]]:
+def _sizes(
+    batch_stores: BatchStores, progress: Progress
+) -> tuple[dict[State, list[dict[str, int]]], list[UnreadableState]]:
     """Return the rows and decoded bytes of each state in each partition, and the states whose rows cannot be read."""
-    found: dict[State, list[dict[str, int]]] = {state: [] for state in layout.states}
+    found: dict[State, list[dict[str, int]]] = {state: [] for state in batch_stores.states}
     unread: list[UnreadableState] = []
-    for store, partition in partitions_of(layout, progress):
+    for store, partition in partitions_of(batch_stores, progress):
         if not all(state in found for state in store.states):
             continue
         rows, size = dict.fromkeys(store.states, 0), dict.fromkeys(store.states, 0)
         try:
-            for state, batch in store.whole([partition], layout.batch):
+            for state, batch in store.whole([partition], batch_stores.batch):
                 rows[state] += batch.num_rows
                 size[state] += batch.nbytes
         except UnsupportedStateError as error:
@@ -142,9 +144,9 @@ def _sizes(layout: Layout, progress: Progress) -> tuple[dict[State, list[dict[st
     return found, unread
 
 
-def partitions_of(layout: Layout, progress: Progress) -> Iterator[tuple[StateStore, int]]:
+def partitions_of(batch_stores: BatchStores, progress: Progress) -> Iterator[tuple[StateStore, int]]:
     """Iterate over the partitions of all stores, and show the progress."""
-    partitions = [(store, partition) for store in layout.stores for partition in store.partitions]
+    partitions = [(store, partition) for store in batch_stores.stores for partition in store.partitions]
     for done, partition in enumerate(partitions):
         progress(done, len(partitions))
         yield partition
@@ -153,13 +155,13 @@ def partitions_of(layout: Layout, progress: Progress) -> Iterator[tuple[StateSto
 
 def key_forms(checkpoint: Checkpoint, batch: int) -> tuple[dict[str, str], str]:
     """Return how the keys of each state look, by the state's name, and the end of an error: what is not read."""
-    layout = checkpoint.layout(batch)
-    return {name: key_form(state) for state, name in names_of(layout).items()}, not_read(layout)
+    batch_stores = checkpoint.batch_stores(batch)
+    return {name: key_form(state) for state, name in names_of(batch_stores).items()}, not_read(batch_stores)
 
 
-def not_read(layout: Layout) -> str:
+def not_read(batch_stores: BatchStores) -> str:
     """Return the end of an error: what may have the key, and is not read."""
-    return "".join(f"; not read: {each}" for each in layout.unread)
+    return "".join(f"; not read: {each}" for each in batch_stores.unread)
 
 
 def _schema(kind: pa.StructType) -> list[dict[str, str]]:

@@ -310,13 +310,13 @@ def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, cap
 @scenario
 async def test_jobs_at_rest_have_no_process_and_are_applied_as_soon_as_there_is_work(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "a", "b", rest_after_s=0.1) as scene:
-        await eventually_async(lambda: sorted(scene.appliers.resting), lambda jobs: jobs == ["a", "b"])
+        await eventually_async(lambda: sorted(scene.appliers.idle), lambda jobs: jobs == ["a", "b"])
         assert (scene.read("a"), scene.read("b")) == (of(ALL, "a", b"0"), of(ALL, "b", b"0"))
         epoch = scene.log.publish("a", b"1")  # nobody tells the server
         assert await scene.appliers.wait("a", epoch, WAIT_S_MAX)
         assert scene.read("a") == of(ALL, "a", b"1")
-        assert "b" in scene.appliers.resting
-        await eventually_async(lambda: scene.appliers.resting, lambda jobs: "a" in jobs)
+        assert "b" in scene.appliers.idle
+        await eventually_async(lambda: scene.appliers.idle, lambda jobs: "a" in jobs)
         scene.log.end("a")
         epoch = await scene.notice("a", b"2")  # by a new writer
         assert await scene.appliers.wait("a", epoch, WAIT_S_MAX)
@@ -326,7 +326,7 @@ async def test_jobs_at_rest_have_no_process_and_are_applied_as_soon_as_there_is_
 @scenario
 async def test_a_job_at_rest_gets_the_slots_that_it_is_to_own(folder: Path) -> None:
     async with epoch_feed(folder, LOW, "a", rest_after_s=0.1) as scene:
-        await eventually_async(lambda: scene.appliers.resting)
+        await eventually_async(lambda: scene.appliers.idle)
         scene.appliers.set_desired_slots(ALL)
         await scene.until(lambda: scene.appliers.owned_slots == ALL)
         assert scene.read("a") == of(ALL, "a", b"0")
@@ -338,7 +338,7 @@ async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) ->
         for job, lifetime_ms in (("later", 3_600_000), ("soon", REST_MS_MIN // 2)):
             scene.log.publish_one(job, b"x", now_ms() + lifetime_ms)
             await scene.appliers.wait(job, 1, WAIT_S_MAX)
-        await eventually_async(lambda: scene.appliers.resting, lambda jobs: jobs == ["later"])
+        await eventually_async(lambda: scene.appliers.idle, lambda jobs: jobs == ["later"])
 
 
 @on_linux

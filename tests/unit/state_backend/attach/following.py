@@ -69,7 +69,7 @@ class GrowingCheckpoint:
 
 def coalesced(checkpoint: Path) -> list[AttachedState]:
     """Return all states of a checkpoint, with a text instead of nulls in the columns of keys that are texts."""
-    found = Checkpoint.at(str(checkpoint)).layout(0).states
+    found = Checkpoint.at(str(checkpoint)).batch_stores(0).states
     return [
         AttachedState(
             name,
@@ -152,10 +152,10 @@ def in_spark(checkpoint: Path, batch: int) -> Shown:
 
     A value that is JSON is None.
     """
-    layout = Checkpoint.at(str(checkpoint)).layout(batch)
-    names = dict(zip(layout.states, state_names(layout.states), strict=True))
+    batch_stores = Checkpoint.at(str(checkpoint)).batch_stores(batch)
+    names = dict(zip(batch_stores.states, state_names(batch_stores.states), strict=True))
     found: Shown = {}
-    for store in layout.stores:
+    for store in batch_stores.stores:
         for state, rows in store.whole(store.partitions, batch):
             for key, value in zip(golden.plain(rows["key"]), golden.plain(rows["value"]), strict=True):
                 add(found, state, names[state], key, value)

@@ -33,11 +33,11 @@ def read_all(folder: Path) -> int:
     checkpoint = Checkpoint.at(str(folder))
     batch = checkpoint.newest_batch()
     assert batch is not None
-    layout = checkpoint.layout(batch)
-    layout.check()
+    batch_stores = checkpoint.batch_stores(batch)
+    batch_stores.check()
     return sum(
         rows.num_rows
-        for store in layout.stores
+        for store in batch_stores.stores
         for read in (store.whole, store.changes)
         for _, rows in read(store.partitions, batch)
     )
@@ -76,7 +76,7 @@ def test_a_missing_delta_is_an_error_of_a_purged_version(folder: Path) -> None:
 
 def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
     with pytest.raises(PurgedVersionError, match="offsets/9 is gone"):
-        Checkpoint.at(str(folder)).layout(9)
+        Checkpoint.at(str(folder)).batch_stores(9)
 
 
 @pytest.mark.parametrize(
@@ -192,5 +192,5 @@ def test_changes_are_told_by_snapshots_with_ids(tmp_path: Path) -> None:
 
 
 def changes(checkpoint: Checkpoint, batch: int) -> list[object]:
-    [store] = checkpoint.layout(batch).stores
+    [store] = checkpoint.batch_stores(batch).stores
     return [row for _, rows in store.changes([1], batch) for row in zip(*map(plain, rows.columns), strict=True)]

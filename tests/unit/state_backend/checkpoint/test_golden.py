@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from state_backend.checkpoint.checkpoint import Checkpoint, Layout
+from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.states import State, StateForm
 from tests.golden_checkpoints import NEWEST, expected, jobs, last_batch, of_spark, plain, unpack
@@ -49,8 +49,8 @@ def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, read
     checkpoint, wholes = read(version, job)
     assert checkpoint.batches() == [0, 1, 2, 3, 4]
     rows, last = expected(version, job), last_batch(version, job)
-    layout = checkpoint.layout(last)
-    states = {name_of(state, layout): state for state in layout.states}
+    batch_stores = checkpoint.batch_stores(last)
+    states = {name_of(state, batch_stores): state for state in batch_stores.states}
     assert set(states) == set(rows["changes"])
     is_changed_as_shown = job != "join4" and job not in WITHOUT_CHANGE_LOGS
     changed = changes(checkpoint, last) if is_changed_as_shown else {}
@@ -79,8 +79,8 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
     checkpoint, wholes = read(version, job)
     values: dict[tuple[int, str, str], Any] = {}
     for batch in checkpoint.batches():
-        layout = checkpoint.layout(batch)
-        for store in layout.stores:
+        batch_stores = checkpoint.batch_stores(batch)
+        for store in batch_stores.stores:
             is_compared = store.has_change_log(batch) or store.can_be_compared(batch)
             assert is_compared == ((job, batch) not in NOT_COMPARED)
             for partition in store.partitions if is_compared else ():
@@ -108,10 +108,10 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
 def test_an_operator_without_metadata_is_told_by_its_schemas(job: str, tmp_path: Path) -> None:
     folder = unpack(NEWEST, job, tmp_path)
     checkpoint = Checkpoint.at(str(folder))
-    [operator] = checkpoint.layout(4).operators
+    [operator] = checkpoint.batch_stores(4).operators
     states = whole(checkpoint, 4)
     (folder / "state/0/_metadata/metadata").unlink()  # Spark 3.5 writes none
-    [told] = checkpoint.layout(4).operators
+    [told] = checkpoint.batch_stores(4).operators
     assert SAME_STATES.get(told.name, told.name) == SAME_STATES.get(operator.name, operator.name)
     assert states and whole(checkpoint, 4) == states
 
@@ -131,7 +131,7 @@ def without_index(given: list[Any], state: State) -> list[Row]:
     return [(key, of_spark(row["value"], state.value)) for key, row in zip(keys, rows, strict=True)]
 
 
-def name_of(state: State, layout: Layout) -> str:
+def name_of(state: State, batch_stores: BatchStores) -> str:
     return state.name if state.form in (StateForm.JOIN, *VARIABLES) else "default"
 
 
@@ -141,7 +141,7 @@ VARIABLES = (StateForm.VALUE, StateForm.LIST, StateForm.MAP)
 def whole(checkpoint: Checkpoint, batch: int) -> Whole:
     """Read the whole state as of a batch."""
     found: Whole = defaultdict(list)
-    for store in checkpoint.layout(batch).stores:
+    for store in checkpoint.batch_stores(batch).stores:
         for partition in store.partitions:
             for state, rows in store.whole([partition], batch):
                 found[partition, state.name].append(rows)
@@ -152,7 +152,7 @@ def changes(checkpoint: Checkpoint, newest: int) -> dict[str, dict[tuple[int, st
     """Return the changes of each key of each state in each batch, in their order."""
     found: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     for batch in range(newest + 1):
-        for store in checkpoint.layout(batch).stores:
+        for store in checkpoint.batch_stores(batch).stores:
             for state, rows in store.changes(store.partitions, batch):
                 for op, (key, value) in rows_of(state, rows):
                     found[state.name][batch, repr(key)].append((op, value))

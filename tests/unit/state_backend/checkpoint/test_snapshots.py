@@ -35,13 +35,13 @@ def folder(tmp_path: Path) -> Path:
 
 def rows(folder: Path) -> int:
     checkpoint = Checkpoint.at(str(folder))
-    [store] = checkpoint.layout(4).stores
+    [store] = checkpoint.batch_stores(4).stores
     return sum(batch.num_rows for _, batch in store.whole([1], 4))
 
 
 def contents(folder: Path) -> list[list[Any]]:
     checkpoint = Checkpoint.at(str(folder))
-    [store] = checkpoint.layout(4).stores
+    [store] = checkpoint.batch_stores(4).stores
     return [plain(batch.column(name)) for _, batch in store.whole([1], 4) for name in ("key", "value")]
 
 

@@ -12,7 +12,7 @@ BATCH, ZIP = 1, "2.zip"
 
 
 def has_change_log(folder: Path) -> bool:
-    [store] = Checkpoint.at(str(folder)).layout(BATCH).stores
+    [store] = Checkpoint.at(str(folder)).batch_stores(BATCH).stores
     return store.has_change_log(BATCH)
 
 

@@ -131,9 +131,9 @@ def test_a_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2
 
 def test_a_copy_without_folders_of_spark_is_named_as_what_it_is(tmp_path: Path) -> None:
     folder = unpack("3.5.9", "hdfs-aggregation", tmp_path)
-    assert Checkpoint.at(str(folder)).layout(4).states
+    assert Checkpoint.at(str(folder)).batch_stores(4).states
     shutil.rmtree(folder / "state/0/0/_metadata")
-    [unread] = Checkpoint.at(str(folder)).layout(4).unread
+    [unread] = Checkpoint.at(str(folder)).batch_stores(4).unread
     assert "copied without the folders whose names begin with `_`?" in unread.reason
 
 
@@ -195,9 +195,9 @@ def test_a_variable_of_an_unknown_kind_leaves_the_others(tmp_path: Path) -> None
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
         put(path, "MapState", "SetState")
-    layout = Checkpoint.at(str(folder)).layout(4)
-    assert {state.name for state in layout.states} == {"last", "recent"}
-    [unread] = layout.unread
+    batch_stores = Checkpoint.at(str(folder)).batch_stores(4)
+    assert {state.name for state in batch_stores.states} == {"last", "recent"}
+    [unread] = batch_stores.unread
     assert (unread.variable, "is a SetState" in unread.reason) == ("bySide", True)
 
 

@@ -1,7 +1,7 @@
-"""The layout of rows between Spark and its Python workers: the rows of all states of a query, in one shuffle.
+"""How rows pass from Spark to its Python workers: the rows of all states of a query, in one shuffle.
 
-Each state has its own columns with their own types. States share the columns of the layout, if their types are the
-same. A row of the query becomes one row of the layout for each state that it belongs to:
+Each state has its own columns with their own types. States share the columns of the plan, if their types are the same.
+A row of the query becomes one row of the plan for each state that it belongs to:
 
     g             the state's number and a hash of the key. Rows are partitioned and first sorted by it: Spark compares
                   one long much faster than texts, and compares other columns only for equal longs
@@ -18,7 +18,7 @@ same. A row of the query becomes one row of the layout for each state that it be
     s0, l0, x0 ...   the sum, the minimum, the maximum; in place of values, if all states reduce (see `reductions`).
                   Then Spark reduces the rows of a key and field to one, after the shuffle
 
-Runs on the driver. A layout is made once per schema, because its columns are not bound to a DataFrame. So a micro-batch
+Runs on the driver. A plan is made once per schema, because its columns are not bound to a DataFrame. So a micro-batch
 needs few calls of Spark.
 """
 
@@ -44,8 +44,8 @@ INCOMPARABLE: tuple[type[T.DataType], ...] = (T.MapType, *CALENDARS, *VARIANTS)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The layout of the rows of some states, for DataFrames of one schema."""
+class ShufflePlan:
+    """The plan for the rows of some states, for DataFrames of one schema."""
 
     schema: T.StructType
     states: tuple[StateDescriptor, ...]
@@ -60,7 +60,7 @@ class Layout:
 
     @classmethod
     def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str) -> Self:
-        """Make the layout of some states. Takes a few hundred calls of Spark."""
+        """Make the plan for some states. Takes a few hundred calls of Spark."""
         of_states = [StateColumns(state, job) for state in states]
         is_folded = all(each.can_be_folded(df) for each in of_states)
         columns = [each.selected(df, is_folded) for each in of_states]
@@ -148,11 +148,11 @@ class Layout:
         )
 
 
-def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> None:
+def check_shuffle_plan(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> None:
     """Have Spark analyze the plan of a batch, so that its errors are raised before the query starts."""
     for each in [[state] for state in states] + [states] * (len(states) > 1):
         try:
-            Layout.of(df, each, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
+            ShufflePlan.of(df, each, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
         except PySparkException as error:
             names = ", ".join(repr(state.name) for state in each)
             raise DescriptorError(f"state {names}: Spark cannot read its columns: {error}") from None
@@ -248,7 +248,7 @@ def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
 
 
 def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], shared: _SharedColumns) -> Column:
-    """Return the generator of one row of the layout per state; all null if a row does not belong to the state."""
+    """Return the generator of one row of the plan per state; all null if a row does not belong to the state."""
     empty = shared.empty()
     generated = []
     for number, (state, row) in enumerate(zip(states, rows, strict=True)):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from state_backend.apply.applier import Applier, follow_until_end
-from state_backend.apply.resting import RestingJob
+from state_backend.apply.idle_job import IdleJob
 from state_backend.lmdb.store import SUSPECT
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.drop import drop
@@ -58,7 +58,7 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_a_job_without_news_has_no_work(scene: Scene) -> None:
     assert scene.rest["event"] == "rest"
-    job = RestingJob(str(scene.root), "job", scene.rest)
+    job = IdleJob(str(scene.root), "job", scene.rest)
     for _ in range(3):
         assert not job.has_work()
         scene.writer.send_heartbeat(is_running=True)
@@ -76,7 +76,7 @@ def test_a_job_without_news_has_no_work(scene: Scene) -> None:
     ids=["an epoch", "a writer", "damage", "no log", "a drop"],
 )
 def test_news_are_work(scene: Scene, change: Callable[[Scene], object]) -> None:
-    job = RestingJob(str(scene.root), "job", scene.rest)
+    job = IdleJob(str(scene.root), "job", scene.rest)
     assert not job.has_work()
     change(scene)
     # That the log is gone is noticed by one poll, and looked into by the next.
@@ -84,7 +84,7 @@ def test_news_are_work(scene: Scene, change: Callable[[Scene], object]) -> None:
 
 
 def test_a_writer_that_ends_makes_the_job_stale_and_is_no_work(scene: Scene) -> None:
-    job = RestingJob(str(scene.root), "job", scene.rest | {"is_stale": False})
+    job = IdleJob(str(scene.root), "job", scene.rest | {"is_stale": False})
     assert not job.has_work()
     assert not job.is_stale
     scene.writer.close()

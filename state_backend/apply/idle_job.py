@@ -16,7 +16,7 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import SparkisError
 
 
-class RestingJob:
+class IdleJob:
     """Polls the log of a job at rest.
 
     event: the applier's last event (see `applier`). is_stale: as in the applier's reports.
