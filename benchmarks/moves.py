@@ -150,7 +150,7 @@ def _has_slots(log: Path, port: int, replicas: int) -> bool:
 
 
 def _has_key(client: Client, name: str) -> bool:
-    """Tell whether the server replies a value, and not MOVED."""
+    """Return whether the server replies a value, and not MOVED."""
     try:
         return client.call("GET", name) is not None
     except ClientError as error:

@@ -74,7 +74,7 @@ def below(parent: int) -> Iterator[int]:
 
 
 def is_applier(pid: int) -> bool:
-    """Tell whether a process applies a job's log."""
+    """Return whether a process applies a job's log."""
     return "state_backend.apply.applier" in command_of(pid)
 
 

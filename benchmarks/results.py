@@ -54,7 +54,7 @@ class Row:
 
     @property
     def is_within_budget(self) -> bool | None:
-        """Tell whether the row keeps its budget; None if it has none."""
+        """Return whether the row keeps its budget; None if it has none."""
         if self.budget is None:
             return None
         return self.judged_value >= self.budget if self.better == "more" else self.judged_value <= self.budget

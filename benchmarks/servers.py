@@ -310,7 +310,7 @@ def start_sparkis(
 
 
 def supports_workers() -> bool:
-    """Tell whether the server has an option for several serving processes."""
+    """Return whether the server has an option for several serving processes."""
     command = [sys.executable, "-m", "resp_server.programs.serve", "--help"]
     return "--workers" in subprocess.run(command, capture_output=True, text=True, env=children.environment()).stdout
 

@@ -419,7 +419,7 @@ class Soak:
         )
 
     def _has_few_free_pages(self) -> bool:
-        """Tell whether the store's file is as small as its rules allow; the applier may rest by now: nobody writes."""
+        """Return whether the store's file is as small as its rules allow. The applier may have ended: nobody writes."""
         path = newest_store(self._folder)
         found = None if path is None else self._read_store(path)
         return path is not None and found is not None and _allocated(path) <= 2 * found[0] + COMPACT_ABOVE_BYTES

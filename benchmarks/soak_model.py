@@ -151,7 +151,7 @@ class StoredValue:
         return live or None
 
     def is_certain(self, from_ms: int, to_ms: int) -> bool:
-        """Tell whether no part of the value expires between two times."""
+        """Return whether no part of the value expires between two times."""
         ends = [self.expire_at_ms, *(at_ms for _, at_ms in self.fields.values())]
         return not any(at_ms is not None and from_ms <= at_ms <= to_ms for at_ms in ends)
 

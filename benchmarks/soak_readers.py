@@ -44,7 +44,7 @@ class MismatchError(Exception):
 
 
 def is_running() -> bool:
-    """Tell whether the standard input is still open."""
+    """Return whether the standard input is still open."""
     return not select.select([0], [], [], 0)[0] or bool(os.read(0, 4096))
 
 

@@ -101,7 +101,7 @@ class Swap:
             return False  # it is loading
 
     def answers(self) -> bool:
-        """Tell whether the proxy reaches the upstream."""
+        """Return whether the proxy reaches the upstream."""
         return _answers(self.swap.port)
 
     def blocked_count(self) -> int:
@@ -120,7 +120,7 @@ class Swap:
 
 
 def _answers(port: int) -> bool:
-    """Tell whether a proxy knows the owners of keys, and reaches the upstream."""
+    """Return whether a proxy knows the owners of keys, and reaches the upstream."""
     try:
         with Client("127.0.0.1", port) as client:
             return bool(client.call("GET", cache_key(0)) == value(0, 0))

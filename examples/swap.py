@@ -204,7 +204,7 @@ def free_port() -> int:
 
 
 def answers(url: str) -> bool:
-    """Tell whether a server answers about keys."""
+    """Return whether a server answers about keys."""
     try:
         return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)).exists("events") >= 0
     except redis.RedisError:

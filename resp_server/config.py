@@ -101,7 +101,7 @@ class ServerConfig:
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether clients see a replica."""
+        """Return whether clients see a replica."""
         return self.role == "slave"
 
     @property

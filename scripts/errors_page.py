@@ -201,7 +201,7 @@ def constants_of(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def is_super(call: ast.Call) -> bool:
-    """Tell whether a call is `super().__init__(...)`."""
+    """Return whether a call is `super().__init__(...)`."""
     called = call.func
     return (
         isinstance(called, ast.Attribute)
@@ -241,7 +241,7 @@ def text_of(node: ast.expr, constants: dict[str, ast.expr]) -> str:
 
 
 def is_told(text: str) -> bool:
-    """Tell whether a text says something itself: two words at least, beside what it names and the command."""
+    """Return whether a text says something itself: two words at least, beside what it names and the command."""
     said = re.sub(r"^sparkis [\w-]+: ", "", text).replace(UNKNOWN, " ")
     return len([word for word in said.split() if any(letter.isalpha() for letter in word)]) >= 2
 

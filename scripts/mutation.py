@@ -120,7 +120,7 @@ class Copy:
                 os.killpg(started.pid, signal.SIGKILL)  # processes that a failed test left
 
     def notices(self, mutant: Mutant, tests: Sequence[str], cpu_s: int) -> bool:
-        """Tell whether tests notice a change."""
+        """Return whether tests notice a change."""
         path = self._root / mutant.path
         path.write_text(mutant.code())
         try:

@@ -146,7 +146,7 @@ def smoke(wheel: Path, chosen: str | None, *, keep: bool) -> None:
 
 
 def tried(wheel: Path, extra: str, *, keep: bool) -> bool:
-    """Install the wheel with an extra into an empty environment, and try it; tell whether it works."""
+    """Install the wheel with an extra into an empty environment, and try it; return whether it works."""
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"sparkis-release-{extra}-"))
     python = folder / "venv" / "bin" / "python"

@@ -65,7 +65,7 @@ class SparkCheckpoint:
             raise CheckpointError(f"{self.location}/metadata is not what Spark wrote") from None
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is committed, and not purged. Checks one file."""
+        """Return whether a batch is committed, and not purged. Checks one file."""
         if self.is_local:
             return os.path.exists(f"{urlsplit(self.location).path}/commits/{batch}")
         try:
@@ -86,7 +86,7 @@ class SparkCheckpoint:
         return None if header is None else int(header["batchTimestampMs"])
 
     def uses_rocksdb(self, batch: int) -> bool:
-        """Tell whether RocksDB stores the state of a batch."""
+        """Return whether RocksDB stores the state of a batch."""
         header = self._header(batch) or {}
         return str(header.get("conf", {}).get(PROVIDER_SETTING, "")).endswith("RocksDBStateStoreProvider")
 
@@ -96,7 +96,7 @@ class SparkCheckpoint:
         return "2" if any(name[:1].isdecimal() and "_" in name for name in names) else "1"
 
     def has_changelog(self, operator_id: int, store: str, batch: int) -> bool:
-        """Tell whether RocksDB wrote a changelog for a committed batch, and not only a snapshot."""
+        """Return whether RocksDB wrote a changelog for a committed batch, and not only a snapshot."""
         version = batch + 1
         names = self._names(f"state/{operator_id}/0/{store}")
         return any(

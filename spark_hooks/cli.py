@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Tell whether the reader of the standard output has closed it."""
+    """Return whether the reader of the standard output has closed it."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
@@ -314,7 +314,7 @@ def _add_reader_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
-    """Tell whether some of a command's modules are not installed; print which, and how to install them."""
+    """Return whether some of a command's modules are not installed; print which, and how to install them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         print(f"sparkis {command}: needs {', '.join(missing)}: pip install 'sparkis[{extra}]'", file=sys.stderr)

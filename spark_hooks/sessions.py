@@ -35,7 +35,7 @@ def check_connect(of: object) -> None:
 
 
 def is_connect(of: object) -> bool:
-    """Tell whether a session, DataFrame or query belongs to Spark Connect."""
+    """Return whether a session, DataFrame or query belongs to Spark Connect."""
     return type(of).__module__.startswith("pyspark.sql.connect.")
 
 
@@ -52,7 +52,7 @@ def existing_session() -> SparkSession | None:
 
 
 def is_stopped(session: SparkSession) -> bool:
-    """Tell whether a session was stopped in this process."""
+    """Return whether a session was stopped in this process."""
     if is_connect(session):
         remote: Any = session
         return bool(remote.is_stopped)

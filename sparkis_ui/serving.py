@@ -79,7 +79,7 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

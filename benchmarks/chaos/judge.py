@@ -87,7 +87,7 @@ class Judge:
         self.window.wrong["uncommitted"] += 1
 
     def is_at(self, epoch: int) -> bool:
-        """Tell whether each key was last read at this epoch or a later one."""
+        """Return whether each key was last read at this epoch or a later one."""
         return min(self._epochs.values()) >= epoch
 
     def _waited(self, waited_s: float) -> None:

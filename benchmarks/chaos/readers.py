@@ -53,7 +53,7 @@ class Readers:
             return self._judge.begin(time.monotonic())
 
     def is_at(self, epoch: int) -> bool:
-        """Tell whether all keys were read at an epoch or a later one."""
+        """Return whether all keys were read at an epoch or a later one."""
         with self._lock:
             return self._judge.is_at(epoch)
 

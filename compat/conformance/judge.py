@@ -92,7 +92,7 @@ class Deviations:
         return cls(reply_deviations, bytes_deviations, **tables)
 
     def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
-        """Tell whether a difference is intended."""
+        """Return whether a difference is intended."""
         return any(
             each.command == command and has_text(each.redis, theirs) and has_text(each.sparkis, ours)
             for each in self.reply_deviations
@@ -100,7 +100,7 @@ class Deviations:
 
 
 def has_text(pattern: str, reply: Reply) -> bool:
-    """Tell whether a reply's bytes, without the last line end, match a deviation's regular expression."""
+    """Return whether a reply's bytes, without the last line end, match a deviation's regular expression."""
     return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
 
 
@@ -176,7 +176,7 @@ class Judge:
         return found
 
     def is_same(self, request: Words, theirs: Reply, ours: Reply) -> bool:
-        """Tell whether two replies are the same, or differ as a deviation says."""
+        """Return whether two replies are the same, or differ as a deviation says."""
         if theirs.raw == ours.raw:
             return True
         command = command_of(request)
@@ -282,7 +282,7 @@ class Judge:
         )
 
     def is_same_client(self, theirs: Mapping[str, str], ours: Mapping[str, str]) -> bool:
-        """Tell whether two lines of CLIENT LIST are equal, except for the fields in `deviations.toml`."""
+        """Return whether two lines of CLIENT LIST are equal, except for the fields in `deviations.toml`."""
         open_names = {*CLIENT_IDENTITY, *self.deviations.client_values}
         return [name for name in ours if name in theirs] == list(theirs) and all(
             name in open_names or theirs.get(name) == value for name, value in ours.items()

@@ -221,7 +221,7 @@ def _outcome(script: Script, feature: str, target: Target) -> Any:
 
 
 def is_unsupported(outcome: Any) -> bool:
-    """Tell whether a client does not have a feature, in any of its variants."""
+    """Return whether a client does not have a feature, in any of its variants."""
     is_by_variant = isinstance(outcome, list) and bool(outcome) and all(_is_pair(each) for each in outcome)
     return outcome == NOT_SUPPORTED or (is_by_variant and all(each[1] == NOT_SUPPORTED for each in outcome))
 

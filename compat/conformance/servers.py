@@ -86,7 +86,7 @@ def free_port() -> int:
 
 
 def has_redis() -> bool:
-    """Tell whether a real redis-server is installed."""
+    """Return whether a real redis-server is installed."""
     return shutil.which(REDIS_SERVER) is not None
 
 
@@ -163,7 +163,7 @@ def sparkis_server(
 
 
 def _is_loading(server: Running) -> bool:
-    """Tell whether INFO says that a server is loading; False if INFO is refused, or if the server speaks only TLS."""
+    """Return whether INFO says that a server is loading; False if INFO is refused, or if the server speaks only TLS."""
     with suppress(OSError, EOFError), server.connect() as connection:
         info = connection.call("INFO", "persistence")
         return not info.is_error and b"loading:1" in info.value

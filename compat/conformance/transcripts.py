@@ -100,7 +100,7 @@ def problems(transcript: Transcript, host: str, port: int) -> list[str]:
 
 
 def is_right(reply: Reply, check: Sequence[str]) -> bool:
-    """Tell whether a reply passes a check; ValueError for an unknown check."""
+    """Return whether a reply passes a check; ValueError for an unknown check."""
     kind, *words = check
     text = " ".join(words).encode()
     match kind:
@@ -143,7 +143,7 @@ def _names(reply: Reply) -> set[Any]:
 
 
 def _covers_all(reply: Reply) -> bool:
-    """Tell whether the ranges cover all slots, and each has a server with an address."""
+    """Return whether the ranges cover all slots, and each has a server with an address."""
     if not isinstance(reply.value, list):
         return False
     rows = reply.plain

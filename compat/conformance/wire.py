@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Tell whether this is an error."""
+        """Return whether this is an error."""
         return self.type == "-"
 
     @property

@@ -201,7 +201,7 @@ class SwapTarget(ProxyTarget):
 
 
 def is_complete(chosen: Sequence[Sequence[bytes]], replies: Sequence[Reply]) -> bool:
-    """Tell whether each request has one reply. Pushes, messages and confirmations of subscriptions are no replies."""
+    """Return whether each request has one reply. Pushes, messages and confirmations of subscriptions are no replies."""
     is_monitor, is_subscriber = ([b"MONITOR"] in chosen), any(SUBSCRIBING.match(each[0]) for each in chosen)
 
     def is_reply(each: Reply) -> bool:

@@ -117,7 +117,7 @@ class Target:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing of closed clients remains."""
+        """Return whether nothing of closed clients remains."""
         return not self.server._connections and not self.server.context.sessions
 
     def change(self, turn: int) -> None:

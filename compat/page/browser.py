@@ -18,7 +18,7 @@ STOP_S_MAX = 30.0
 
 
 def has_chromium() -> bool:
-    """Tell whether Chromium and its driver are installed."""
+    """Return whether Chromium and its driver are installed."""
     return shutil.which(CHROMIUM) is not None and shutil.which(DRIVER) is not None
 
 

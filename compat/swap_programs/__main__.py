@@ -60,7 +60,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _print_result(result: Result, intended: Sequence[Limit]) -> bool:
-    """Print a program's differences; tell whether all of them are intended."""
+    """Print a program's differences; return whether all of them are intended."""
     unexplained, unneeded = result.unexplained(intended), result.unneeded(intended)
     failed = len(result.alone) - len(result.compared)
     not_compared = f"; {failed} tests fail at redis-server alone, and are not compared" if failed else ""

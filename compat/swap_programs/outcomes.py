@@ -26,7 +26,7 @@ class Limit:
     reason: str
 
     def covers(self, program: str, check: str) -> bool:
-        """Tell whether a check may differ."""
+        """Return whether a check may differ."""
         return program == self.program and any(fnmatchcase(check, each) for each in self.checks)
 
 

@@ -32,7 +32,7 @@ class AclLogEntry:
     count: int = 1
 
     def is_same_denial(self, other: AclLogEntry) -> bool:
-        """Tell whether another entry is to be grouped with this one."""
+        """Return whether another entry is to be grouped with this one."""
         own, theirs = ((each.reason, each.context, each.object, each.user) for each in (self, other))
         return own == theirs and abs(self.updated_ms - other.updated_ms) <= GROUPING_MS_MAX
 

@@ -62,7 +62,7 @@ class RuleError(Exception):
 
     @property
     def is_unknown(self) -> bool:
-        """Tell whether the rule names a command or category that does not exist."""
+        """Return whether the rule names a command or category that does not exist."""
         return str(self) == UNKNOWN
 
 
@@ -340,18 +340,18 @@ class Selector:
 
     @property
     def is_unrestricted(self) -> bool:
-        """Tell whether everything is allowed."""
+        """Return whether everything is allowed."""
         return self.has_all_commands and self.has_all_keys and self.has_all_channels
 
     def allows(self, command: Command, request: Sequence[bytes] = ()) -> bool:
-        """Tell whether a command is allowed; the request decides if only some first arguments are allowed."""
+        """Return whether a command is allowed; the request decides if only some first arguments are allowed."""
         if self.has_all_commands or command.name in self.commands or not command.facts.needs_auth:
             return True
         words = self.first_args.get(command.name)
         return words is not None and len(request) > 1 and request[1].lower() in words
 
     def allows_key(self, key: bytes, access: KeyAccess) -> bool:
-        """Tell whether this access to a key is allowed."""
+        """Return whether this access to a key is allowed."""
         return self.has_all_keys or bool(self.key_matches(access)(key))
 
     def key_matches(self, access: KeyAccess) -> Matches:
@@ -369,7 +369,7 @@ class Selector:
         return [each for each, allowed in self.keys.items() if allowed & access == access]
 
     def allows_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
-        """Tell whether a channel is allowed; a pattern is allowed only if a rule has exactly this pattern."""
+        """Return whether a channel is allowed; a pattern is allowed only if a rule has exactly this pattern."""
         if self.has_all_channels:
             return True
         if is_pattern:
@@ -580,23 +580,23 @@ class User:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether a client may be this user without a password."""
+        """Return whether a client may be this user without a password."""
         return self.is_on and self.is_nopass
 
     def accepts_password(self, password: bytes) -> bool:
-        """Tell whether a client with this password may log in as this user."""
+        """Return whether a client with this password may log in as this user."""
         digest = password_hash(password)
         is_correct = sum(compare_digest(digest, each) for each in self.passwords) > 0  # in constant time: compares all
         return self.is_on and (self.is_nopass or is_correct)
 
     @cached_property
     def is_unrestricted(self) -> bool:
-        """Tell whether every request is allowed."""
+        """Return whether every request is allowed."""
         return any(each.is_unrestricted for each in self.selectors)
 
     @cached_property
     def reads_all_keys(self) -> bool:
-        """Tell whether the user may read every key, with some command."""
+        """Return whether the user may read every key, with some command."""
         return any(b"*" in each.patterns(KeyAccess.READ) for each in self.selectors)
 
     @cached_property
@@ -609,11 +609,11 @@ class User:
         return list(dict.fromkeys(each for selector in self.selectors for each in selector.patterns(KeyAccess.READ)))
 
     def can_read(self, key: bytes) -> bool:
-        """Tell whether the user may read a key with some command, so may see its name."""
+        """Return whether the user may read a key with some command, so may see its name."""
         return self.reads_all_keys or bool(self._reads(key))
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
-        """Tell whether the user may use a channel."""
+        """Return whether the user may use a channel."""
         return any(each.allows_channel(channel, is_pattern=is_pattern) for each in self.selectors)
 
     def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:

@@ -104,7 +104,7 @@ class Users:
         return self._by_name.get(name)
 
     def is_current(self, user: Account) -> bool:
-        """Tell whether a session's user still exists."""
+        """Return whether a session's user still exists."""
         return user is self._server_user or self._by_name.get(user.name) is user
 
     def log_in(self, name: bytes, password: bytes) -> User | None:

@@ -56,7 +56,7 @@ def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
 
 
 def can_see_job(user: Account, job: str) -> bool:
-    """Tell whether a user may see a job's epochs, where only the job's name is known.
+    """Return whether a user may see a job's epochs, where only the job's name is known.
 
     A job whose keys do not begin with its name is visible only to users that may read all keys.
     """
@@ -138,7 +138,7 @@ class Visibility:
             yield VisibleJob(job, snapshot, states, coverage, is_fully_visible)
 
     def sees(self, job: str) -> bool:
-        """Tell whether a job is visible."""
+        """Return whether a job is visible."""
         return self.sees_all or job in self._coverage
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:

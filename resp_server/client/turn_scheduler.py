@@ -51,7 +51,7 @@ class TurnScheduler:
 
     @property
     def must_defer(self) -> bool:
-        """Tell whether long input has to be deferred: turns wait already, or this round exceeds `ROUND_NS_MAX`."""
+        """Return whether long input has to be deferred: turns wait already, or this round exceeds `ROUND_NS_MAX`."""
         if self._waiting:
             return True
         now_ns = perf_counter_ns()

@@ -28,7 +28,7 @@ class NodeView:
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether this node is a replica: it answers its master's slots to clients that sent READONLY."""
+        """Return whether this node is a replica: it answers its master's slots to clients that sent READONLY."""
         return self.myself.is_replica
 
     def check(self, facts: CommandSpec, request: Sequence[bytes], is_readonly: bool) -> None:

@@ -67,7 +67,7 @@ class Node:
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether the node is a replica."""
+        """Return whether the node is a replica."""
         return self.replica_of is not None
 
 

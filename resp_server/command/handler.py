@@ -71,7 +71,7 @@ NameAsTyped = Annotated[bytes, _Name]
 
 
 def is_integer(word: bytes) -> bool:
-    """Tell whether a word is a 64-bit number for Redis' string2ll: no plus sign, no leading zero, no space."""
+    """Return whether a word is a 64-bit number for Redis' string2ll: no plus sign, no leading zero, no space."""
     return INTEGER.fullmatch(word) is not None and -INTEGER_MAX - 1 <= int(word) <= INTEGER_MAX
 
 

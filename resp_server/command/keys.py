@@ -49,7 +49,7 @@ def key_runs(facts: CommandSpec, request: Sequence[bytes]) -> list[tuple[Sequenc
 
 
 def searches_keyword(facts: CommandSpec) -> bool:
-    """Tell whether finding the keys of a request means searching all its words for a keyword."""
+    """Return whether finding the keys of a request means searching all its words for a keyword."""
     return any(spec["begin_search"]["type"] != "index" for spec in facts.key_specs)
 
 

@@ -179,7 +179,7 @@ def _combined(
 
 
 def _are_small(context: ReadContext, keys: Sequence[bytes]) -> bool:
-    """Tell whether the sets are small in total. A wrong type is reported here, before options are parsed."""
+    """Return whether the sets are small in total. A wrong type is reported here, before options are parsed."""
     if len(keys) > CHUNK_ITEMS_MAX:
         return False
     operands = [_operand(context.view, key, 1.0) for key in keys]

@@ -146,7 +146,7 @@ def no_such_client() -> PlainError:
 
 @worker_query("is a client here")
 def is_client_here(server: ServerContext, session_id: int) -> bool:
-    """Tell whether this process has a client."""
+    """Return whether this process has a client."""
     return session_id in server.sessions
 
 

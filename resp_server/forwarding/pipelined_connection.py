@@ -69,11 +69,11 @@ class PipelinedConnection(Generic[InFlight]):
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether requests wait for the end of the round."""
+        """Return whether requests wait for the end of the round."""
         return bool(self._out)
 
     def has_room(self, count: int) -> bool:
-        """Tell whether this number of short requests may be sent."""
+        """Return whether this number of short requests may be sent."""
         link = self._open_link
         return (
             link is not None

@@ -63,7 +63,7 @@ def text_of(item: RawReply) -> bytes:
 
 
 def is_error(reply: RawReply) -> bool:
-    """Tell whether a reply is an error."""
+    """Return whether a reply is an error."""
     return isinstance(reply, bytes) and reply[:1] == b"-"
 
 

@@ -73,7 +73,7 @@ class ReplySplitter:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether only complete replies were received."""
+        """Return whether only complete replies were received."""
         return self.error is None and not (self._done or self._rest)
 
     @property
@@ -169,7 +169,7 @@ class ReplySplitter:
 
 
 def _is_length(digits: bytes) -> bool:
-    """Tell whether digits are a length without leading zeros, so that all parsers read the same number."""
+    """Return whether digits are a length without leading zeros, so that all parsers read the same number."""
     return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
 
 

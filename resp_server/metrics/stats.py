@@ -80,7 +80,7 @@ class CommandStats:
 
     @property
     def is_used(self) -> bool:
-        """Tell whether any counter is set."""
+        """Return whether any counter is set."""
         return bool(self.calls or self.rejected or self.failed)
 
 

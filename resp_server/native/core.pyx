@@ -184,7 +184,7 @@ cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
 
 
 cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byte) noexcept nogil:
-    """Tell whether a byte is in the class that begins after a `[`; move the pattern to the class's last byte."""
+    """Return whether a byte is in the class that begins after a `[`; move the pattern to the class's last byte."""
     cdef const uint8_t* at = pattern[0]
     cdef bint is_not = at < end and at[0] == c"^", found = False
     cdef int8_t first, last  # Redis compares the bytes of a range as signed characters
@@ -340,7 +340,7 @@ def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
 
 
 def glob_matches(bytes pattern, bytes text):
-    """Tell whether a glob matches a text; for tests."""
+    """Return whether a glob matches a text; for tests."""
     return bool(
         glob(
             <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern),
@@ -353,7 +353,7 @@ cdef class KeyFilter:
     """The keys about which a core may answer. It answers only about stored ones, as another process has the others."""
 
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
-        """Tell whether the core may answer a request with these keys."""
+        """Return whether the core may answer a request with these keys."""
         return False
 
 
@@ -439,7 +439,7 @@ cdef int64_t list_count(const Record* record) noexcept nogil:
 
 
 cdef int set_has(const Record* record, const Word* member) noexcept nogil:
-    """Tell whether a packed set has a member: LIVE, ABSENT, or GENERAL if it is damaged."""
+    """Return whether a packed set has a member: LIVE, ABSENT, or GENERAL if it is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
     cdef size_t line_size = write_line(line, c"$", member.size), wanted = line_size + member.size + 2
     cdef size_t body, at = 0, end, i
@@ -608,7 +608,7 @@ cdef class Core:
         return 0
 
     cdef bint is_newest(self):
-        """Tell whether the view, renewed last for `use_view`, is at the newest epochs of the jobs that were read since."""
+        """Return whether the view, renewed last for `use_view`, is at the newest epochs of the jobs that were read since."""
         cdef JobPages job
         if self.view is None or self.renewal != <uint64_t>self.view.renewals:
             return False
@@ -676,7 +676,7 @@ cdef class Core:
         return 0
 
     cdef bint has_lookahead(self, const uint8_t* start) noexcept:
-        """Tell whether the next lookahead begins at `start`."""
+        """Return whether the next lookahead begins at `start`."""
         while self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start < start:
             self.next_lookahead += 1  # its connection was closed before it was answered
         return self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start == start
@@ -1354,12 +1354,12 @@ cdef class FastPath:
 
     @property
     def is_full(self):
-        """Tell whether the last buffer has more requests for the core, deferred because the replies are long."""
+        """Return whether the last buffer has more requests for the core, deferred because the replies are long."""
         return self.core.is_full
 
     @property
     def is_incomplete(self):
-        """Tell whether the last buffer ended with an incomplete request."""
+        """Return whether the last buffer ended with an incomplete request."""
         return self.core.is_incomplete
 
     def answer(self, session, bytes data):

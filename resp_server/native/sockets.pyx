@@ -546,7 +546,7 @@ cdef class Transport:
         return 0
 
     cdef bint has_partial_request(self) noexcept:
-        """Tell whether the interceptor stores the start of a request, so that the core cannot parse what comes next."""
+        """Return whether the interceptor stores the start of a request, so that the core cannot parse what comes next."""
         return self.interceptor is not None and self.interceptor.has_partial
 
     cdef int read_end(self) except -1:

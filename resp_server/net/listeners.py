@@ -162,7 +162,7 @@ def leave_port(listener: socket.socket) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Tell whether a host means all addresses of a machine; such a host is no address to connect to."""
+    """Return whether a host means all addresses of a machine; such a host is no address to connect to."""
     return host in ("", "*", "0.0.0.0", "::")
 
 

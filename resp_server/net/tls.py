@@ -392,7 +392,7 @@ class TlsListener:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether handshakes are in progress."""
+        """Return whether handshakes are in progress."""
         return bool(self._handshakes)
 
     def finish(self) -> None:

@@ -57,7 +57,7 @@ class Drain:
 
     @property
     def is_urgent(self) -> bool:
-        """Tell whether a second signal came."""
+        """Return whether a second signal came."""
         return self._urgent.is_set()
 
     def signalled(self) -> None:

@@ -73,7 +73,7 @@ class WatchedProcess:
             self.descriptor = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended; a new process with the same id does not count."""
+        """Return whether the process has ended; a new process with the same id does not count."""
         return self._start is None or start_of(self._pid) != self._start
 
     def close(self) -> None:

@@ -301,7 +301,7 @@ class Shutdown:
 
     @property
     def is_requested(self) -> bool:
-        """Tell whether the end was requested."""
+        """Return whether the end was requested."""
         return self._ended.is_set()
 
     def handle_hang_ups(self, users: UserSource | None, reload: Callable[[], None] | None) -> None:

@@ -54,7 +54,7 @@ class Analysis(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all keys were read."""
+        """Return whether all keys were read."""
         return self.read >= self.keys
 
 

@@ -66,7 +66,7 @@ class LongPattern:
         self._parts: _SplitPattern | None = None
 
     def matches(self, text: bytes) -> bool:
-        """Tell whether a text matches."""
+        """Return whether a text matches."""
         parts = self._parts
         if parts is None:
             parts = self._parts = _SplitPattern.of(self._pattern, self._ignore_case)
@@ -100,7 +100,7 @@ class _CompiledPiece(NamedTuple):
         return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_plain else None)
 
     def is_at(self, text: bytes, at: int) -> bool:
-        """Tell whether the piece matches at a position of a text that is long enough."""
+        """Return whether the piece matches at a position of a text that is long enough."""
         if self.plain is not None:
             return text.startswith(self.plain, at)
         return all(byte in each for byte, each in zip(text[at : at + self.size], self.piece, strict=True))
@@ -183,7 +183,7 @@ def translate(pattern: bytes, ignore_case: bool = False) -> bytes:
 
 
 def _is_only_stars(pattern: bytes) -> bool:
-    """Tell whether a pattern is two stars or more, which in stringmatchlen does not match the empty text."""
+    """Return whether a pattern is two stars or more, which in stringmatchlen does not match the empty text."""
     return bool(pattern) and not pattern.strip(b"*")
 
 

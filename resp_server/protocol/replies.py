@@ -303,7 +303,7 @@ class ReplyStream(Protocol):
 
     @property
     def pins_epoch(self) -> bool:
-        """Tell whether the epoch stays pinned until the reply is sent."""
+        """Return whether the epoch stays pinned until the reply is sent."""
 
     @property
     def pending(self) -> Pending | None:
@@ -315,11 +315,11 @@ class ReplyStream(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Tell whether the reply's first byte was sent, after which it cannot become an error."""
+        """Return whether the reply's first byte was sent, after which it cannot become an error."""
 
     @property
     def is_done(self) -> bool:
-        """Tell whether all of the reply was returned."""
+        """Return whether all of the reply was returned."""
 
     def step(self) -> bytes:
         """Return the next bytes to send, which may be none."""

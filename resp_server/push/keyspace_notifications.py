@@ -116,17 +116,17 @@ def config_letters(letters: str) -> str:
 
 
 def enables_messages(classes: int) -> bool:
-    """Tell whether these classes enable any message."""
+    """Return whether these classes enable any message."""
     return bool(classes & (TO_KEYSPACE | TO_KEYEVENT) and classes & ~(TO_KEYSPACE | TO_KEYEVENT))
 
 
 def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
-    """Tell whether a channel is one of keyspace notifications, or whether a pattern may match one."""
+    """Return whether a channel is one of keyspace notifications, or whether a pattern may match one."""
     return _may_start(kind, name, (KEYSPACE, KEYEVENT))
 
 
 def may_match_of_any_database(kind: SubscriptionKind, name: bytes) -> bool:
-    """Tell whether a channel is one of keyspace notifications of any database, or whether a pattern may match one."""
+    """Return whether a channel is one of keyspace notifications of any database, or whether a pattern may match one."""
     return _may_start(kind, name, OF_ANY_DATABASE)
 
 
@@ -201,7 +201,7 @@ class Notifications:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether notifications are enabled, by the settings or for a client."""
+        """Return whether notifications are enabled, by the settings or for a client."""
         return any(map(enables_messages, (self._classes, *self._classes_of_clients.values())))
 
     def configure(self) -> None:
@@ -366,7 +366,7 @@ class Notifications:
                 yield from self._pubsub.post_in_steps(batch, KEYEVENT + event.name, key, of_event)
 
     def _accepts(self, key: bytes, event_class: int, target: int, session: Session) -> bool:
-        """Tell whether a client has enabled a class for one of the two channels, and may read the key."""
+        """Return whether a client has enabled a class for one of the two channels, and may read the key."""
         classes = self._classes_of_clients.get(session, self._classes)
         user = session.user
         return bool(classes & event_class and classes & target) and (user.is_unrestricted or user.can_read(key))

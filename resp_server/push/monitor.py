@@ -85,7 +85,7 @@ class Monitors:
         self._is_relaying = False
 
     def __bool__(self) -> bool:
-        """Tell whether there is a monitor, here or at another process."""
+        """Return whether there is a monitor, here or at another process."""
         return bool(self._own) or self._has_remote
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class Monitors:
 
 
 def may_see(session: Session, line: MonitorLine) -> bool:
-    """Tell whether a monitor may see a request."""
+    """Return whether a monitor may see a request."""
     if len(line.keys) > WORDS_MAX:
         return session.user.reads_all_keys
     if line.keys:

@@ -30,7 +30,7 @@ class _Pattern(dict[Session, None]):
         self._matches: Matches | None = None
 
     def matches(self, channel: bytes) -> object:
-        """Tell whether a channel matches."""
+        """Return whether a channel matches."""
         if self._matches is None:
             self._matches = matcher(self._glob)
         return self._matches(channel)
@@ -186,7 +186,7 @@ class PubSub:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there are no subscriptions to channels or patterns."""
+        """Return whether there are no subscriptions to channels or patterns."""
         return not self._patterns and not self._named[SubscriptionKind.CHANNEL]
 
     # -- messages ----------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class TrackingTable:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no client tracks keys and no listener wants changes."""
+        """Return whether no client tracks keys and no listener wants changes."""
         return not self.clients and not self.listeners
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class TrackingTable:
 
     @property
     def is_freeing(self) -> bool:
-        """Tell whether removed keys are still to be freed."""
+        """Return whether removed keys are still to be freed."""
         return bool(self._unfreed)
 
     def free(self) -> None:

@@ -72,7 +72,7 @@ class Assignment:
 
     @property
     def waits_for_epochs(self) -> bool:
-        """Tell whether a move of slots waits until a server reaches some epochs."""
+        """Return whether a move of slots waits until a server reaches some epochs."""
         return bool(self._handovers)
 
     def desired_slots(self, member_id: str) -> SlotSet:
@@ -80,7 +80,7 @@ class Assignment:
         return self._desired_slots.get(member_id, NONE)
 
     def includes(self, member_id: str) -> bool:
-        """Tell whether a member is in the topology or in a shard."""
+        """Return whether a member is in the topology or in a shard."""
         is_included = self.topology is not None and member_id in self.topology.by_id
         return is_included or any(member_id in shard.members for shard in self.shards)
 
@@ -212,7 +212,7 @@ def _make_node(
 
 
 def _may_take_over(old: Member | None, new: Member | None, handover: Handover) -> bool:
-    """Tell whether the new owner of slots may answer for the old one: it has all jobs, and epochs do not go back.
+    """Return whether the new owner of slots may answer for the old one: it has all jobs, and epochs do not go back.
 
     The epochs to reach are those at the first call for a handover, so that a new owner that always lags a little does
     not wait for ever. If the old owner does not report, there are none to reach: no client reads from it.

@@ -77,7 +77,7 @@ class SlotLoader(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Tell whether the stores have been writable for a while."""
+        """Return whether the stores have been writable for a while."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class RegistryClient:
                     await self._assigned.wait()
 
     def _is_needed(self) -> bool:
-        """Tell whether this server has slots in the topology, or other servers may still redirect clients to it."""
+        """Return whether this server has slots in the topology, or other servers may still redirect clients to it."""
         if not self._is_joined or self._topology is None:
             return False
         others = [node for node in self._topology.nodes if node.id != self._id and node.health is not Health.FAIL]

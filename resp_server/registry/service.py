@@ -149,12 +149,12 @@ class MemberState:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether the server reports."""
+        """Return whether the server reports."""
         return self.peer is not None and not self.is_silent
 
     @property
     def can_take_over(self) -> bool:
-        """Tell whether the server is alive and neither ending nor draining."""
+        """Return whether the server is alive and neither ending nor draining."""
         return self.is_alive and not (self.is_ending or self.report.is_draining)
 
     def to_member(self, now_s: float, *, has_jobs: bool = True) -> Member:
@@ -295,7 +295,7 @@ class Registry:
                 logger.info("server %s is removed", _label(member.report))
 
     def _is_settling(self, now_s: float) -> bool:
-        """Tell whether servers of the inherited topology may still be looking for this registry."""
+        """Return whether servers of the inherited topology may still be looking for this registry."""
         if self._settles_at_s is None:
             return False
         topology = self._assignment.topology
@@ -515,7 +515,7 @@ class Registry:
         _send(ending, Push((b"end",)))
 
     def _is_needed(self, member: MemberState) -> bool:
-        """Tell whether a server has slots in the topology, or other servers may still redirect clients to it."""
+        """Return whether a server has slots in the topology, or other servers may still redirect clients to it."""
         name, topology = member.report.id, self._assignment.topology
         node = None if topology is None else topology.by_id.get(name)
         is_owner = node is not None and bool(node.slots)
@@ -536,7 +536,7 @@ class Registry:
             self._waiters.discard(waiter)
 
     def _is_visible(self, job: str, epoch: int) -> bool:
-        """Tell whether readers see an epoch of a job, or a later one, at all owners of slots."""
+        """Return whether readers see an epoch of a job, or a later one, at all owners of slots."""
         topology = self._assignment.topology
         owners = [] if topology is None else [node.id for node in topology.masters if node.slots]
         reports = [self._members[name].report for name in owners if name in self._members]

@@ -52,7 +52,7 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether the server reports."""
+        """Return whether the server reports."""
         return self.absent_s == 0
 
     @property

@@ -50,7 +50,7 @@ async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
 
 
 def _answers(filesystem: Filesystem, connect: Connect, compared: set[tuple[str, int]]) -> bool:
-    """Tell whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible.
+    """Return whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible.
 
     NewerFormatError if a newer version's registry wrote the record, OtherLogError. compared: the addresses and terms of
     the registries whose logs were compared.

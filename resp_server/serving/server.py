@@ -163,7 +163,7 @@ class Server:
         return True
 
     def _has_room(self, handshakes: int) -> bool:
-        """Tell whether one more client may begin a handshake, beside those in progress."""
+        """Return whether one more client may begin a handshake, beside those in progress."""
         stats = self.context.stats
         has_room = len(self._connections) + handshakes < self.context.config.clients_max
         if not has_room and not self._make_room():
@@ -406,7 +406,7 @@ class Server:
 
 
 def is_local(peername: object) -> bool:
-    """Tell whether a peer is on this machine: a loopback address, or a Unix socket."""
+    """Return whether a peer is on this machine: a loopback address, or a Unix socket."""
     if not isinstance(peername, tuple):
         return True
     address = ip_address(str(peername[0]).partition("%")[0])

@@ -194,7 +194,7 @@ class TokenPort:
             writer.close()
 
     def is_token(self, request: Request) -> bool:
-        """Tell whether a request is AUTH with the token."""
+        """Return whether a request is AUTH with the token."""
         is_auth = len(request) == 2 and request[0].upper() == b"AUTH"
         return is_auth and hmac.compare_digest(bytes(request[1]), self._token)
 

@@ -44,10 +44,10 @@ class Account(Protocol):
     @property
     def read_patterns(self) -> Sequence[bytes]: ...
     def can_read(self, key: bytes) -> bool:
-        """Tell whether the user may read a key."""
+        """Return whether the user may read a key."""
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
-        """Tell whether the user may subscribe to a channel, or to a pattern."""
+        """Return whether the user may subscribe to a channel, or to a pattern."""
 
     def denial(self, command: Any, request: Sequence[bytes]) -> Any:
         """Return why a request is denied, or None."""
@@ -229,7 +229,7 @@ class Session(SessionFields):
         self._update_flags()
 
     def is_subscribed(self, kind: SubscriptionKind, name: bytes) -> bool:
-        """Tell whether the client is subscribed to a channel, or to exactly this pattern."""
+        """Return whether the client is subscribed to a channel, or to exactly this pattern."""
         return self.subscriptions is not None and name in self.subscriptions.of(kind)
 
     def set_subscriptions(self, subscriptions: Subscriptions) -> None:
@@ -266,10 +266,10 @@ class Session(SessionFields):
 
     @property
     def is_subscriber(self) -> bool:
-        """Tell whether the limits of subscribers apply: with subscriptions, or after MONITOR."""
+        """Return whether the limits of subscribers apply: with subscriptions, or after MONITOR."""
         return self.subscriptions is not None or self.is_monitor
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether the current command's reply is suppressed."""
+        """Return whether the current command's reply is suppressed."""
         return self.reply_mode is not ReplyMode.ON

@@ -57,7 +57,7 @@ class KeyReadRights(Protocol):
     @property
     def reads_all_keys(self) -> bool: ...
     def can_read(self, key: bytes) -> bool:
-        """Tell whether the user may read a key."""
+        """Return whether the user may read a key."""
 
 
 class TrackingState:
@@ -87,14 +87,14 @@ class TrackingState:
 
     @property
     def records_reads(self) -> bool:
-        """Tell whether keys that the client reads now are recorded."""
+        """Return whether keys that the client reads now are recorded."""
         if not self.is_on or self.is_bcast:
             return False
         return self.is_caching_set if self.is_optin else not (self.is_optout and self.is_caching_set)
 
     @property
     def has_pending(self) -> bool:
-        """Tell whether invalidations are pending."""
+        """Return whether invalidations are pending."""
         return bool(self.pending or self.resend)
 
     def enqueue(self, invalidation: Invalidation) -> None:

@@ -145,7 +145,7 @@ class AutomaticRun(declared.DeclaredRun):
         self._thread.start()
 
     def is_own_thread(self) -> bool:
-        """Tell whether the calling thread is this run's."""
+        """Return whether the calling thread is this run's."""
         return threading.current_thread() is self._thread
 
     def attachment(self, timeout_s: float) -> Attachment:

@@ -108,7 +108,7 @@ class DeclaredRun(ABC):
 
     @abstractmethod
     def is_own_thread(self) -> bool:
-        """Tell whether the calling thread is the run's own thread, which makes the attachment."""
+        """Return whether the calling thread is the run's own thread, which makes the attachment."""
 
     @abstractmethod
     def attachment(self, timeout_s: float) -> Attachment:

@@ -78,7 +78,7 @@ class SparkReader(StateReader):
         return min(READ_PAUSE_S_MAX, READ_PAUSE_FACTOR * read_s)
 
     def has_ended(self) -> bool:
-        """Tell whether Spark has been stopped; the attachment ends with it."""
+        """Return whether Spark has been stopped; the attachment ends with it."""
         return is_stopped(self._session)
 
     def describe(self, error: Exception) -> str:

@@ -180,7 +180,7 @@ class _Start:
     timeout_s: float
 
     def is_reachable(self) -> bool:
-        """Tell whether the checkpoint can be read without Spark; log why not, if Spark can read it for its query."""
+        """Return whether the checkpoint can be read without Spark; log why not, if Spark can read it for its query."""
         try:
             Checkpoint.at(self.location)
         except CheckpointUnavailableError as error:
@@ -279,7 +279,7 @@ class _Start:
 
 
 def _is_same_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
-    """Tell whether an attachment would write the same job and log as that of the query's declared states."""
+    """Return whether an attachment would write the same job and log as that of the query's declared states."""
     root = log_of(spark, log)
     session_log = spark.conf.get(LOG_SETTING, None)
     return job in (None, query.name) and session_log is not None and root == log_of(spark, session_log)

@@ -30,12 +30,12 @@ def type_of(df: DataFrame, name: str) -> T.DataType:
 
 
 def has_column(df: DataFrame, name: str) -> bool:
-    """Tell whether a DataFrame has a column, or a field of a struct, of a name."""
+    """Return whether a DataFrame has a column, or a field of a struct, of a name."""
     return _path_of(df.schema, name) is not None
 
 
 def is_ambiguous(df: DataFrame, name: str) -> bool:
-    """Tell whether several columns have the name of a column, or of the struct that a field is in."""
+    """Return whether several columns have the name of a column, or of the struct that a field is in."""
     path = _path_of(df.schema, name) or [name]
     return df.columns.count(path[0]) > 1
 

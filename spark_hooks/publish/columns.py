@@ -79,7 +79,7 @@ class StateColumns:
         ]
 
     def can_be_folded(self, df: DataFrame) -> bool:
-        """Tell whether Spark can reduce the rows of a key exactly: sums of long decimals overflow.
+        """Return whether Spark can reduce the rows of a key exactly: sums of long decimals overflow.
 
         It cannot group by calendar intervals.
         """
@@ -297,7 +297,7 @@ def _is_text(df: DataFrame, name: str) -> bool:
 
 
 def _may_contain(kind: T.DataType, separator: str, state: StateDescriptor) -> bool:
-    """Tell whether the text of a key part may contain the separator that follows it.
+    """Return whether the text of a key part may contain the separator that follows it.
 
     Dates, timestamps and booleans have a fixed form, which contains a separator only if that has a digit or a dot.
     Times in a `time_format` may contain any separator.

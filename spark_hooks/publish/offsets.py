@@ -35,7 +35,7 @@ class OffsetLog:
         return tuple(lines[2:]) if lines[:1] == [VERSION] else ()  # line 1 is the batch's metadata
 
     def ends_at(self, batch: int) -> bool:
-        """Tell whether a batch is the last one that Spark has planned."""
+        """Return whether a batch is the last one that Spark has planned."""
         return self._read(f"offsets/{batch}") is not None and self._read(f"offsets/{batch + 1}") is None
 
     def _read(self, name: str) -> str | None:
@@ -59,7 +59,7 @@ class OffsetLog:
 
 
 def is_idle(query: StreamingQuery | None, offsets: OffsetLog, batch: int) -> bool:
-    """Tell whether a query looked for input after a batch, and found none; False without a query."""
+    """Return whether a query looked for input after a batch, and found none; False without a query."""
     if query is None:
         return False
     try:

@@ -26,7 +26,7 @@ STATE = "_progress"
 
 
 def is_enabled(session: SparkSession, argument: bool | None) -> bool:
-    """Tell whether to publish a query's progress: the argument, or the session's setting if that is None."""
+    """Return whether to publish a query's progress: the argument, or the session's setting if that is None."""
     if argument is not None:
         return bool(argument)
     setting = session.conf.get(SETTING, None) or "false"

@@ -311,7 +311,7 @@ NAME_MISSING = (
 
 
 def _is_active(query: StreamingQuery | None) -> bool:
-    """Tell whether a query runs. Without a handle of the query: True."""
+    """Return whether a query runs. Without a handle of the query: True."""
     try:
         return query is None or query.isActive
     except Exception:  # a stopped Spark raises many kinds of errors

@@ -159,7 +159,7 @@ def check_shuffle_plan(df: DataFrame, states: Sequence[StateDescriptor], job: st
 
 
 def _is_ordered(state: StateDescriptor) -> bool:
-    """Tell whether the rows of a key must be ordered or adjacent.
+    """Return whether the rows of a key must be ordered or adjacent.
 
     Rows of two keys with the same hash are mixed. Sums need no order: they can be added up in several changes.
     """
@@ -238,7 +238,7 @@ def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
 
 
 def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
-    """Tell whether rows go through the generator: with several states, or with a condition.
+    """Return whether rows go through the generator: with several states, or with a condition.
 
     A single state with a condition could use a filter instead. But if Spark's optimizer finds that the condition is
     never true, it skips the whole batch, and a stateful query loses its checkpoint (observed). The optimizer does not

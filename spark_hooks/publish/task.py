@@ -131,7 +131,7 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
 
 
 def has_unique_keys(results: Sequence[Any]) -> bool:
-    """Tell whether all rows of unshuffled tasks have different key hashes; False also if a task had too many rows.
+    """Return whether all rows of unshuffled tasks have different key hashes; False also if a task had too many rows.
 
     Two keys rarely have the same hash: in one of 30 million batches of a million rows.
     """

@@ -72,7 +72,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         return self._server.record.pid
 
     def has_options(self, command: list[str], environment: dict[str, str], port: int, store: str | None) -> bool:
-        """Tell whether these options would start the same server."""
+        """Return whether these options would start the same server."""
         return not self._stopping.is_set() and self._server.has_options(command, environment, port, store)
 
     def set_linger(self, linger_s: float) -> None:

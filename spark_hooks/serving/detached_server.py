@@ -94,7 +94,7 @@ class DetachedServer:
         )
 
     def has_options(self, command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> bool:
-        """Tell whether the server has these options and has not been stopped."""
+        """Return whether the server has these options and has not been stopped."""
         options = _options_of(command, environment, port, store)
         return self._options == options and ServerRecord.read(self.folder) is not None
 

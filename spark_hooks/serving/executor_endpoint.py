@@ -152,7 +152,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         return self._registry_process.pid, self._proxy_process.pid
 
     def has_options(self, options: ClusterOptions, port: int, bind: list[str]) -> bool:
-        """Tell whether these options would start the same servers, and this endpoint has not ended."""
+        """Return whether these options would start the same servers, and this endpoint has not ended."""
         has_ended = self._registry_process.has_ended or self._proxy_process.has_ended or is_stopped(self._spark)
         return self._options == (options, port, bind) and not (has_ended or self._stopping.is_set())
 

@@ -72,7 +72,7 @@ class ClientOptions:
 
     @property
     def has_users(self) -> bool:
-        """Tell whether users have rules or rate limits; then servers and proxies have a password of their own."""
+        """Return whether users have rules or rate limits; then servers and proxies have a password of their own."""
         return self.acl_file is not None or bool(self.rate_limits)
 
     def arguments(self) -> list[str]:
@@ -305,7 +305,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _is_jvm(pid: int) -> bool:
-    """Tell whether a process is a JVM: by its name, or by its library if another program launched it."""
+    """Return whether a process is a JVM: by its name, or by its library if another program launched it."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
             return True

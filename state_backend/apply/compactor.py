@@ -69,7 +69,7 @@ IDLE_S_MAX = 60.0
 
 
 def is_marked(epoch: Epoch, interval_bytes: int, interval_epochs: int) -> bool:
-    """Tell whether an epoch passes a multiple of either interval."""
+    """Return whether an epoch passes a multiple of either interval."""
     before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # older versions write no `log_bytes`
     if epoch.log_bytes // interval_bytes > before_bytes // interval_bytes:
         return True
@@ -125,7 +125,7 @@ class Compactor:
         return self._process is not self._ended
 
     def has_ended(self) -> bool:
-        """Tell whether the process has ended since the last call."""
+        """Return whether the process has ended since the last call."""
         if self.is_running or not self.is_busy:
             return False
         self._ended = self._process
@@ -159,7 +159,7 @@ class Compactor:
         self._start([*self._command(), "--store", str(store.path)], subprocess.DEVNULL)
 
     def _is_due(self, base: Epoch, epoch: Epoch) -> bool:
-        """Tell whether there are enough changes since a base, and since the last start, which may have failed."""
+        """Return whether there are enough changes since a base, and since the last start, which may have failed."""
         since = self._started if self._started is not None and self._started.epoch > base.epoch else base
         is_large = epoch.log_bytes - since.log_bytes >= max(CHANGES_BYTES_MIN, CHANGES_PER_STATE * base.change_bytes)
         return is_large or epoch.epoch - since.epoch >= EPOCHS_MAX

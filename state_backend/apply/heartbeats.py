@@ -24,7 +24,7 @@ class HeartbeatWatch:
         self._changed_at_s = clock() if was_alive else float("-inf")
 
     def is_stale(self, heartbeat: dict[str, Any]) -> bool:
-        """Tell, given the last heartbeat, whether the writer has stopped, or has sent no heartbeat for too long."""
+        """Return whether the writer has stopped, or has sent no heartbeat for too long, given its last heartbeat."""
         count = (heartbeat.get("writer"), heartbeat.get("count"))
         if count != self._last and heartbeat:
             is_first = self._last == (None, None)

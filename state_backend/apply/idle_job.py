@@ -41,7 +41,7 @@ class IdleJob:
         return self._log.filesystem.probe_interval_s_max
 
     def has_work(self) -> bool:
-        """Poll: tell whether the applier is needed. An error is work, too: the applier reports it."""
+        """Poll, and return whether the applier is needed. An error is work, too: the applier reports it."""
         try:
             current = self._log.visible()
             if current is None or current.held_back or (current.generation, current.term) != self._generation:

@@ -88,7 +88,7 @@ def portions(
 
 
 def is_superseded(log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> bool:
-    """Tell whether the log has a newer snapshot, up to the store's epoch, than the snapshot or epoch being read."""
+    """Return whether the log has a newer snapshot, up to the store's epoch, than the snapshot or epoch being read."""
     newest = _newest(log, current, applied_epoch)
     return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
 

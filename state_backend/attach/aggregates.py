@@ -332,7 +332,7 @@ def _shown(buffers: Sequence[pa.Field]) -> str:
 
 
 def _is_balanced(text: str) -> bool:
-    """Tell whether the parentheses in a text are balanced."""
+    """Return whether the parentheses in a text are balanced."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")

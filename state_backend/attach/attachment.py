@@ -79,7 +79,7 @@ class FollowedCheckpoint(Protocol):
         """Return the query's id; CheckpointError if this is not a checkpoint."""
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is committed, and not purged. Checks one file."""
+        """Return whether a batch is committed, and not purged. Checks one file."""
 
     def newest(self) -> int | None:
         """Return the number of the last committed batch, or None."""
@@ -133,7 +133,7 @@ class StateReader(ABC):
         return 0.0
 
     def has_ended(self) -> bool:
-        """Tell whether the reader has ended for good, without an error; the attachment then ends, too."""
+        """Return whether the reader has ended for good, without an error; the attachment then ends, too."""
         return False
 
     def close(self) -> None:  # noqa: B027  # most readers have nothing to end

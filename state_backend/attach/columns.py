@@ -230,7 +230,7 @@ def variable_of(state: State) -> str | None:
 
 
 def is_aggregation(state: State) -> bool:
-    """Tell whether a state has the buffers of aggregate functions."""
+    """Return whether a state has the buffers of aggregate functions."""
     return state.form in (StateForm.PLAIN, StateForm.SESSION)
 
 
@@ -378,7 +378,7 @@ def _with_text_forms(columns: Sequence[Column]) -> list[Column]:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Tell whether values of a type have a text form."""
+    """Return whether values of a type have a text form."""
     return any(
         is_kind(kind)
         for is_kind in (
@@ -396,5 +396,5 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Tell whether values of a type are written as JSON."""
+    """Return whether values of a type are written as JSON."""
     return bool(pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind))

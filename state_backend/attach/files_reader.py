@@ -197,7 +197,7 @@ class FollowedFiles:
         return self._checkpoint.query_id
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is committed, and not purged. Checks one file."""
+        """Return whether a batch is committed, and not purged. Checks one file."""
         return self._checkpoint.is_committed(batch)
 
     def newest(self) -> int | None:

@@ -108,7 +108,7 @@ class ReadAhead:
             logger.debug("%s: batch %d is read after its commit: %s", self._checkpoint.location, self._batch, error)
 
     def _has_known_names(self, batch_stores: BatchStores) -> bool:
-        """Tell whether the names of the files with the changes are known before the commit."""
+        """Return whether the names of the files with the changes are known before the commit."""
         is_format_1 = not self._checkpoint.commit(self._batch - 1).ids
         return is_format_1 and all(state.family is None for state in batch_stores.states)
 

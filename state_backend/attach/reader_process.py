@@ -115,7 +115,7 @@ class ProcessReader(StateReader):
         return self._pause_s
 
     def has_ended(self) -> bool:
-        """Tell whether the reader was closed, or Spark was stopped."""
+        """Return whether the reader was closed, or Spark was stopped."""
         return self._is_closed or self._is_ended()
 
     def close(self) -> None:

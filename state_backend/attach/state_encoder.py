@@ -212,7 +212,7 @@ def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> Non
 
 
 def _is_array(kind: pa.DataType) -> bool:
-    """Tell whether a type is an array."""
+    """Return whether a type is an array."""
     return bool(pa.types.is_list(kind))
 
 
@@ -268,7 +268,7 @@ def _form(column: AnyColumn) -> str:
 
 
 def _may_contain(column: AnyColumn, separator: str) -> bool:
-    """Tell whether the separator in the text of a key part may be taken for the one that follows the part."""
+    """Return whether the separator in the text of a key part may be taken for the one that follows the part."""
     if column.is_json:
         return False  # its braces and brackets tell where it ends
     kind = column.kind

@@ -92,7 +92,7 @@ class AttachedState:
         return self == AttachedState(on_bad_key=self.on_bad_key, json_decimals=self.json_decimals)
 
     def matches(self, operator: int, variable: str | None) -> bool:
-        """Tell whether `operator` and `variable` match a state of an operator."""
+        """Return whether `operator` and `variable` match a state of an operator."""
         return self.operator in (None, operator) and self.variable in (None, variable)
 
 
@@ -120,7 +120,7 @@ class ColumnNames:
     named_value: tuple[str, ...] = ()
 
     def distinguishes(self, name: str | None, other: str) -> bool:
-        """Tell whether keys that differ in the column `other` also differ in the column `name`."""
+        """Return whether keys that differ in the column `other` also differ in the column `name`."""
         is_part_of = (name in PARTS_OF_WINDOW and other == self.window) or (name == MAP_KEY and other in self.field)
         return name == other or is_part_of
 

@@ -142,7 +142,7 @@ class Checkpoint:
         return CODEC not in self.offsets(planned[-1]).settings
 
     def is_committed(self, batch: int) -> bool:
-        """Tell whether a batch is committed, and not removed. Checks one file."""
+        """Return whether a batch is committed, and not removed. Checks one file."""
         return self._files.size(f"commits/{batch}") is not None
 
     @property
@@ -151,7 +151,7 @@ class Checkpoint:
         return self._files.name("offsets")
 
     def is_planned(self, batch: int) -> bool:
-        """Tell whether Spark has planned a batch, and not removed it. Checks one file."""
+        """Return whether Spark has planned a batch, and not removed it. Checks one file."""
         return self._files.size(f"offsets/{batch}") is not None
 
     def commit(self, batch: int) -> BatchCommit:

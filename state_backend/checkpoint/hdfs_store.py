@@ -42,7 +42,7 @@ class HdfsStore:
         return self._opened(self.name_of_changes(version, unique_id))()
 
     def has_snapshot(self, version: int, unique_id: str | None) -> bool:
-        """Tell whether a version has a snapshot."""
+        """Return whether a version has a snapshot."""
         return self._files.size(f"{self._folder}/{version}.snapshot") is not None
 
     def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:

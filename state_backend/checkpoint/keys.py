@@ -82,7 +82,7 @@ def _text(column: pa.Array) -> pa.Array:
 
 
 def is_window(kind: pa.DataType) -> bool:
-    """Tell whether a type is that of a window: its start and its end."""
+    """Return whether a type is that of a window: its start and its end."""
     return bool(
         pa.types.is_struct(kind)
         and [field.name for field in kind] == ["start", "end"]
@@ -91,7 +91,7 @@ def is_window(kind: pa.DataType) -> bool:
 
 
 def has_two_parts(field: pa.Field) -> bool:
-    """Tell whether a column of a key is a start and an end that are both needed to identify it."""
+    """Return whether a column of a key is a start and an end that are both needed to identify it."""
     return is_window(field.type) and not is_time_window(field)
 
 

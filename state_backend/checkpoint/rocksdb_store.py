@@ -41,7 +41,7 @@ class RocksDbStore:
         return f"{_stem(version, unique_id)}.changelog"
 
     def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
-        """Tell whether a version has a change log that counts; None if only other partitions can tell.
+        """Return whether a version has a change log that counts; None if only other partitions can tell.
 
         In format 1, an earlier run of the batch may have left one, if the query has stopped writing them, or begun. As
         in Spark, a zip counts more than the change log of its version. A query with change logs writes zips later, and
@@ -67,7 +67,7 @@ class RocksDbStore:
         return self._records(name, content)
 
     def has_snapshot(self, version: int, unique_id: str | None) -> bool:
-        """Tell whether a version has a zip."""
+        """Return whether a version has a zip."""
         return self._files.size(f"{self._folder}/{_stem(version, unique_id)}.zip") is not None
 
     def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:

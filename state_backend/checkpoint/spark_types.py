@@ -116,7 +116,7 @@ def _field(given: Any, name: str, depth: int) -> pa.Field:
 
 
 def is_time_window(field: pa.Field) -> bool:
-    """Tell whether the function `window` made a column: all of its windows have one length."""
+    """Return whether the function `window` made a column: all of its windows have one length."""
     return TIME_WINDOW.encode() in (field.metadata or {})
 
 

@@ -115,7 +115,7 @@ class UnreadableState:
 
 
 def has_states(operator: str) -> bool:
-    """Tell whether sparkis reads the states of an operator."""
+    """Return whether sparkis reads the states of an operator."""
     return operator == JOIN or operator in TRANSFORMS or operator in OPERATORS
 
 

@@ -37,7 +37,7 @@ class StoreFiles(Protocol):
         """Return the name of the file with the changes that made a version."""
 
     def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
-        """Tell whether a file has the changes that made a version; None if only other partitions can tell.
+        """Return whether a file has the changes that made a version; None if only other partitions can tell.
 
         committed_ns: when the version's batch was committed.
         """
@@ -46,7 +46,7 @@ class StoreFiles(Protocol):
         """Yield the changes that made a version, in their order."""
 
     def has_snapshot(self, version: int, unique_id: str | None) -> bool:
-        """Tell whether a file has the whole state as of a version."""
+        """Return whether a file has the whole state as of a version."""
 
     def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:
         """Yield the changes that made a version, found by comparing its snapshot with the one before."""
@@ -102,7 +102,7 @@ class StateStore:
     commit_of: Callable[[int], BatchCommit]
 
     def has_change_log(self, batch: int) -> bool:
-        """Tell whether the changes of a batch are in files of their own. All partitions of a batch are alike."""
+        """Return whether the changes of a batch are in files of their own. All partitions of a batch are alike."""
         if not self.partitions:
             return True
         committed_ns = self.files.modified_ns(f"commits/{batch}")
@@ -114,7 +114,7 @@ class StateStore:
         return False
 
     def can_be_compared(self, batch: int) -> bool:
-        """Tell whether the changes of a batch without a change log can be found by comparing two snapshots.
+        """Return whether the changes of a batch without a change log can be found by comparing two snapshots.
 
         The batch after the query has stopped writing change logs has no snapshot of the version before.
         """

@@ -98,7 +98,7 @@ def cell_of(longitude: float, latitude: float, step: int, latitude_max: float = 
 
 
 def is_point(longitude: float, latitude: float) -> bool:
-    """Tell whether a point has a score: the map ends before the poles."""
+    """Return whether a point has a score: the map ends before the poles."""
     return -LONGITUDE_MAX <= longitude <= LONGITUDE_MAX and -LATITUDE_MAX <= latitude <= LATITUDE_MAX
 
 
@@ -276,7 +276,7 @@ def _covering(shape: Shape) -> Iterator[Cell | None]:
 
 
 def _is_covered(bounds: Area, center: Cell) -> bool:
-    """Tell whether the cells north, south, east and west of the center cell extend to the bounds."""
+    """Return whether the cells north, south, east and west of the center cell extend to the bounds."""
     return not (
         _area(_neighbour(center, 0, 1)).north < bounds.north
         or _area(_neighbour(center, 0, -1)).south > bounds.south

@@ -57,7 +57,7 @@ def elements(packed: bytes, start: int = 0, stop: int | None = None) -> list[byt
 
 
 def has(packed: bytes, element: bytes) -> bool:
-    """Tell whether a list has an element."""
+    """Return whether a list has an element."""
     n = count(packed)
     body = 4 + 4 * n
     needle = b"$%d\r\n%b\r\n" % (len(element), element)

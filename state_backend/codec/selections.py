@@ -39,7 +39,7 @@ class Selection(NamedTuple):
     drops_late: bool
 
     def replaces(self, new: bytes, old: bytes | None) -> bool:
-        """Tell whether a row replaces the kept one, given their orders; None: the kept value has none."""
+        """Return whether a row replaces the kept one, given their orders; None: the kept value has none."""
         if old is None:
             return True
         return self.prefers_later if new == old else (new > old) is self.keeps_greatest

@@ -241,7 +241,7 @@ class ExpiryTransaction(LmdbTransaction):
 def has_expired(
     txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes, announced_to_ms: int, removed_to_ms: int
 ) -> bool:
-    """Tell whether `announce_expired` or `remove_expired` has anything to do, given the clock of each."""
+    """Return whether `announce_expired` or `remove_expired` has anything to do, given the clock of each."""
     if announced_to_ms < int.from_bytes(announced[ENTRY_TIME_AT], "big") - CLOCK_STEP_MS:
         return True
     with txn.cursor(db=tables.expiry) as entries:

@@ -59,7 +59,7 @@ class Folds:
         return changes
 
     def is_live(self, record: bytes, field: bytes) -> bool:
-        """Tell whether a map has a live field."""
+        """Return whether a map has a live field."""
         return self._current(record, field) is not None
 
     def _current(self, record: bytes | None, field: bytes) -> bytes | None:

@@ -34,7 +34,7 @@ class KeyCounts:
         self._expiring_maps = applied.expiring_maps
 
     def is_announced(self, at: bytes, record: bytes) -> bool:
-        """Tell whether a key's expiry was announced."""
+        """Return whether a key's expiry was announced."""
         expire_at_ms = expiry_of(record)
         return expire_at_ms > 0 and expiry_entry(expire_at_ms, KEY_ENTRY, at[:POSITION_BYTES]) <= self.meta.announced
 
@@ -54,7 +54,7 @@ class KeyCounts:
             self._keys[number] += count
 
     def may_have_keys(self, number: int) -> bool:
-        """Tell whether a state may have records; announced keys still have records, and are in no count."""
+        """Return whether a state may have records; announced keys still have records, and are in no count."""
         return bool(self._keys.get(number) or self.meta.announced)
 
     def finish(self) -> None:

@@ -77,7 +77,7 @@ class KeyWriter:
         return at, record
 
     def is_live(self, record: bytes) -> bool:
-        """Tell whether a key is live: neither the key has expired, nor all fields of a large map."""
+        """Return whether a key is live: neither the key has expired, nor all fields of a large map."""
         if 0 < expiry_of(record) <= self.now_ms:
             return False
         return record[FORM_AT] != LARGE_MAP or LargeMap.of(payload_of(record)).is_live(self.field_expiry, self.now_ms)

@@ -287,7 +287,7 @@ class Table:
             at = position + ordinal.to_bytes(2, "big")
 
     def expires_at(self, position: bytes, at_ms: int) -> bool:
-        """Tell whether one of the records at a position expires at a time."""
+        """Return whether one of the records at a position expires at a time."""
         return any(expiry_of(record) == at_ms for _, record in self.at(position))
 
 
@@ -334,11 +334,11 @@ class LargeMap(NamedTuple):
         return self.map_id.to_bytes(ID_BYTES, "big")
 
     def may_have_expired(self, now_ms: int) -> bool:
-        """Tell whether a field may have expired; if not, `size` is the number of live fields."""
+        """Return whether a field may have expired; if not, `size` is the number of live fields."""
         return 0 < self.next_expiry_ms <= now_ms
 
     def is_live(self, field_expiry: lmdb.Cursor[bytes], now_ms: int) -> bool:
-        """Tell whether any field is live, with one look-up in `field_expiry`, however many have expired."""
+        """Return whether any field is live, with one look-up in `field_expiry`, however many have expired."""
         if self.expiring < self.size or not self.may_have_expired(now_ms):
             return True
         return field_expiry.set_range(field_expiry_name(self.prefix, now_ms + 1)) and field_expiry.key().startswith(

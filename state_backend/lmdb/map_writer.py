@@ -254,5 +254,5 @@ class MapWriter:
 
 
 def _is_huge(record: bytes) -> bool:
-    """Tell whether a map has too many fields to read all their names into memory, which a replacement would need."""
+    """Return whether a map has too many fields to read all their names into memory, which a replacement would need."""
     return record[FORM_AT] == LARGE_MAP and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX

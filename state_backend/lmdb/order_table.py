@@ -83,7 +83,7 @@ class OrderTable:
             found = self._cursor.delete() and bool(self._cursor.key())
 
     def has_fields(self, key: bytes) -> bool:
-        """Tell whether a field of a key has an order; not for a key that has one itself."""
+        """Return whether a field of a key has an order; not for a key that has one itself."""
         name = name_of_order(key)
         return self._cursor.set_range(name) and self._cursor.key().startswith(name)
 

@@ -47,7 +47,7 @@ class PlainValues:
         self._last_position = -1  # the last position of all runs that `put_runs` wrote
 
     def is_plain(self, run: pa.RecordBatch) -> bool:
-        """Tell whether the changes of a run are all PUTs, or all FOLDs, of values of one state that never expire."""
+        """Return whether the changes of a run are all PUTs, or all FOLDs, of values of one state that never expire."""
         if not run.num_rows:
             return False
         names, ops = run.column("state").indices.to_numpy(), run.column("op").to_numpy()

@@ -182,7 +182,7 @@ class _Child:
 
     @property
     def is_small(self) -> bool:
-        """Tell whether a node that was just written should be joined with a neighbour."""
+        """Return whether a node that was just written should be joined with a neighbour."""
         return self.entries is not None and self.entries < NODE_ENTRIES_MAX // 4 and self.bytes_ < NODE_BYTES_MAX // 4
 
 

@@ -395,7 +395,7 @@ class LmdbStore(Store):
 
     @property
     def is_suspect(self) -> bool:
-        """Tell whether a reader found damage since the store was last verified."""
+        """Return whether a reader found damage since the store was last verified."""
         return (self.path / SUSPECT).exists()
 
     def clear_suspicion(self) -> None:

@@ -60,7 +60,7 @@ class ValueWriter:
         return make_record(name, payload, expire_at_ms, number, LONG_VALUE)
 
     def _is_stored(self, payload: bytes, value: bytes) -> bool:
-        """Tell whether the stored pieces of a long value are those of this value."""
+        """Return whether the stored pieces of a long value are those of this value."""
         length = LONG_VALUE_PAYLOAD.unpack(payload)[1]
         return length == len(value) and all(
             value.startswith(self._piece(payload, number), start)

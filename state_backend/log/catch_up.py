@@ -65,7 +65,7 @@ class CatchUp:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether the query's epochs are visible to readers."""
+        """Return whether the query's epochs are visible to readers."""
         return self._writer.held_back is None
 
     def on_commit(self, offsets: Sequence[str]) -> None:

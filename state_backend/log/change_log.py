@@ -92,7 +92,7 @@ class JobLog:
         return current_of(newest)
 
     def is_visible(self, term: Term) -> bool:
-        """Tell whether a term's generation was never held back, or is no longer."""
+        """Return whether a term's generation was never held back, or is no longer."""
         return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
 
     def folders_to_watch(self, current: CurrentGeneration) -> list[str]:
@@ -194,7 +194,7 @@ class JobLog:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def has_file(self, generation: str, number: int) -> bool:
-        """Tell whether an epoch's file exists, even below the floor; the file is not read."""
+        """Return whether an epoch's file exists, even below the floor; the file is not read."""
         return self.filesystem.size(f"{self.job}/{generation}/epochs/{number}.json") is not None
 
     def numbers(self, generation: str) -> list[int]:

@@ -140,7 +140,7 @@ def _is_void(log: JobLog, number: int) -> bool:
 
 
 def _has_epoch_until(log: JobLog, current: CurrentGeneration, until_ms: int) -> bool:
-    """Tell whether a generation has an epoch or snapshot up to a time."""
+    """Return whether a generation has an epoch or snapshot up to a time."""
     oldest = [log.first(current), *log.snapshots(current)]
     return any(epoch is not None and epoch.clock_ms <= until_ms for epoch in oldest)
 

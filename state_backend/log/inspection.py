@@ -12,7 +12,7 @@ from state_backend.model.errors import SparkisError
 
 
 def is_log(location: str) -> bool:
-    """Tell whether a path or address is the root of a log with jobs; False for one that cannot be read."""
+    """Return whether a path or address is the root of a log with jobs; False for one that cannot be read."""
     try:
         log = ChangeLog(location)
         return log.filesystem.size("metadata") is None and bool(log.jobs())  # a checkpoint has a file of this name

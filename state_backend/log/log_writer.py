@@ -154,7 +154,7 @@ class LogWriter:
         self._put_in_charge(Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
-        """Tell whether to hold the generation back. That of a query that continues stays as it was before."""
+        """Return whether to hold the generation back. That of a query that continues stays as it was before."""
         if base is not None:
             return not self.log.is_visible(base)
         visible = self.log.visible()

@@ -22,7 +22,7 @@ class _Plan(NamedTuple):
 
 
 def reaches(log: JobLog, source: CurrentGeneration, end: int | None) -> bool:
-    """Tell whether a generation can be copied up to the epoch before `end`; None: up to its last epoch."""
+    """Return whether a generation can be copied up to the epoch before `end`; None: up to its last epoch."""
     return _plan(log, source, end) is not None
 
 

@@ -15,7 +15,7 @@ DELTA = ("reservoirId", "reservoirVersion", "index")
 
 
 def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
-    """Tell whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
+    """Return whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
     if not previous or len(current) != len(previous):
         return False
     return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))
@@ -45,7 +45,7 @@ def _has_passed(current: Any, previous: Any) -> bool:
 
 
 def _is_topic(partitions: Any) -> bool:
-    """Tell whether this is a topic's mapping of partition numbers to offsets."""
+    """Return whether this is a topic's mapping of partition numbers to offsets."""
     return isinstance(partitions, dict) and all(map(str.isdecimal, partitions)) and _are_counts(*partitions.values())
 
 

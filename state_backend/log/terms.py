@@ -138,12 +138,12 @@ class Term:
 
     @property
     def is_void(self) -> bool:
-        """Tell whether the term never begins."""
+        """Return whether the term never begins."""
         return self.reason == "void"
 
     @property
     def is_dropped(self) -> bool:
-        """Tell whether the term drops the job."""
+        """Return whether the term drops the job."""
         return self.reason == "drop"
 
     def to_bytes(self) -> bytes:
@@ -282,7 +282,7 @@ class Terms:
         return f"{self.job}/terms/{first_term(generation)}.swept"
 
     def is_swept(self, generation: str) -> bool:
-        """Tell whether a generation's removal has begun."""
+        """Return whether a generation's removal has begun."""
         return self.filesystem.size(self.swept_path(generation)) is not None
 
     def heartbeat(self, number: int) -> dict[str, Any]:

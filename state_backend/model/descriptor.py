@@ -156,7 +156,7 @@ class KeyFormat:
         return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
 
     def overlaps(self, other: KeyFormat) -> bool:
-        """Tell whether both formats could make the same key: they can if their prefixes and suffixes agree."""
+        """Return whether both formats could make the same key: they can if their prefixes and suffixes agree."""
         mine, theirs = self.literals, other.literals
         if not self.columns:
             return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))

@@ -89,12 +89,12 @@ class SlotSet:
         return SlotSet(tuple(remaining))
 
     def intersects(self, first: int, last: int) -> bool:
-        """Tell whether any slot from `first` to `last` is in the set."""
+        """Return whether any slot from `first` to `last` is in the set."""
         index = bisect_right(self.ranges, (last, SLOTS)) - 1
         return index >= 0 and first <= self.ranges[index][1]
 
     def covers(self, first: int, last: int) -> bool:
-        """Tell whether all slots from `first` to `last` are in the set."""
+        """Return whether all slots from `first` to `last` are in the set."""
         index = bisect_right(self.ranges, (first, SLOTS)) - 1
         return index >= 0 and last <= self.ranges[index][1]
 

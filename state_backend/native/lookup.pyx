@@ -560,7 +560,7 @@ cdef int advance(const Map* map, const Tree* tree, Walk* walk) noexcept nogil:
 
 
 cdef inline bint may_be_empty(const uint8_t* payload, int64_t now_ms) noexcept nogil:
-    """Tell whether all fields of a large map may have expired."""
+    """Return whether all fields of a large map may have expired."""
     cdef int64_t due_ms = <int64_t>u64(payload + 24)
     return 0 < due_ms <= now_ms and u64(payload + 16) >= u64(payload + 8)
 
@@ -613,14 +613,14 @@ cdef class Pages:
         return self.is_store() and self.is_at(page, number)
 
     cdef bint is_store(self) noexcept:
-        """Tell whether the file's first page is a meta page of the version that is read here."""
+        """Return whether the file's first page is a meta page of the version that is read here."""
         cdef uint8_t meta[PAGE_HEADER + 8]
         if pread(self.file, meta, sizeof(meta), 0) != sizeof(meta):
             return False
         return u64(meta + PAGE_HEADER) == (<uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC)
 
     cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1:
-        """Tell whether the file has the same bytes at the page of this number."""
+        """Return whether the file has the same bytes at the page of this number."""
         cdef uint8_t* read = <uint8_t*>malloc(self.map.page_bytes)
         cdef ssize_t size = self.map.page_bytes
         cdef bint is_same
@@ -637,7 +637,7 @@ cdef class Pages:
         self.map.pages = min(pages, self.mapped_pages)
 
     cdef bint is_newest(self) noexcept:
-        """Tell whether no transaction was committed after the version that `learn` read. Only while the store is open.
+        """Return whether no transaction was committed after the version that `learn` read. Only while the store is open.
 
         The file's first two pages have the numbers of the last two transactions. False if they cannot be read.
         """
@@ -706,7 +706,7 @@ cdef class Pages:
                 lookups[i].outcome = check(lookups[i])
 
     cdef bint has_directory(self, size_t lookups) noexcept nogil:
-        """Tell whether there is a directory of the leaves of `keys`; build it once it is worth its cost."""
+        """Return whether there is a directory of the leaves of `keys`; build it once it is worth its cost."""
         cdef Directory* directory = &self.directory
         if not directory.is_built:
             directory.lookups += lookups
@@ -915,7 +915,7 @@ def hashes(bytes key):
 
 
 def is_newest(Pages pages):
-    """Tell whether the learned version is the newest of its store; for tests."""
+    """Return whether the learned version is the newest of its store; for tests."""
     return bool(pages.is_newest())
 
 

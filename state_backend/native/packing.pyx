@@ -103,7 +103,7 @@ cdef inline bint value_at(const BinaryColumn* column, int64_t row, const uint8_t
 
 
 cdef inline bint is_same_key(const PlainRow* one, const PlainRow* other) noexcept nogil:
-    """Tell whether two rows put values of one state at one key."""
+    """Return whether two rows put values of one state at one key."""
     return (
         one.tag == other.tag
         and one.key_bytes == other.key_bytes

@@ -39,7 +39,7 @@ class ChangedKeys:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether there are too many keys already; then more keys make no difference."""
+        """Return whether there are too many keys already; then more keys make no difference."""
         return self._remaining_bytes < 0
 
     @property

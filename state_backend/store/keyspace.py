@@ -87,7 +87,7 @@ class Job:
         return len(recent) * RATE_WINDOW_MS // span_ms, changes * RATE_WINDOW_MS // span_ms
 
     def follows(self, other: Job) -> bool:
-        """Tell whether this is the other job under a new name.
+        """Return whether this is the other job under a new name.
 
         Another query may have taken the old name, so the queries are compared. The generations differ: that of the
         renamed job began in another term.
@@ -289,7 +289,7 @@ class KeyspaceView:
 
     @property
     def has_single_job(self) -> bool:
-        """Tell whether there is a single job, to which every key belongs."""
+        """Return whether there is a single job, to which every key belongs."""
         return self._single_job is not None
 
     # -- jobs and their snapshots --------------------------------------------------------------------------------------

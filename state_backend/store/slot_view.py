@@ -65,7 +65,7 @@ class SlotView(KeyspaceView):
 
     @property
     def is_counted(self) -> bool:
-        """Tell whether all stores own exactly these slots, so that their counts are those of the view."""
+        """Return whether all stores own exactly these slots, so that their counts are those of the view."""
         return all(snapshot.owned_slots == self._slots for _, snapshot in self.snapshots())
 
     def key_count(self) -> int:

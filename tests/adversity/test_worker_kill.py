@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_server_whose_master_is_killed(scene: Scene) -> Non
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there, and is more than an entry in the table."""
+    """Return whether a process is there, and is more than an entry in the table."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

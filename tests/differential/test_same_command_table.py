@@ -78,5 +78,5 @@ def differing_shapes(theirs: Reply, ours: Reply, at: tuple[object, ...]) -> Iter
 
 
 def is_ordered(at: tuple[object, ...]) -> bool:
-    """Tell whether a map's order says something: that of commands and subcommands is a hash table's."""
+    """Return whether a map's order says something: that of commands and subcommands is a hash table's."""
     return bool(at) and at[-1] != b"subcommands"

@@ -37,7 +37,7 @@ def who_is_left(server: Running, filters: str) -> tuple[bytes, bool, bool]:
 
 
 def answers(connection: Connection) -> bool:
-    """Tell whether a connection is still there."""
+    """Return whether a connection is still there."""
     try:
         connection.send(request("PING"))
         return connection.read().raw == b"+PONG\r\n"

@@ -67,7 +67,7 @@ user_rules = st.sampled_from(
 
 
 def opens_within(words: Sequence[bytes]) -> bool:
-    """Tell whether a selector begins inside one that has not ended: Redis before 7.2 forgets what that one was."""
+    """Return whether a selector begins inside one that has not ended: Redis before 7.2 forgets what that one was."""
     is_open = False
     for word in words:
         if word.startswith(b"(") and not word.endswith(b")"):

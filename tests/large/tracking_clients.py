@@ -168,7 +168,7 @@ class Clients:
         self.longest_s = 0.0
 
     def changes(self, name: bytes) -> bool:
-        """Tell whether the epoch that is expected changes a key."""
+        """Return whether the epoch that is expected changes a key."""
         return int(name[len(ALL) :]) % self.every == 0
 
     def is_wrong(self, what: str) -> None:

@@ -48,7 +48,7 @@ def halved(place: Point) -> int:
 
 
 def is_at_edge(place: Point) -> bool:
-    """Tell whether a place is at the last longitude or latitude, where a score lacks a bit for the number."""
+    """Return whether a place is at the last longitude or latitude, where a score lacks a bit for the number."""
     return place[0] + LONGITUDE_MAX == 2 * LONGITUDE_MAX or place[1] + LATITUDE_MAX == 2 * LATITUDE_MAX
 
 

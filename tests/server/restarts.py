@@ -72,7 +72,7 @@ class Readers:
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Tell whether the server has closed an idle connection, as client libraries find out before they send."""
+    """Return whether the server has closed an idle connection, as client libraries find out before they send."""
     return bool(select.select([connection], [], [], 0)[0])
 
 

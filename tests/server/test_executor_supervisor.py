@@ -83,7 +83,7 @@ class Scene:
 
     @property
     def is_kept(self) -> bool:
-        """Tell whether somebody has the lock."""
+        """Return whether somebody has the lock."""
         with open(self.folder / "lock", "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

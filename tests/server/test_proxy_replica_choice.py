@@ -119,7 +119,7 @@ class Cluster(Nodes):
         return proxy
 
     def shows(self, at: int) -> bool:
-        """Tell whether one of the servers shows the newest epoch."""
+        """Return whether one of the servers shows the newest epoch."""
         with self.servers[at].connect() as direct:
             (lag,) = direct.call("STATE", "LAG").plain
         return dict(zip(lag[::2], lag[1::2], strict=True))[b"applied"] == self.job.epoch
@@ -478,7 +478,7 @@ def is_ours(host: str) -> bool:
 
 
 def _is_settled(log: Path) -> bool:
-    """Tell whether two servers have half of the slots each, and know it."""
+    """Return whether two servers have half of the slots each, and know it."""
     topology = json.loads((log / "registry.json").read_text())["topology"]
     for node in topology["nodes"]:
         with Connection(node["port"]) as connection:

@@ -70,7 +70,7 @@ class StateServer:
         return int(found.partition(",")[0] or 0)
 
     def is_spared(self, client: Connection, key: str) -> bool:
-        """Tell whether the proxy answers a GET of a stored key itself."""
+        """Return whether the proxy answers a GET of a stored key itself."""
         there = self.gets()
         return client.call("GET", key).plain is not None and self.gets() == there
 

@@ -85,7 +85,7 @@ def state_server_of(pid: int) -> int:
 
 
 def ignores(pid: int, number: signal.Signals) -> bool:
-    """Tell whether a process ignores a signal."""
+    """Return whether a process ignores a signal."""
     found = re.search(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return bool(int(found[1], 16) >> (number - 1) & 1)

@@ -152,7 +152,7 @@ def test_epochs_are_announced_over_tls_to_a_registry_that_asks_for_certificates(
 
 
 def reads_all_of_its_own(port: int, at: dict[str, Any]) -> bool:
-    """Tell whether a server answers for half of the slots."""
+    """Return whether a server answers for half of the slots."""
     with suppress(redis.RedisError, OSError), redis.Redis(port=port, **at) as client:
         return 0 < client.dbsize() < len(KEYS)
     return False

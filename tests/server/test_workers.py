@@ -102,7 +102,7 @@ Connect = Callable[[Running], Connection]
 
 
 def is_alive(connection: Connection) -> bool:
-    """Tell whether a connection is still there."""
+    """Return whether a connection is still there."""
     try:
         connection.send(request("PING"))
         return connection.read().raw == b"+PONG\r\n"

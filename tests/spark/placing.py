@@ -194,7 +194,7 @@ def _has_parent(pid: int, parent: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process."""
+    """Return whether there is such a process."""
     return start_of(pid) is not None
 
 

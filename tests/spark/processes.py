@@ -97,7 +97,7 @@ def served(*arguments: object) -> Iterator[str]:
 
 
 def _is_loading(url: str) -> bool:
-    """Tell whether a server is loading; False for a client that may not use INFO."""
+    """Return whether a server is loading; False for a client that may not use INFO."""
     with suppress(redis.RedisError), redis.Redis.from_url(url) as client:
         return bool(client.info("persistence")["loading"])
     return False

@@ -18,7 +18,7 @@ FINDER = doctest.DocTestFinder(recurse=False)
 
 
 def has_to_show_how(name: str) -> bool:
-    """Tell whether a public name has to have an example: all but errors, and lists of choices."""
+    """Return whether a public name has to have an example: all but errors, and lists of choices."""
     named = getattr(sparkis, name)
     return not (inspect.isclass(named) and issubclass(named, Exception | Enum))
 

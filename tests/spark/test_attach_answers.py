@@ -103,7 +103,7 @@ def some_rows(random: Random, count: int) -> list[dict[str, Any]]:
 
 
 def equal(found: bytes | None, expected: Any) -> bool:
-    """Tell whether a served value is the one that Spark shows."""
+    """Return whether a served value is the one that Spark shows."""
     if found is None or expected is None:
         return found is None and expected is None
     text = found.decode()

@@ -83,7 +83,7 @@ class Terminal:
         return [line for line in lines if line.strip() and not TIME_TAKEN.fullmatch(line)]
 
     def hint(self, text: str, expected: str) -> bool:
-        """Type text without Enter, and tell whether redis-cli prints a hint."""
+        """Type text without Enter, and return whether redis-cli prints a hint."""
         os.write(self._main, text.encode())
         return expected in self.until(lambda output: expected in output)
 

@@ -22,7 +22,7 @@ STATE = StateDescriptor("price", key="ticker", value="price")
 
 
 def is_on_the_page(text: str) -> bool:
-    """Tell whether a line of the page fits a text, or the end of one."""
+    """Return whether a line of the page fits a text, or the end of one."""
     patterns = (".*".join(map(re.escape, line.split(errors_page.UNKNOWN))) for line in LINES)
     return any(re.search(f"(^|: ){pattern}$", text.strip(), re.DOTALL) for pattern in patterns)
 

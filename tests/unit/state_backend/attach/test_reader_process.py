@@ -73,7 +73,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and is not yet reaped does not."""
+    """Return whether a process runs; one that has ended and is not yet reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
