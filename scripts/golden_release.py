@@ -36,7 +36,7 @@ from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.rename import rename
-from state_backend.codec import selections
+from state_backend.codec import keep_by_order
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
@@ -91,7 +91,7 @@ EPOCHS: dict[str, list[list[Change]]] = {
         [Change("sorted", Op.PUT, b"format3:sorted:a", b"y", b"-2")],
     ],
     "format4": [
-        [Change("last", Op.FOLD, b"format4:last:a", value=selections.pack(order, value))]
+        [Change("last", Op.FOLD, b"format4:last:a", value=keep_by_order.pack(order, value))]
         for order, value in ((b"\x80\x01", b"first"), (b"\x80\x03", b"last"), (b"\x80\x02", b"late"))
     ],
     "large": [

@@ -1,4 +1,4 @@
-"""Encodes the order of a row as bytes, which compare as its order columns do (see `state_backend.codec.selections`).
+"""Encodes the order of a row as bytes, which compare as its order columns do (see `state_backend.codec.keep_by_order`).
 
     integer, date, time   int64, big endian, with the sign bit flipped; a date in days, a time in microseconds
     float                 IEEE 754, big endian; positive: the sign bit flipped; negative: all bits flipped. -0.0 is
@@ -78,6 +78,6 @@ def _terminated(texts: pa.Array) -> pa.Array:
 
 
 def with_orders(orders: pa.Array, values: pa.Array) -> pa.Array:
-    """Return values with their orders in front: the values of FOLDs of selecting states."""
+    """Return values with their orders in front: the values of FOLDs of ordered states."""
     lengths = _of_fixed_width(pc.binary_length(orders).to_numpy(zero_copy_only=False).astype("<u2"))
     return pc.binary_join_element_wise(lengths, orders, values, pa.scalar(b""))

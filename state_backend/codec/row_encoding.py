@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 
 from state_backend.codec.column_text import any_text, as_bytes, bytes_of, validity_of
 from state_backend.codec.json_text import OF_VALUES, JsonForm, json_texts, objects_of
+from state_backend.codec.keep_by_order import ORDER_BYTES_MAX
 from state_backend.codec.orders import orders_of, with_orders
-from state_backend.codec.selections import ORDER_BYTES_MAX
 from state_backend.model.descriptor import Kind, Reduce
 from state_backend.model.errors import SparkisError
 from state_backend.model.records import (

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import lmdb
 
+from state_backend.codec.keep_by_order import RowOrder
 from state_backend.codec.reductions import Reduction
-from state_backend.codec.selections import Selection
 from state_backend.lmdb.events import EventWriter
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
@@ -172,13 +172,13 @@ class WrittenState(NamedTuple):
     is_replaced: bool
     length_max: int | None
     reduction: Reduction | None
-    selection: Selection | None
+    row_order: RowOrder | None
     writer: KindWriter
 
     @property
     def folds(self) -> bool:
         """Whether the changes of the state are folded into what it has."""
-        return self.reduction is not None or self.selection is not None
+        return self.reduction is not None or self.row_order is not None
 
 
 class KindWriter(Protocol):

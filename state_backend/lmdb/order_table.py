@@ -1,4 +1,4 @@
-"""The orders of selecting states' values (see `codec.selections`), in a table of their own: readers do not read it.
+"""The orders of ordered states' values (see `codec.keep_by_order`), in a table of their own: readers do not read it.
 
     orders    position (6), hash of the key (8)                          -> the order of the key's value; of a list, the
                                                                             orders of its elements as a packed list
@@ -19,7 +19,7 @@ import lmdb
 
 from state_backend.codec import packed_list, packed_map
 from state_backend.codec.checksums import checked, with_checksum
-from state_backend.codec.selections import pack
+from state_backend.codec.keep_by_order import pack
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Op
 from state_backend.model.slots import POSITION_BYTES, store_key_of
@@ -108,7 +108,7 @@ class OrderPositions:
 def with_orders(
     orders: OrderTable, key: bytes, changes: Iterable[tuple[Any, ...]], kind: Kind
 ) -> Iterator[tuple[Any, ...]]:
-    """Turn the changes that build a key of a selecting state into FOLDs with their orders; return others unchanged.
+    """Turn the changes that build a key of an ordered state into FOLDs with their orders; return others unchanged.
 
     changes: (op, key, field, value, expire_at_ms), in the order of a list's elements.
     """

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
+from state_backend.codec.keep_by_order import unpacked
 from state_backend.codec.reductions import folded
-from state_backend.codec.selections import unpacked
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, SMALL_MAP, VALUE, name_of
 from state_backend.lmdb.order_table import name_of_order
@@ -56,7 +56,7 @@ class PlainValues:
             state is not None
             and state.kind is Kind.VALUE
             and bool((names == names[0]).all())
-            and ((ops[0] == FOLD and state.folds) or (ops[0] == PUT and state.selection is None))
+            and ((ops[0] == FOLD and state.folds) or (ops[0] == PUT and state.row_order is None))
             and bool((ops == ops[0]).all())
             and run.column("expire_at_ms").null_count == run.num_rows
             and not run.column("value").null_count
@@ -73,7 +73,7 @@ class PlainValues:
         state = self._states[run.column("state")[0].as_py()]
         number = state.number
         orders: list[tuple[bytes, bytes | None]] = []
-        if state.selection is not None:
+        if state.row_order is not None:
             values, orders = self._selected(keys, values, state)
         elif run.column("op")[0].as_py() == FOLD:
             values = self._folded(keys, values, state)
@@ -155,7 +155,7 @@ class PlainValues:
         forms = {Kind.VALUE: VALUE} | ({Kind.MAP: SMALL_MAP} if self._keys.events is None else {})
         states = map(self._states.get, run.column("state").dictionary.to_pylist())
         tags = [
-            state.number | forms[state.kind] << 16 if state and state.kind in forms and state.selection is None else -1
+            state.number | forms[state.kind] << 16 if state and state.kind in forms and state.row_order is None else -1
             for state in states
         ]
         return np.array(tags, np.int32)
@@ -204,8 +204,8 @@ class PlainValues:
 
         The order is None for a row that is not kept: its key holds the value that it had.
         """
-        assert state.selection is not None
-        get, replaces = self._keys.records.get, state.selection.replaces
+        assert state.row_order is not None
+        get, replaces = self._keys.records.get, state.row_order.replaces
         store_keys = list(store_keys_of(keys))
         names = [name_of_order(key, None, at) for key, at in zip(keys, store_keys, strict=True)]
         headers: dict[int, bytes] = {}

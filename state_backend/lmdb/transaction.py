@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 
 from state_backend.codec.checksums import with_checksum
+from state_backend.codec.keep_by_order import row_order_of
 from state_backend.codec.reductions import reduction_of
-from state_backend.codec.selections import selection_of
 from state_backend.lmdb.events import EventWriter, KeyBefore, events_between, key_before, stale_events
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
@@ -35,8 +35,8 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.lmdb.list_writer import ListWriter
 from state_backend.lmdb.map_writer import MapWriter
+from state_backend.lmdb.ordered_changes import OrderedChanges
 from state_backend.lmdb.plain_values import PlainValues
-from state_backend.lmdb.selections import Selections
 from state_backend.lmdb.set_writer import SetWriter
 from state_backend.lmdb.value_writer import ValueWriter
 from state_backend.model.descriptor import Kind, StateDescriptor
@@ -84,7 +84,7 @@ class LmdbTransaction:
             Kind.SORTED_SET: sets,
         }
         self._folds = Folds(self._keys, values)
-        self._selections = Selections(self._keys, self._folds)
+        self._ordered_changes = OrderedChanges(self._keys, self._folds)
         self._states: dict[str, WrittenState] = {}
         self._plain_values = PlainValues(self._keys, self._states)
         self._replaced_numbers: set[int] = set()
@@ -132,7 +132,7 @@ class LmdbTransaction:
                 state.name in replaces,
                 state.length_max,
                 reduction_of(state),
-                selection_of(state),
+                row_order_of(state),
                 self._writers[state.kind],
             )
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
@@ -172,19 +172,19 @@ class LmdbTransaction:
             if self._replaced_numbers:
                 keeps_old = not state.is_replaced or key in touched
                 touched.add(key)
-            if state.selection is not None:
-                rows = self._selections.selected(key, record if keeps_old else None, rows, state)
+            if state.row_order is not None:
+                rows = self._ordered_changes.selected(key, record if keeps_old else None, rows, state)
                 if not rows:
                     continue
             if events is not None:
                 rows = list(rows)
                 before = self._before(found, record, rows, state)
                 self._maps.has_late_field = False
-            if has_folds and state.selection is None:
+            if has_folds and state.row_order is None:
                 rows = self._folds.as_puts(record if keeps_old else None, list(rows), state)
             state.writer.apply(at, record, rows, state, keeps_old=keeps_old)
-            if state.selection is not None:
-                self._selections.write_orders(key, has_value=find(get, store_key_of(key), key)[1] is not None)
+            if state.row_order is not None:
+                self._ordered_changes.write_orders(key, has_value=find(get, store_key_of(key), key)[1] is not None)
             if events is not None:
                 after = find(get, store_key_of(key), key)
                 key_events = events_between(before, after[1], self._keys.fields.get)

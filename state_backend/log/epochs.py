@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # The second format may have FOLDs (see `records.Op`), the third also changes of sets, the fourth also FOLDs with an
-# order (see `codec.selections`). Epochs of jobs without these have a lower format, so that older readers can read them.
+# order (see `keep_by_order`). Epochs of jobs without these have a lower format, so that older readers can read them.
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
 FORMAT_WITH_SETS = 3

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend.codec import packed_sorted, selections
+from state_backend.codec import keep_by_order, packed_sorted
 from state_backend.codec.reductions import check_change, reduction_of
 from state_backend.log import rewind, visibility
 from state_backend.log.change_files import ChangeFileWriter
@@ -287,7 +287,7 @@ class LogWriter:
         if state.member is not None:
             packed_sorted.check_change(change, state.kind)
         elif state.by is not None:
-            selections.check_change(change, state)
+            keep_by_order.check_change(change, state)
         else:
             check_change(change, state, reduction)
         return change

@@ -27,7 +27,7 @@ of one key keep their order. Columns:
 Sets and lists expire as a whole, at the `expire_at_ms` of the last change that put something into them.
 
 FOLD folds its value into the stored value by the `reduce` of its state (see `reductions`), or keeps one of both by
-their orders (see `selections`). Without a stored value, a FOLD is a PUT.
+their orders (see `keep_by_order`). Without a stored value, a FOLD is a PUT.
 """
 
 from __future__ import annotations

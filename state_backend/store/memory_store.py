@@ -13,8 +13,8 @@ from secrets import token_hex
 from typing import NamedTuple, Self
 
 from state_backend.codec import packed_list, packed_map, packed_sorted
+from state_backend.codec.keep_by_order import OrderedList, pack, row_order_of, unpack
 from state_backend.codec.reductions import folded, reduction_of
-from state_backend.codec.selections import OrderedList, pack, selection_of, unpack
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.model.records import Change, Op, changes_in
@@ -44,7 +44,7 @@ class _StoredField(NamedTuple):
 
 
 class _Orders(dict[bytes | None, tuple[bytes, ...]]):
-    """The orders of a selecting state's values, by field; of a list's elements under None.
+    """The orders of an ordered state's values, by field; of a list's elements under None.
 
     All instances are equal: a change of an order alone does not change the key, because readers do not see orders.
     """
@@ -220,21 +220,21 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
-def _after_selection(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
-    """Return a key after a FOLD of a selecting state."""
-    selection = selection_of(state)
-    assert selection is not None
+def _after_ordered_fold(old: _StoredKey | None, change: Change, state: StateDescriptor) -> _StoredKey | None:
+    """Return a key after a FOLD of an ordered state."""
+    row_order = row_order_of(state)
+    assert row_order is not None
     order, value = unpack(change)
     orders = _Orders(old.orders if old is not None else {})
     if state.kind is not Kind.LIST:
         is_kept = old is not None and (change.field is None or change.field in old.fields) and change.field in orders
-        if not selection.replaces(order, orders[change.field][0] if is_kept else None):
+        if not row_order.replaces(order, orders[change.field][0] if is_kept else None):
             return old
         orders[change.field] = (order,)
         new = _after_change(old, change._replace(op=Op.PUT, value=value), state)
         return None if new is None else new._replace(orders=orders)
     before = old.elements if old is not None else ()
-    current = OrderedList(selection, orders.get(None, ()))
+    current = OrderedList(row_order, orders.get(None, ()))
     if not current.add(order, value):
         return old
     elements = tuple(each if isinstance(each, bytes) else before[each] for each in current.elements)
@@ -246,7 +246,7 @@ def _after_change(old: _StoredKey | None, change: Change, state: StateDescriptor
     """Return a key after a change; None if it is deleted."""
     kind = state.kind
     if change.op == Op.FOLD and state.by is not None:
-        return _after_selection(old, change, state)
+        return _after_ordered_fold(old, change, state)
     if change.op == Op.FOLD:
         change = change._replace(op=Op.PUT, value=folded(reduction_of(state), change, _folded_into(old, change, kind)))
     if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
@@ -548,7 +548,7 @@ class MemorySnapshot(Snapshot):
 
 
 def _folds(key: bytes, stored: _StoredKey) -> Iterator[Change]:
-    """Iterate over the FOLDs that build a key of a selecting state."""
+    """Iterate over the FOLDs that build a key of an ordered state."""
     of_key = stored.orders.get(None)
     if stored.kind is Kind.LIST and of_key is not None:
         for order, element in zip(of_key, stored.elements, strict=True):

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from compat.examples import examples
 from state_backend import lmdb as lmdb_modules
-from state_backend.codec import packed_list, packed_map, packed_sorted, selections
+from state_backend.codec import keep_by_order, packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.layout import (
@@ -189,7 +189,7 @@ def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     )
 
 
-def selecting_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+def ordered_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     def made(
         state: str, number: int, op: Op, field: bytes, more: int, order: int, step: int, value: bytes, delay: int | None
     ) -> list[Change]:
@@ -200,7 +200,7 @@ def selecting_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         orders = [b"%03d" % (500 + order + step * each) for each in range(len(names))]
         value = packed_map.pack((b"f%d" % each, value) for each in range(more)) if state == "peak" else value
         return [
-            Change(state, op, key, name, selections.pack(order, value), at_ms)
+            Change(state, op, key, name, keep_by_order.pack(order, value), at_ms)
             for name, order in zip(names, orders, strict=True)
         ]
 
@@ -261,7 +261,7 @@ def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
 
 
 def folds_of(snapshot: Snapshot) -> list[Change]:
-    """Return the changes that build the selecting states; those of a list in the order of its elements."""
+    """Return the changes that build the ordered states; those of a list in the order of its elements."""
     found = [_with_sorted_fields(change) for change in snapshot.changes() if change.op == Op.FOLD]
     return sorted(found, key=lambda change: (change.state, change.key, change.field or b""))
 
@@ -270,8 +270,8 @@ def _with_sorted_fields(change: Change) -> Change:
     """Return a change of a map with its fields sorted: each store has them in an order of its own."""
     if change.state != "peak":
         return change
-    order, packed = selections.unpack(change)
-    return change._replace(value=selections.pack(order, packed_map.pack(sorted(packed_map.pairs(packed)))))
+    order, packed = keep_by_order.unpack(change)
+    return change._replace(value=keep_by_order.pack(order, packed_map.pack(sorted(packed_map.pairs(packed)))))
 
 
 class StoresAgree(RuleBasedStateMachine):
@@ -318,8 +318,8 @@ class StoresAgree(RuleBasedStateMachine):
             folding_change,
             set_change,
             set_change,
-            selecting_change,
-            selecting_change,
+            ordered_change,
+            ordered_change,
         )
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
@@ -361,7 +361,7 @@ class StoresAgree(RuleBasedStateMachine):
     def select_values(self, rows: list[tuple[int, int, bytes]]) -> None:
         """Apply an epoch as the sink makes them of rows with an order."""
         changes = [
-            Change("latest", Op.FOLD, KEYS["latest"][number], None, selections.pack(b"%d" % order, value))
+            Change("latest", Op.FOLD, KEYS["latest"][number], None, keep_by_order.pack(b"%d" % order, value))
             for number, order, value in rows
         ]
         runs = list(runs_of(changes, [state.name for state in STATES]))
@@ -904,7 +904,7 @@ def test_orders_survive_a_snapshot_in_which_maps_without_orders_are_at_the_same_
     """The machine found this once, with `--hypothesis-seed=100181339568872069074256363597117029118`."""
     machine = StoresAgreeWhenPositionsCollide()
     field = Change(map_state, Op.PUT, b"", b"f", b"v")
-    row = Change(state, Op.FOLD, b"", None, selections.pack(b"500", b"v"))
+    row = Change(state, Op.FOLD, b"", None, keep_by_order.pack(b"500", b"v"))
     try:
         for change in (field, row):
             changes = [change._replace(key=key) for key in KEYS[change.state][len(SHARED) :]]

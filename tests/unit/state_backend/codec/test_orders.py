@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from state_backend.codec.keep_by_order import pack, unpack
 from state_backend.codec.orders import orders_of, with_orders
-from state_backend.codec.selections import pack, unpack
 from state_backend.model.records import Change, Op
 
 TIMES = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))

@@ -1,4 +1,4 @@
-"""The orders of selecting states' values: what builds a store anew carries them, so that an older row stays older."""
+"""The orders of ordered states' values: what builds a store anew carries them, so that an older row stays older."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.codec import packed_map, selections
+from state_backend.codec import keep_by_order, packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -31,7 +31,7 @@ KEYS = {state.name: b"job:%b:1" % state.name.encode() for state in STATES}
 
 
 def row(state: str, order: int, value: bytes, field: bytes | None = None) -> Change:
-    return Change(state, Op.FOLD, KEYS[state], field, selections.pack(b"%03d" % order, value))
+    return Change(state, Op.FOLD, KEYS[state], field, keep_by_order.pack(b"%03d" % order, value))
 
 
 def rows(order: int, size: int) -> Iterator[Change]:
@@ -148,7 +148,7 @@ def test_a_snapshot_has_the_orders_of_all_keys_of_a_position_whatever_is_stored_
     for epoch, states in enumerate(permutations(NAMES)):
         keys = dict(zip(states, names, strict=True))
         changes = [
-            Change(state, Op.FOLD, keys[state], field, selections.pack(b"500", content))
+            Change(state, Op.FOLD, keys[state], field, keep_by_order.pack(b"500", content))
             for state, (content, field) in made.items()
         ]
         changes.append(Change("plain", Op.PUT, keys["plain"], b"f", value))

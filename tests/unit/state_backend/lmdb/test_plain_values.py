@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.codec import selections
+from state_backend.codec import keep_by_order
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError
@@ -42,7 +42,7 @@ def fold(key: bytes, value: bytes) -> Change:
 
 
 def ordered(key: bytes, order: int) -> Change:
-    return Change("latest", Op.FOLD, key, None, selections.pack(b"%03d" % order, b"of %d" % order))
+    return Change("latest", Op.FOLD, key, None, keep_by_order.pack(b"%03d" % order, b"of %d" % order))
 
 
 def test_many_values_are_put_counted_and_changed(store: LmdbStore) -> None:

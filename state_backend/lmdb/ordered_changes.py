@@ -1,4 +1,4 @@
-"""Changes of selecting states in a write transaction: each FOLD becomes a change of the stored value, or nothing."""
+"""Changes of ordered states in a write transaction: each FOLD becomes a change of the stored value, or nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from state_backend.codec import packed_list
-from state_backend.codec.selections import OrderedList, unpack
+from state_backend.codec.keep_by_order import OrderedList, unpack
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
 from state_backend.lmdb.layout import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, payload_of
@@ -15,8 +15,8 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op
 
 
-class Selections:
-    """Turns the FOLDs of selecting states into PUTs and APPENDs of the rows that the states keep; writes the orders."""
+class OrderedChanges:
+    """Turns the FOLDs of ordered states into PUTs and APPENDs of the rows that the states keep; writes the orders."""
 
     def __init__(self, keys: KeyWriter, folds: Folds) -> None:
         self._orders = keys.orders
@@ -35,7 +35,7 @@ class Selections:
         changes = list(map(Change._make, rows))
         if state.kind is Kind.LIST:
             return self._of_list(key, record, changes, state)
-        assert state.selection is not None
+        assert state.row_order is not None
         kept: list[tuple[Any, ...]] = []
         orders: dict[bytes | None, bytes | None] = {}  # as of the changes so far
         for change in changes:
@@ -51,7 +51,7 @@ class Selections:
                 continue
             order, value = unpack(change)
             old = orders[change.field] if change.field in orders else self._order(key, record, change.field)
-            if state.selection.replaces(order, old):
+            if state.row_order.replaces(order, old):
                 self._unwritten[change.field] = order
                 kept.append(change._replace(op=Op.PUT, value=value))
                 has_expired = change.expire_at_ms is not None and change.expire_at_ms <= self._now_ms
@@ -80,18 +80,18 @@ class Selections:
         self, key: bytes, record: bytes | None, changes: Sequence[Change], state: WrittenState
     ) -> list[tuple[Any, ...]]:
         """Return the changes of a list: elements to append, or its new content."""
-        assert state.selection is not None
+        assert state.row_order is not None
         deletions: list[tuple[Any, ...]] = []
         before = packed_list.elements(self._orders.get(key) or packed_list.EMPTY) if record is not None else []
-        current = OrderedList(state.selection, before)
+        current = OrderedList(state.row_order, before)
         last: Change | None = None
         for change in changes:
             if last is not None and last.expire_at_ms is not None and last.expire_at_ms <= self._now_ms:
                 deletions = [last._replace(op=Op.DELETE, value=None, expire_at_ms=None)]
-                record, last, current = None, None, OrderedList(state.selection, ())
+                record, last, current = None, None, OrderedList(state.row_order, ())
             if change.op != Op.FOLD:
                 deletions = [change]
-                record, last, current = None, None, OrderedList(state.selection, ())
+                record, last, current = None, None, OrderedList(state.row_order, ())
             elif current.add(*unpack(change)):
                 last = change
         if last is None:

@@ -1,4 +1,4 @@
-"""A selecting state keeps the rows that its order says, whatever the epochs in which they come."""
+"""An ordered state keeps the rows that its order says, whatever the epochs in which they come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from state_backend.apply.replay import read_snapshot
-from state_backend.codec.selections import OrderedList, pack, selection_of
+from state_backend.codec.keep_by_order import OrderedList, pack, row_order_of
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -25,19 +25,19 @@ def state(**arguments: Any) -> StateDescriptor:
     ("by", "kept"), [("last_by", [b"3", b"4"]), ("max_by", [b"3", b"4"]), ("first_by", [b"1", b"2"])]
 )
 def test_a_list_has_the_same_elements_whatever_the_order_in_which_they_come(by: str, kept: list[bytes]) -> None:
-    selection = selection_of(state(kind="list", length_max=2, **{by: "t"}))
-    assert selection is not None
+    order = row_order_of(state(kind="list", length_max=2, **{by: "t"}))
+    assert order is not None
     for rows in permutations((b"1", b"2", b"3", b"4")):
-        current = OrderedList(selection, ())
+        current = OrderedList(order, ())
         for row in rows:
             current.add(row, row)
         assert current.elements == current.orders == kept
 
 
 def test_a_list_whose_maximum_length_was_lowered_is_cut_by_its_next_row() -> None:
-    selection = selection_of(state(kind="list", length_max=2, last_by="t"))
-    assert selection is not None
-    current = OrderedList(selection, (b"1", b"2", b"3", b"4"))
+    order = row_order_of(state(kind="list", length_max=2, last_by="t"))
+    assert order is not None
+    current = OrderedList(order, (b"1", b"2", b"3", b"4"))
     assert not current.add(b"0", b"zero")
     assert current.add(b"3", b"three")
     assert (current.orders, current.elements) == ([b"3", b"4"], [b"three", 3])

@@ -1,4 +1,4 @@
-"""Selecting states: a state keeps one row of each key or field, by an order of the rows of all micro-batches.
+"""Ordered states: a state keeps one row of each key or field, by an order of the rows of all micro-batches.
 
 The order of a row is bytes that compare as the row's columns do (`state_backend.codec.orders` makes them). A change
 with `Op.FOLD` has them in front of its value:
@@ -30,7 +30,7 @@ ORDER_BYTES_MAX = 1024
 LENGTH_BYTES = 2
 
 
-class Selection(NamedTuple):
+class RowOrder(NamedTuple):
     """How a state selects rows. length_max, drops_late: of a list."""
 
     keeps_greatest: bool
@@ -51,35 +51,35 @@ class OrderedList:
     orders: of its elements, ascending. elements: indexes in the list as it was, and new values.
     """
 
-    def __init__(self, selection: Selection, orders: Iterable[bytes]) -> None:
+    def __init__(self, row_order: RowOrder, orders: Iterable[bytes]) -> None:
         self.orders = list(orders)
         self.elements: list[int | bytes] = list(range(len(self.orders)))
-        self._selection = selection
+        self._row_order = row_order
         # A row goes behind rows of equal order; in front of them if the list is cut at its front and they are to stay.
-        self._place = bisect_left if selection.keeps_greatest and not selection.prefers_later else bisect_right
+        self._place = bisect_left if row_order.keeps_greatest and not row_order.prefers_later else bisect_right
 
     def add(self, order: bytes, value: bytes) -> bool:
         """Put a row in, and cut the list to its maximum length; False if the row is late, or cut off itself."""
-        selection, orders = self._selection, self.orders
-        if selection.drops_late and orders and order < orders[-1]:
+        row_order, orders = self._row_order, self.orders
+        if row_order.drops_late and orders and order < orders[-1]:
             return False
         at = self._place(orders, order)
-        if len(orders) >= selection.length_max and at == (0 if selection.keeps_greatest else len(orders)):
+        if len(orders) >= row_order.length_max and at == (0 if row_order.keeps_greatest else len(orders)):
             return False
         orders.insert(at, order)
         self.elements.insert(at, value)
         # More than one element is cut off after `length_max` was lowered.
-        excess = max(0, len(orders) - selection.length_max)
-        cut = slice(excess) if selection.keeps_greatest else slice(len(orders) - excess, None)
+        excess = max(0, len(orders) - row_order.length_max)
+        cut = slice(excess) if row_order.keeps_greatest else slice(len(orders) - excess, None)
         del orders[cut], self.elements[cut]
         return True
 
 
-def selection_of(state: StateDescriptor) -> Selection | None:
+def row_order_of(state: StateDescriptor) -> RowOrder | None:
     """Return how a state selects rows by their order; None for a state that does not."""
     if state.by is None:
         return None
-    return Selection(state.by in (By.LAST, By.MAX), state.by is By.LAST, state.length_max or 0, state.late is Late.DROP)
+    return RowOrder(state.by in (By.LAST, By.MAX), state.by is By.LAST, state.length_max or 0, state.late is Late.DROP)
 
 
 def pack(order: bytes, value: bytes) -> bytes:
@@ -101,7 +101,7 @@ def unpack(change: Change) -> tuple[bytes, bytes]:
 
 
 def check_change(change: Change, state: StateDescriptor) -> None:
-    """Raise ChangeError for a change that a selecting state cannot take: it takes FOLDs, DELETEs and CLEARs."""
+    """Raise ChangeError for a change that an ordered state cannot take: it takes FOLDs, DELETEs and CLEARs."""
     is_item = state.field is not None
     if change.op in (Op.PUT, Op.APPEND) or (change.op == Op.FOLD and (change.field is not None) != is_item):
         raise ChangeError(
