@@ -36,7 +36,7 @@ from resp_server.session.transaction import ReadPoint
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
-from state_backend.store.keyspace import Keyspace, KeyspaceView, Lend, OnChange
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange, SnapshotAt
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
@@ -57,7 +57,7 @@ class _HeldEpoch(NamedTuple):
     """An epoch at which a job is read for a while. The snapshot keeps it readable."""
 
     generation: str
-    lend: Lend
+    snapshot_at: SnapshotAt
     snapshot: Snapshot
 
 
@@ -173,12 +173,12 @@ class ServerContext:
 
     def hold(self, job: str, term_epoch: JobEpoch) -> bool:
         """Read a job at an earlier epoch for as long as its log cannot be read; return False if it is not pinned."""
-        lend = self.pinned_epochs.lender(job, term_epoch)
-        if job not in self._stalled or lend is None:
+        snapshot_at = self.pinned_epochs.snapshots_of(job, term_epoch)
+        if job not in self._stalled or snapshot_at is None:
             return False
         self.release(job)
-        self._held[job] = _HeldEpoch(self.keyspace.jobs[job].generation, lend, lend(self.clock()))
-        self.view.hold(job, lend)
+        self._held[job] = _HeldEpoch(self.keyspace.jobs[job].generation, snapshot_at, snapshot_at(self.clock()))
+        self.view.hold(job, snapshot_at)
         return True
 
     def release(self, job: str) -> None:
@@ -278,7 +278,7 @@ class ServerContext:
             view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
         for job in self._held.keys() & keyspace.jobs.keys():
             if self._held[job].generation == keyspace.jobs[job].generation:
-                view.hold(job, self._held[job].lend)
+                view.hold(job, self._held[job].snapshot_at)
         return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:

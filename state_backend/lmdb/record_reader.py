@@ -63,7 +63,7 @@ class RecordReader(Snapshot):
         self._txn = begin()
         self._meta: Meta | None = None  # None until it is read in this version
         self._states: list[str] = []  # their names by number, as of `_meta`
-        self._on_close: Callable[[], None] | None = None  # set in a snapshot that `lend` returned
+        self._on_close: Callable[[], None] | None = None  # set in a snapshot that `at_time` returned
         self.version = self._txn.id()
         self._clock_ms = self.applied.clock_ms
         self._now_ms = self._reading(now_ms)
@@ -110,12 +110,12 @@ class RecordReader(Snapshot):
         else:
             self._txn.abort()
 
-    def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
+    def at_time(self, now_ms: int, on_close: Callable[[], None]) -> Self:
         self._read_meta()
-        lent = copy(self)
-        lent._now_ms, lent._on_close = self._reading(now_ms), on_close
-        lent._pages, lent._pages_version = None, -1  # this snapshot's `_pages` change with its renewals
-        return lent
+        copied = copy(self)
+        copied._now_ms, copied._on_close = self._reading(now_ms), on_close
+        copied._pages, copied._pages_version = None, -1  # this snapshot's `_pages` change with its renewals
+        return copied
 
     def _read_meta(self) -> Meta:
         """Return the `applied` record of this version, read once."""

@@ -147,7 +147,7 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
 
     def _live_rows(self, states: Sequence[str]) -> Iterator[Row]:
         """Iterate over the rows that build this state. Most records are one row; this function decodes them itself."""
-        view = self.lend(self._clock_ms, lambda: None)
+        view = self.at_time(self._clock_ms, lambda: None)
         names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
         numbers = [states.index(name) if name in states else -1 for name in names]
         orders = OrderTable(self._txn, self._tables.orders)

@@ -28,7 +28,7 @@ OnChange = Callable[[Sequence[bytes] | None], None]
 # Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
 # Makes a snapshot of one epoch at a clock reading.
-Lend = Callable[[int], Snapshot]
+SnapshotAt = Callable[[int], Snapshot]
 # The rates of a job are those of the last minute, or of this many epochs if the minute had more.
 RATE_WINDOW_MS = 60_000
 RECENT_EPOCHS = 16
@@ -197,7 +197,7 @@ class KeyspaceView:
         self._empty = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
         self._stores: dict[str, Store] = {}
-        self._held: dict[str, Lend] = {}  # jobs that stay at one epoch: what makes their snapshots
+        self._held: dict[str, SnapshotAt] = {}  # jobs that stay at one epoch: what makes their snapshots
         self._moved: set[str] = set()  # jobs that go to their held epoch, or leave it, at the next `renew`
         self._fresh: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
         self._version = -1
@@ -220,9 +220,9 @@ class KeyspaceView:
         if self._version != self._keyspace.version:
             self._route()
 
-    def hold(self, name: str, lend: Lend) -> None:
+    def hold(self, name: str, snapshot_at: SnapshotAt) -> None:
         """Read a job at one epoch, whatever newer ones there are, from the next `renew` until `release`."""
-        self._held[name] = lend
+        self._held[name] = snapshot_at
         self._moved.add(name)
 
     def release(self, name: str) -> None:
@@ -335,8 +335,8 @@ class KeyspaceView:
             if snapshot is not None:
                 snapshot.close()
             store = self._jobs[name].store
-            lend = self._held.get(name, store.snapshot)
-            snapshot = self._snapshots[name] = lend(self.now_ms)
+            snapshot_at = self._held.get(name, store.snapshot)
+            snapshot = self._snapshots[name] = snapshot_at(self.now_ms)
             self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)

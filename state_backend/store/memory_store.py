@@ -327,11 +327,11 @@ class MemorySnapshot(Snapshot):
         self._keys = {}
         self._on_close()
 
-    def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
-        lent = copy(self)
-        lent._order, lent._on_close = [], on_close
-        lent._now_ms = max(now_ms, self._applied.clock_ms)
-        return lent
+    def at_time(self, now_ms: int, on_close: Callable[[], None]) -> Self:
+        copied = copy(self)
+        copied._order, copied._on_close = [], on_close
+        copied._now_ms = max(now_ms, self._applied.clock_ms)
+        return copied
 
     @property
     def now_ms(self) -> int:

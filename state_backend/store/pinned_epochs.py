@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from state_backend.store.store import Snapshot
 
 if TYPE_CHECKING:
-    from state_backend.store.keyspace import Job, Keyspace, Lend
+    from state_backend.store.keyspace import Job, Keyspace, SnapshotAt
 
 # The number of pinned epochs of each job, including the newest; and for how long after its successor an epoch stays
 # pinned, if newer ones come.
@@ -41,13 +41,13 @@ class _PinnedEpoch:
         self._readers = 0
         self._is_released = False
 
-    def lend(self, clock_ms: int) -> Snapshot:
+    def at_time(self, clock_ms: int) -> Snapshot:
         """Return a snapshot of the epoch. The caller closes it like any other."""
         self._readers += 1
-        return self.snapshot.lend(clock_ms, self._on_close)
+        return self.snapshot.at_time(clock_ms, self._on_close)
 
     def release(self) -> None:
-        """Close the epoch's snapshot as soon as no lent snapshot is open."""
+        """Close the epoch's snapshot as soon as no such snapshot is open."""
         self._is_released = True
         self._close_if_unused()
 
@@ -84,7 +84,7 @@ class PinnedEpochs:
         found = {job: self._find(job, term_epoch) for job, term_epoch in requested.items()}
         if None in found.values():
             return None
-        return {job: pinned.lend(clock_ms) for job, pinned in found.items() if pinned is not None}
+        return {job: pinned.at_time(clock_ms) for job, pinned in found.items() if pinned is not None}
 
     def epochs(self) -> dict[str, list[TermEpoch]]:
         """Return the pinned epochs of each job, the newest last."""
@@ -94,10 +94,10 @@ class PinnedEpochs:
         """Return the pinned epochs of a job, the newest last."""
         return [each.term_epoch for each in self._pinned.get(job, ())]
 
-    def lender(self, job: str, term_epoch: TermEpoch) -> Lend | None:
+    def snapshots_of(self, job: str, term_epoch: TermEpoch) -> SnapshotAt | None:
         """Return what makes snapshots of an epoch, as long as it is pinned or one of them is open; None: it is not."""
         found = self._find(job, term_epoch)
-        return None if found is None else found.lend
+        return None if found is None else found.at_time
 
     def keep(self, now_ms: int) -> None:
         """Begin to pin epochs, with the newest ones, or go on for a while."""

@@ -150,7 +150,7 @@ class Snapshot(ABC):
         """Release the epoch: the store may reuse its pages."""
 
     @abstractmethod
-    def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
+    def at_time(self, now_ms: int, on_close: Callable[[], None]) -> Self:
         """Return a snapshot of the same epoch at another clock reading. Closing it only calls `on_close`.
 
         It is valid until this one is renewed or closed, and must not be renewed itself.

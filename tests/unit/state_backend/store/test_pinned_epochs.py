@@ -86,10 +86,10 @@ def test_an_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
     scene.publish(1)
     view.renew(scene.now_ms)
     assert view.at(KEY).value(KEY) == b"1"
-    lend = scene.pinned.lender("job", (1, 0))
-    assert lend is not None
-    assert scene.pinned.lender("job", (1, 7)) is scene.pinned.lender("other", (1, 0)) is None
-    view.hold("job", lend)
+    snapshot_at = scene.pinned.snapshots_of("job", (1, 0))
+    assert snapshot_at is not None
+    assert scene.pinned.snapshots_of("job", (1, 7)) is scene.pinned.snapshots_of("other", (1, 0)) is None
+    view.hold("job", snapshot_at)
     assert view.at(KEY).value(KEY) == b"1"  # until the end of this round
     for _ in range(3):
         view.renew(scene.now_ms)
@@ -106,9 +106,9 @@ def test_a_job_that_is_held_is_read_in_its_new_generation_and_may_be_released_th
     scene.publish(0)
     scene.take(job=(1, 0))
     view = scene.keyspace.view(scene.now_ms)
-    lend = scene.pinned.lender("job", (1, 0))
-    assert lend is not None
-    view.hold("job", lend)
+    snapshot_at = scene.pinned.snapshots_of("job", (1, 0))
+    assert snapshot_at is not None
+    view.hold("job", snapshot_at)
     view.renew(scene.now_ms)
     assert view.at(KEY).value(KEY) == b"0"
     scene.stores["job"] = scene.show("job", "g2")
