@@ -64,15 +64,14 @@ from state_backend.apply import snapshots
 from state_backend.apply.compactor import Compactor
 from state_backend.apply.epoch_source import EpochSource
 from state_backend.apply.heartbeats import WriterHeartbeats
-from state_backend.apply.reports import NOTHING_HELD_BACK, DesiredSlots, Progress, Reports
+from state_backend.apply.log_status import LogStatus
+from state_backend.apply.reports import DesiredSlots, Progress, Reports
 from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import Backfill
-from state_backend.apply.snapshots import SnapshotSizes
 from state_backend.apply.store_copies import StoreCopies
 from state_backend.apply.store_folder import StoreFolder
 from state_backend.apply.store_log import StoreLog, is_filled_from
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
-from state_backend.log import visibility
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.garbage_collector import RETENTION_MS
@@ -145,13 +144,12 @@ class Applier:
         self._epochs = EpochSource(self._log)
         self._backfill = Backfill(self._log)
         self._heartbeats = WriterHeartbeats(self._log)
-        self._snapshot_sizes = SnapshotSizes(self._log)
         self._desired = DesiredSlots(slots)
-        self._reports = Reports(report, self._desired, as_of_ms)
+        self._log_status = LogStatus(self._log)
+        self._reports = Reports(report, self._desired, self._log_status, as_of_ms)
         self._progress = Progress()
         self._description: Description | None = None
         self._writer = ""  # the writer whose epochs are known to lead to the store's epoch
-        self._log_term = 0
         self._changed = 0  # changes since free memory was released
         self._idle_from_s = 0.0
         self._busy_at_s = time.monotonic()
@@ -195,14 +193,14 @@ class Applier:
         store, reports = self._store, self._reports
         if time.monotonic() - self._busy_at_s < after_s or store is None or store.path != reports.store:
             return False
-        if reports.last.get("loading") or reports.held_back is not NOTHING_HELD_BACK:
+        if reports.last.get("loading") or self._log_status.is_held_back:
             return False
         if self._compactor is not None and self._compactor.is_busy:
             return False
         wake_at_ms = store.next_expiry_ms()
         if wake_at_ms is not None and wake_at_ms < self._clock() + REST_MS_MIN:
             return False
-        reports.rest(store, self._log_term, wake_at_ms, records_events=self._records_events)
+        reports.rest(store, wake_at_ms, records_events=self._records_events)
         return True
 
     def set_desired_slots(self, slots: SlotSet) -> None:
@@ -307,7 +305,8 @@ class Applier:
             epoch = self._next(current)
             if epoch is None:
                 self._open_to_readers(current)
-                self._look_around(current)
+                has_written = self._compactor is not None and self._compactor.has_ended()
+                self._log_status.look(current, time.monotonic(), has_written_snapshot=has_written)
                 return
             self._apply(current, epoch)
             self._report_progress()  # before the search for the next epoch, which may take long
@@ -320,26 +319,6 @@ class Applier:
 
     def _current(self) -> CurrentGeneration | None:
         return self._epochs.current(time.monotonic(), has_error=bool(self.last_report.get("error")))
-
-    def _look_around(self, current: CurrentGeneration) -> None:
-        """Set what the next reports say about the log beside the applied epochs."""
-        self._find_held_back(current.held_back)
-        has_written = self._compactor is not None and self._compactor.has_ended()
-        self._snapshot_sizes.look(current, time.monotonic(), has_written=has_written)
-        self._reports.state_bytes = self._snapshot_sizes.state_bytes
-        self._reports.folders = self._log.folders_to_watch(current)
-        self._log_term = current.term
-
-    def _find_held_back(self, held_back: str | None) -> None:
-        """Find the last epoch of a generation that is held back. Its epochs are applied once it is visible."""
-        if held_back is None:
-            self._reports.held_back = NOTHING_HELD_BACK
-            return
-        if self._reports.held_back is NOTHING_HELD_BACK:
-            logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
-        newest = max(self._log.numbers(held_back), default=-1)
-        since_ms = visibility.since_ms(self._log, held_back)
-        self._reports.held_back = {"held_back_epoch": newest, "held_back_since_ms": since_ms}
 
     def _next(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch to apply now. If the log no longer leads to the store's epoch, open an empty store first."""
@@ -367,7 +346,7 @@ class Applier:
             return None
         # Epochs are swept in their order, and looking for one file costs less than listing snapshots.
         is_behind = epoch is None and not self._log.has_file(current.generation, applied.epoch)
-        if is_behind and self._is_swept(current, number):
+        if is_behind and snapshots.covers(self._log, current, number):
             logger.warning("job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, number)
             return self._next_of_new_store(current)
         if epoch is not None and epoch.previous != applied:
@@ -418,16 +397,11 @@ class Applier:
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
             self._log.newest(current)  # raises an error if the epoch is missing, but was not swept
-            return self._is_swept(current, applied.epoch)
+            return snapshots.covers(self._log, current, applied.epoch)
         is_same = (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
         if is_same:
             self._progress.digest = epoch.ref, epoch.digest
         return is_same
-
-    def _is_swept(self, current: CurrentGeneration, number: int) -> bool:
-        """Return whether a snapshot covers a missing epoch."""
-        manifest = snapshots.newest(self._log, current)
-        return manifest is not None and manifest.epoch >= number
 
     def _apply(self, current: CurrentGeneration, epoch: Epoch) -> None:
         assert self._store is not None
@@ -520,20 +494,12 @@ class Applier:
     def _report_status(self, is_stale: bool, error: str, is_full: bool) -> None:
         if self._store is not None and self._store.path == self._reports.store:
             self._reports.update(self._store, self._progress, self._description)
-        self._reports.status(is_stale, error, is_full, self._last_number() if error else -1)
+        self._reports.status(is_stale, error, is_full)
 
     def _report_progress(self) -> None:
         """Report the visible epoch and slots if they changed; the other fields stay as in the last report."""
         if self.last_report:
             self._report_status(*(self.last_report[name] for name in ("is_stale", "error", "is_full")))
-
-    def _last_number(self) -> int:
-        """Return the number of the newest epoch in the log; -1 if it is unknown. For reports of an error."""
-        with suppress(SparkisError):
-            current = self._log.current()
-            if current is not None:
-                return max(self._log.numbers(current.generation), default=-1)
-        return -1
 
     # Between epochs -------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from state_backend.apply.log_status import LogStatus
 from state_backend.apply.store_log import StoreLog
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.terms import Description
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.store.store import AppliedEpoch
-
-NOTHING_HELD_BACK: dict[str, int | None] = {"held_back_epoch": None, "held_back_since_ms": None}
 
 
 @dataclass
@@ -68,20 +67,25 @@ class Reports:
     Args:
         send: Called with each report.
         desired: The slots to own.
+        log_status: The status of the job's log.
         as_of_ms: The time of the past moment that is served; None if the job is followed.
     """
 
-    def __init__(self, send: Callable[[dict[str, Any]], None], desired: DesiredSlots, as_of_ms: int | None) -> None:
+    def __init__(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        desired: DesiredSlots,
+        log_status: LogStatus,
+        as_of_ms: int | None,
+    ) -> None:
         self._send = send
         self._desired = desired
+        self._log_status = log_status
         self._as_of_ms = as_of_ms
         self._version = 0  # of the description that readers know
         self._visible = VisibleStore()
         self.store: Path | None = None  # the store that readers have
         self.last: dict[str, Any] = {}
-        self.held_back = NOTHING_HELD_BACK
-        self.folders: list[str] = []  # the local ones to watch
-        self.state_bytes: Mapping[str, int] | None = None
 
     def is_news(self, store: LmdbStore, description: Description | None) -> bool:
         """Return whether readers have another store, or know an older version of its states."""
@@ -129,11 +133,12 @@ class Reports:
             is_incomplete=is_incomplete,
         )
 
-    def status(self, is_stale: bool, error: str, is_full: bool, last_committed: int) -> None:
+    def status(self, is_stale: bool, error: str, is_full: bool) -> None:
         """Report the status if it changed; a store that is being built is not visible yet."""
         if self.store is None and not error and not self.last:
             return
         visible = self._visible
+        last_committed = self._log_status.last_number() if error else -1
         report = {
             "event": "status",
             "version": self._version,
@@ -145,21 +150,21 @@ class Reports:
             "is_stale": is_stale,
             "error": error,
             "is_full": is_full,
-            "state_bytes": self.state_bytes,
+            "state_bytes": self._log_status.state_bytes,
             **self._visible_fields(),
         }
         if report != self.last:
             self.last = report
             self._send(report)
 
-    def rest(self, store: LmdbStore, log_term: int, wake_at_ms: int | None, *, records_events: bool) -> None:
+    def rest(self, store: LmdbStore, wake_at_ms: int | None, *, records_events: bool) -> None:
         """Report that the process ends, because there is nothing to do."""
         self._send(
             {
                 "event": "rest",
                 "path": str(store.path),
                 "generation": store.generation,
-                "log_term": log_term,
+                "log_term": self._log_status.term,
                 "applied": store.applied.epoch,
                 "is_stale": self.last["is_stale"],
                 "slots_lines": self._desired.lines,
@@ -175,10 +180,10 @@ class Reports:
             "term": visible.applied.term,
             "applied": visible.applied.epoch,
             "digest": visible.digest,
-            **self.held_back,
+            **self._log_status.held_back,
             "is_incomplete": visible.is_incomplete,
             "skipped_rows": visible.skipped_rows,
-            "folders": self.folders,
+            "folders": self._log_status.folders,
             "slots": str(slots),
             "loading": str(desired.slots - slots),
             "slots_lines": desired.lines,

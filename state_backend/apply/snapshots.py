@@ -27,8 +27,7 @@ files are removed already.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
@@ -40,15 +39,11 @@ from state_backend.apply.state_bytes import StateBytes
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
-from state_backend.model.errors import LogCorruptError, SparkisError
+from state_backend.model.errors import LogCorruptError
 from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.store.store import EpochChanges, Snapshot
 
 logger = logging.getLogger("sparkis.applier")
-
-# The time between two look-ups of the newest snapshot, which any server of the log may have written: half of the time
-# after which an idle job's process ends (guess).
-SNAPSHOT_INTERVAL_S = 30.0
 
 
 def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
@@ -56,22 +51,10 @@ def newest(log: JobLog, current: CurrentGeneration) -> Epoch | None:
     return next(log.snapshots(current), None)
 
 
-class SnapshotSizes:
-    """The bytes of each state in the newest snapshot of a generation."""
-
-    def __init__(self, log: JobLog) -> None:
-        self.state_bytes: Mapping[str, int] | None = None  # None: there is no snapshot, or it does not say
-        self._log = log
-        self._generation, self._due_s = "", 0.0
-
-    def look(self, current: CurrentGeneration, now_s: float, *, has_written: bool) -> None:
-        """Look the newest snapshot up, now and then and after this server has written one (`has_written`)."""
-        if current.generation == self._generation and now_s < self._due_s and not has_written:
-            return
-        self._generation, self._due_s = current.generation, now_s + SNAPSHOT_INTERVAL_S
-        with suppress(SparkisError):  # no epoch needs the snapshot
-            manifest = newest(self._log, current)
-            self.state_bytes = None if manifest is None else manifest.state_bytes
+def covers(log: JobLog, current: CurrentGeneration, number: int) -> bool:
+    """Return whether the newest snapshot covers an epoch, so that the epoch may have been swept."""
+    manifest = newest(log, current)
+    return manifest is not None and manifest.epoch >= number
 
 
 def ignore_damaged(log: JobLog, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:

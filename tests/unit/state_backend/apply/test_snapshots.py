@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
-from state_backend.apply import file_split, snapshots
+from state_backend.apply import file_split, log_status, snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
@@ -326,7 +326,7 @@ def test_a_server_reports_the_bytes_in_the_newest_snapshot(tmp_path: Path, monke
     compact_log(str(log), "job", retention_ms=0)
     applier.step()
     assert events[-1]["state_bytes"] is None, "it is not due yet"
-    monkeypatch.setattr(snapshots, "SNAPSHOT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(log_status, "SNAPSHOT_INTERVAL_S", 0.0)
     applier.close()
     applier, events = follower(log, tmp_path / "store")
     applier.step()
