@@ -29,6 +29,7 @@ from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.net.transports import keep_alive
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
+from resp_server.serving.epoch_notifier import EpochNotifier
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from state_backend import log_lines
@@ -38,9 +39,6 @@ from state_backend.store.keyspace import Keyspace
 log = logging.getLogger("sparkis.clients")
 
 SWEEP_SECONDS = 1.0
-# The interval of reporting new epochs to idle clients that follow this server or track keys (guess).
-NOTIFY_SECONDS = 0.02
-
 # While the server drains: a client without requests is closed after this time; how often the server looks (guesses).
 QUIET_S_MAX = 1.0
 DRAIN_POLL_S = 0.02
@@ -81,10 +79,8 @@ class Server:
         self._sockets: list[socket.socket] = []  # of the listeners
         self._sweep: asyncio.TimerHandle | None = None
         self._poller: Any = None
-        self._following: set[Connection] = set()
-        self._notify_timer: asyncio.TimerHandle | None = None
         self._invalidations = InvalidationSender(self.context, self._connections)
-        self.context.tracking.on_begin = self._begin_notifying
+        self._epochs = EpochNotifier(self.context, self._invalidations)
 
     @property
     def users(self) -> Users:
@@ -234,9 +230,9 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for timer in (self._sweep, self._notify_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._epochs.stop()
         self._invalidations.stop()
         for connection in list(self._connections.values()):
             connection.close()
@@ -318,29 +314,7 @@ class Server:
 
     def keep_sending_epochs(self, connection: Connection) -> None:
         """Report new epochs to a client for as long as it follows the server."""
-        self._following.add(connection)
-        self.context.keep_epochs(self.context.clock(), is_followed=True)
-        self._schedule_notify()
-
-    def _begin_notifying(self) -> None:
-        self.context.renew_all()  # so that later changes are reported, also of unread keys
-        self._schedule_notify()
-
-    def _schedule_notify(self) -> None:
-        if self._notify_timer is None:
-            self._notify_timer = asyncio.get_running_loop().call_later(NOTIFY_SECONDS, self._notify)
-
-    def _notify(self) -> None:
-        self._notify_timer = None
-        if self._following or self.context.tracking.clients or self.context.tracking.is_freeing:
-            # Before all that may raise, and here: nothing but this timer sends the next invalidations.
-            self._notify_timer = asyncio.get_running_loop().call_later(NOTIFY_SECONDS, self._notify)
-            self.context.renew_all()
-            self._following = {each for each in self._following if each.is_following}
-            for each in list(self._following):
-                each.send_epochs()
-            self._invalidations.send()
-            self.context.tracking.free()
+        self._epochs.follow(connection)
 
     # -- called by commands and pushes (see `push.clients.Clients`) ---------------------------------------------------
 
@@ -390,7 +364,7 @@ class Server:
 
     def sweep(self, now_ms: int) -> None:
         """Close idle clients, and end replies that take too long."""
-        self.context.keep_epochs(now_ms, is_followed=bool(self._following))
+        self.context.keep_epochs(now_ms, is_followed=self._epochs.is_followed)
         self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config

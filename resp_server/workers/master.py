@@ -37,7 +37,6 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from resp_server.acl.users import AccessError, UserChangeResult, Users
@@ -49,13 +48,13 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES, RestartPause
-from resp_server.net.listeners import ACCEPT_PAUSE_S, LEAVE_S, accept_all, accept_clients, leave_port, listen_at_ports
 from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
+from resp_server.workers.acceptor import Acceptor
 from resp_server.workers.channel import Channel, Line
+from resp_server.workers.served_jobs import ServedJobs
 from state_backend import log_lines
-from state_backend.lmdb.store import SUSPECT
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import DescriptorError, SparkisError, StoreError
 
@@ -157,17 +156,12 @@ class Workers(JobCatalog):
         self._count = count
         self._serving: list[_Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._background_tasks: set[asyncio.Task[None]] = set()
-        self._listeners: list[socket.socket] = []
-        self._tls_listeners: list[socket.socket] = []  # some of `_listeners`
-        self._is_accepting = False
+        self._background_tasks: set[asyncio.Task[Any]] = set()
+        self._acceptor = Acceptor(config, self._hand_over, lambda: bool(self._serving))
         self._all_up = asyncio.Event()
         # Held while workers open a store, and while a new worker opens the stores of all jobs.
         self._open_lock = asyncio.Lock()
-        # The reason why no worker serves a job; None: it is not open yet.
-        self._unavailable_jobs: dict[str, str | None] = {}
-        self._open_jobs: dict[str, ApplierEvent] = {}
-        self._job_updates: dict[str, dict[str, Any]] = {}
+        self._jobs = ServedJobs()
         self._topology: Line | None = None
         # The fields of ServerConfig that CONFIG SET changed.
         self._configured: dict[str, Any] = {}
@@ -180,8 +174,16 @@ class Workers(JobCatalog):
         self._is_loading = True
         self._run_id = secrets.token_hex(20)
         self.started_ms = now_ms()
-        self.port = config.port
-        self.tls_port = 0
+
+    @property
+    def port(self) -> int:
+        """The port that the master listens on; known after `start`."""
+        return self._acceptor.port
+
+    @property
+    def tls_port(self) -> int:
+        """The TLS port; 0: there is none."""
+        return self._acceptor.tls_port
 
     @property
     def clients_max(self) -> int:
@@ -232,12 +234,9 @@ class Workers(JobCatalog):
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be bound."""
-        plain, self._tls_listeners = listen_at_ports(self._config)
-        self._listeners = [*plain, *self._tls_listeners]
-        self.port = self._listeners[0].getsockname()[1]
-        self.tls_port = self._tls_listeners[0].getsockname()[1] if self._tls_listeners else 0
+        self._acceptor.listen()
         self._send_all(self._ports())
-        self._set_accepting(bool(self._serving))
+        self._acceptor.set_accepting(bool(self._serving))
 
     def set_up_log(self, levels: str, line_format: str) -> None:
         """Log with other levels, or in another format, from now on: here and in the workers."""
@@ -247,14 +246,7 @@ class Workers(JobCatalog):
     async def drain(self, seconds_max: float) -> None:
         """Stop listening, and have each worker drain its clients; it takes at most this time."""
         ends_s = asyncio.get_running_loop().time() + seconds_max
-        if self._config.shares_port and self._listeners:
-            for listener in self._listeners:
-                leave_port(listener)
-            await asyncio.sleep(LEAVE_S)
-        for listener in self._listeners:
-            for client in accept_all(listener):
-                self._hand_over(client, listener in self._tls_listeners)
-        self._close_listeners()
+        await self._acceptor.finish()
         left_s = max(0.0, ends_s - asyncio.get_running_loop().time())
         line = {"event": "drain", "seconds_max": left_s}
         requests = [worker.request(line, left_s + RESPONSE_S_MAX) for worker in self._serving]
@@ -265,15 +257,9 @@ class Workers(JobCatalog):
         for worker in list(self._serving):
             worker.terminate("the server ends at once")
 
-    def _close_listeners(self) -> None:
-        self._set_accepting(False)
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-
     async def stop(self) -> None:
         """Stop listening and stop the workers, which send their pending replies."""
-        self._close_listeners()
+        self._acceptor.close()
         for task in (*self._tasks, *self._background_tasks):
             task.cancel()
         for task in self._tasks:
@@ -284,7 +270,7 @@ class Workers(JobCatalog):
     # -- lines of the appliers ----------------------------------------------------------------------------------------
 
     def announce(self, job: str) -> None:
-        self._unavailable_jobs[job] = None
+        self._jobs.announced(job)
         self._send_all({"event": "found", "job": job})
 
     async def open(self, job: str, event: ApplierEvent) -> None:
@@ -294,28 +280,22 @@ class Workers(JobCatalog):
             error = next(filter(None, errors), None)
             if error is not None:
                 self._send_all({"event": "drop", "reason": error["text"], "job": job})
-                if job not in self._open_jobs:
-                    self._unavailable_jobs[job] = error["text"]
+                self._jobs.refused(job, error["text"])
                 raise (StoreError if error["is_of_store"] else DescriptorError)(error["text"])
             await self._request_all(serving, {"event": "pause"})
             self._send_all({"event": "serve"})
-            self._open_jobs[job] = event
-            self._unavailable_jobs.pop(job, None)
+            self._jobs.opened(job, event)
 
     def remove(self, job: str) -> None:
-        for jobs in (self._unavailable_jobs, self._open_jobs, self._job_updates):
-            jobs.pop(job, None)
+        self._jobs.removed(job)
         self._send_all({"event": "forget", "job": job})
 
     def hide(self, job: str) -> None:
-        if self._open_jobs.pop(job, None) is not None:
-            self._unavailable_jobs[job] = None
+        self._jobs.hidden(job)
         self._send_all({"event": "hide", "job": job})
 
     def update(self, job: str, update: ApplierEvent) -> None:
-        if update.get("error") and job not in self._open_jobs:
-            self._unavailable_jobs[job] = update["error"]
-        self._job_updates.setdefault(job, {}).update(update)
+        self._jobs.updated(job, update)
         self._send_all({"event": "update", "job": job, "fields": update})
 
     async def _request_all(self, workers: Sequence[_Worker], line: Line) -> list[Any]:
@@ -362,13 +342,7 @@ class Workers(JobCatalog):
             self.remove_worker(worker)
             await worker.stop(STOP_S_MAX)
             if -(worker.process.returncode or 0) in CRASHES:
-                self._suspect_stores()
-
-    def _suspect_stores(self) -> None:
-        """Have all stores verified: a signal ended a worker, and a damaged file causes such signals (SIGBUS)."""
-        for event in self._open_jobs.values():
-            with suppress(OSError):
-                (Path(event["path"]) / SUSPECT).touch()
+                self._jobs.suspect_stores()
 
     async def _start_worker(self, number: int) -> _Worker:
         here, there = socket.socketpair()
@@ -399,15 +373,13 @@ class Workers(JobCatalog):
 
     async def _catch_up(self, worker: _Worker) -> None:
         """Send a new worker the state of the others; from then on it gets all lines, and clients."""
-        for job, event in self._open_jobs.items():
+        for job, event in self._jobs.open_events.items():
             error = await worker.request({"event": "open", "job": job, "of": event}, OPEN_S_MAX)
             if error and error["is_of_store"]:
                 raise StoreError(f"worker {worker.number}: {error['text']}")  # the next worker may get another store
             worker.send({"event": "drop", "reason": error["text"], "job": job} if error else {"event": "serve"})
-        for job, reason in self._unavailable_jobs.items():
-            worker.send({"event": "found", "job": job, "reason": reason})
-        for job, update in self._job_updates.items():
-            worker.send({"event": "update", "job": job, "fields": update})
+        for line in self._jobs.lines():
+            worker.send(line)
         if self._topology is not None:
             worker.send(self._topology)
         await worker.request({"event": "query", "name": "configure", "argument": self._configured}, OPEN_S_MAX)
@@ -418,35 +390,16 @@ class Workers(JobCatalog):
         self.update_event_interest()
         if len(self._serving) == self._count:
             self._all_up.set()
-        self._set_accepting(bool(self._listeners))
+        self._acceptor.set_accepting(self._acceptor.is_listening)
 
     def remove_worker(self, worker: _Worker) -> None:
         """Remove a worker: it gets no more clients and lines."""
         if worker in self._serving:
             self._serving.remove(worker)
             self.update_event_interest()
-            self._set_accepting(bool(self._serving) and self._is_accepting)
+            self._acceptor.pause_if_unserved()
 
     # -- clients ------------------------------------------------------------------------------------------------------
-
-    def _set_accepting(self, is_accepting: bool) -> None:
-        """Accept connections, or leave them in the system's queue while there is no worker."""
-        loop = asyncio.get_running_loop()
-        self._is_accepting = is_accepting
-        for listener in self._listeners:
-            if is_accepting:
-                loop.add_reader(listener, self._accept, listener)
-            else:
-                loop.remove_reader(listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        for client in accept_clients(listener, self._pause_accepting):
-            self._hand_over(client, listener in self._tls_listeners)
-
-    def _pause_accepting(self) -> None:
-        self._set_accepting(False)
-        loop = asyncio.get_running_loop()
-        loop.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
 
     def _hand_over(self, client: socket.socket, is_tls: bool) -> None:
         if sum(len(worker.clients) for worker in self._serving) >= self._config.clients_max:
@@ -481,10 +434,7 @@ class Workers(JobCatalog):
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings of all workers, given as fields of ServerConfig."""
         self._note_settings(changes)
-        self._run_in_background(self._configure_workers(changes))
-
-    async def _configure_workers(self, changes: Mapping[str, Any]) -> None:
-        await self._responses(self._serving, "configure", dict(changes))
+        self._run_in_background(self._responses(self._serving, "configure", dict(changes)))
 
     def _note_settings(self, changes: Mapping[str, Any]) -> None:
         """Record settings that have changed, for workers that start later."""
@@ -510,7 +460,7 @@ class Workers(JobCatalog):
             if isinstance(each, WorkerError):
                 logger.warning("%s; it applies the users' rules as soon as it can", each)
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._background_tasks.discard)
@@ -519,7 +469,17 @@ class Workers(JobCatalog):
 
     def relay_query(self, requester: _Worker, line: Line) -> None:
         """Send a worker's query to all others, and return their responses; late ones are left out."""
-        self._run_in_background(self._relay_query(requester, line))
+
+        async def relay() -> None:
+            if line["name"] == "configure":
+                self._note_settings(line["argument"])
+            if line["name"] == "reset statistics":
+                self._stats.reset()
+            others = [worker for worker in self._serving if worker is not requester]
+            responses = await self._responses(others, line["name"], line["argument"])
+            requester.send({"event": "responses", "id": line["id"], "responses": responses})
+
+        self._run_in_background(relay())
 
     async def query(self, name: str, workers_max: int | None = None) -> list[Any]:
         """Return the responses of all workers, or of a few, to a query; late ones are left out."""
@@ -539,12 +499,3 @@ class Workers(JobCatalog):
         if name == "process stats":
             responses.append(ProcessStats.of_this_process(self._stats).to_json())
         return responses
-
-    async def _relay_query(self, requester: _Worker, line: Line) -> None:
-        if line["name"] == "configure":
-            self._note_settings(line["argument"])
-        if line["name"] == "reset statistics":
-            self._stats.reset()
-        others = [worker for worker in self._serving if worker is not requester]
-        responses = await self._responses(others, line["name"], line["argument"])
-        requester.send({"event": "responses", "id": line["id"], "responses": responses})

@@ -271,7 +271,7 @@ def apply(store: LmdbStore, turn: int) -> None:
     store.apply(epoch, STATES)
 
 
-@patch("resp_server.serving.server.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
+@patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @patch("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
 @settings(max_examples=examples(20), deadline=None)
