@@ -263,9 +263,9 @@ def _close(server: Server) -> None:
         connection.abort("the target is closed")
     server._invalidations.stop()
     server.context.close()
-    for timer in (server._notify_timer, server._sweep):
-        if timer is not None:
-            timer.cancel()
+    server._epochs.stop()
+    if server._sweep is not None:
+        server._sweep.cancel()
 
 
 _store_numbers = count()

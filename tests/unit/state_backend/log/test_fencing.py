@@ -15,7 +15,7 @@ import pytest
 from compat.waiting import eventually
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import fencing, log_writer
+from state_backend.log import fencing, heartbeat_writer
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import LocalFilesystem
@@ -175,7 +175,7 @@ def test_a_fenced_writers_sign_of_life_is_nobodys(tmp_path: Path) -> None:
 def test_a_writer_sends_heartbeats_from_a_thread_that_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(log_writer, "HEARTBEAT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(heartbeat_writer, "HEARTBEAT_INTERVAL_S", 0.01)
     writer = writer_of(tmp_path, sends_heartbeats=True)
     log, watch = ChangeLog(tmp_path).job("job"), HeartbeatWatch()
     thread = next(each for each in threading.enumerate() if each.name == "sparkis-heartbeat-job")
