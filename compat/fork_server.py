@@ -2,31 +2,30 @@
 
     process = forked(["-m", "resp_server.programs.serve", "--port", "0"], environment)
 
-The tests start a thousand servers. Half of the processor time of a test of a server was Python's start and its imports.
-A fork runs what a new Python with the same arguments would: a module, a script or code, with the caller's environment,
-folder and stderr. What a start itself does is tested where tests run the commands of users.
+The tests start a thousand servers, and each server starts appliers and workers. Half of the processor time of a test of
+a server was Python's start and its imports. A fork runs what a new Python with the same arguments would: a module, a
+script or code, with the caller's environment, folder and stderr. So do the children of a fork (see `compat.nursery`).
+What a start itself does is tested where tests run the commands of users.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
-import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from threading import Lock
-from types import ModuleType
 
-IMPORTED = tuple(f"resp_server.programs.{name}" for name in ("serve", "proxy", "state_server", "registry"))
+from compat import nursery
+from compat.forked_program import ARGUMENT_BYTES_MAX, IMPORTED, run_to_end, show_arguments
+
 # The arguments and the environment of a program, which the kernel passes as one message (guess).
 REQUEST_BYTES_MAX = 1 << 17
 
@@ -83,7 +82,8 @@ class ForkServer:
         self._lock = Lock()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            command = [sys.executable, "-m", "compat.fork_server", str(other.fileno())]
+            # The last argument is room for the arguments of forks (see `show_arguments`).
+            command = [sys.executable, "-m", "compat.fork_server", str(other.fileno()), " " * ARGUMENT_BYTES_MAX]
             # Not waited for: it ends with this process.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], env=dict(environment)
@@ -183,39 +183,11 @@ def _fork_on_request(requests: socket.socket) -> bytes:
         requests.send(b"%d" % pid)
 
 
-def _run(arguments: Sequence[str]) -> None:
-    """Run a program as Python does."""
-    what, *given = arguments[1:] if arguments[0] in ("-m", "-c") else arguments
-    sys.argv = [what, *given]
-    if arguments[0] == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    elif arguments[0] == "-c":
-        sys.argv[0] = "-c"
-        sys.modules["__main__"] = module = ModuleType("__main__")
-        exec(compile(what, "<string>", "exec"), vars(module))
-    else:
-        runpy.run_path(what, run_name="__main__")
-
-
-def _exit_code_of(arguments: Sequence[str]) -> int:
-    """Run a program; return its exit code. An exception is printed, as Python does."""
-    try:
-        _run(arguments)
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        print(end.code, file=sys.stderr)
-        return 1
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
 def main() -> None:
     """Import all programs, and run each request in a fork."""
     for name in IMPORTED:
         import_module(name)
+    for name in IMPORTED:
         del sys.modules[name]  # what it imports stays; `runpy` runs it as `__main__`, and warns if it is imported
     gc.collect()
     gc.freeze()  # a collection in a fork would write to all pages
@@ -228,11 +200,9 @@ def main() -> None:
         os.environ.clear()
         os.environ.update(told["environment"])
         os.chdir(told["folder"])
-        code = _exit_code_of(told["arguments"])
-        atexit._run_exitfuncs()
-        if not sys.stdout.closed:
-            sys.stdout.flush()
-        os._exit(code)  # Python's own end frees all objects, and so copies all pages that forks share
+        show_arguments(told["arguments"])
+        nursery.begin(told["arguments"])
+        run_to_end(told["arguments"])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -16,3 +17,12 @@ def killed_at_end(command: list[Any], **options: Any) -> Iterator[subprocess.Pop
             yield process
         finally:
             process.kill()
+
+
+def children_of(pid: int) -> dict[int, bytes]:
+    """Return the command lines of a process's children, but of its nursery (`compat.nursery`), by their process ids."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):  # it may just have ended
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
+    return {child: line for child, line in found.items() if b"compat.nursery" not in line}

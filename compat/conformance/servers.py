@@ -19,6 +19,7 @@ from pathlib import Path
 from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.fork_server import ForkedProcess, forked
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 
 # Ports below the system's ephemeral ports (Linux: from 32768 on). Each process searches from its own part of the range,
@@ -64,13 +65,7 @@ class Running:
 
     def workers(self) -> list[int]:
         """Return the process ids of a server's workers."""
-        pid = self.process.pid
-        found = []
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with suppress(OSError):  # it may just have ended
-                if b"workers.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
-        return sorted(found)
+        return sorted(pid for pid, line in children_of(self.process.pid).items() if b"workers.worker" in line)
 
 
 def free_port() -> int:

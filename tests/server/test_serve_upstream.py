@@ -26,6 +26,7 @@ from compat.conformance.servers import (
     sparkis_program,
 )
 from compat.conformance.wire import Connection, request
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
@@ -75,7 +76,7 @@ class Scene:
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return list(children_of(pid))
 
 
 def state_server_of(pid: int) -> int:

@@ -21,7 +21,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.redis_cluster import RedisCluster
-from tests.server.test_swap_sentinel import Sentinels
+from tests.server.sentinels import Sentinels
 from tests.server.test_swap_tls import files
 
 PROGRAM = "import sys; from spark_hooks.cli import main; sys.exit(main())"

@@ -12,6 +12,9 @@ import pytest
 
 from compat.fork_server import ForkedProcess, forked
 from resp_server.native import CORE
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
 
@@ -82,6 +85,37 @@ def test_programs_are_imported_already_with_the_core_or_without() -> None:
     assert run("-c", code, SPARKIS_PURE="1")[0] == b"True python\n"
     if "SPARKIS_PURE" not in os.environ:
         assert run("-c", code)[0] == b"True %b\n" % CORE.encode()
+
+
+STARTS_A_CHILD = """
+import asyncio, os, sys
+from compat.processes import children_of
+
+async def main():
+    started = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "start_new_session": True}
+    options = ("--log", sys.argv[1], "--job", "j", "--store", sys.argv[2])
+    command = (sys.executable, "-m", "state_backend.apply.applier")
+    child = await asyncio.create_subprocess_exec(*command, *options, **started, env=os.environ | {"PASSED": "x"})
+    line = await child.stdout.readline()
+    (row,) = children_of(os.getpid()).items()
+    print(row[0] == child.pid, b"--job" in row[1], os.getsid(child.pid) == child.pid, line[:10].decode())
+    if sys.argv[3] == "kill":
+        child.kill()
+    child.stdin.close()
+    print(await child.wait(), child.returncode)
+    assert not await child.stdout.read() or sys.argv[3] != "kill"
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("ending", "code"), [("end", 0), ("kill", -9)])
+def test_a_child_of_a_program_is_a_fork_and_a_child_of_the_program(tmp_path: Path, ending: str, code: int) -> None:
+    with LogWriter(tmp_path / "log", "j", [StateDescriptor("s", key="k", value="v")]) as writer:
+        writer.publish([Change("s", Op.PUT, b"j:s:a", value=b"1")])
+    program = f"import runpy, sys; from compat import nursery; nursery.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
+    printed, _ = run("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
+    assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]
 
 
 def test_threads_start_programs_at_the_same_time() -> None:

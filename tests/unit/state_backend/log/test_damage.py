@@ -89,11 +89,11 @@ def answers(log: ChangeLog) -> Iterator[Any]:
             epoch = job.epoch(each, number)
             assert epoch is not None
             yield epoch
-            yield [run.to_pydict() for run in job.runs(each.generation, epoch)]
+            yield list(job.runs(each.generation, epoch))
     for manifest in manifests:
         yield manifest
         folder = job.snapshot_folder(visible.generation, manifest.epoch)
-        yield [run.to_pydict() for run in job.runs_in_folder(folder, manifest)]
+        yield list(job.runs_in_folder(folder, manifest))
 
 
 def is_noticed(root: Path, path: str, bit: int, expected: list[Any]) -> bool:

@@ -1,0 +1,69 @@
+"""What a fork of a process that has imported our programs does to run one of them, as a new Python would."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+IMPORTED = (
+    *(f"resp_server.programs.{name}" for name in ("serve", "proxy", "state_server", "registry", "history_reader")),
+    "resp_server.workers.worker",
+    "state_backend.apply.applier",
+    "state_backend.apply.compactor",
+)
+# The room for the arguments that `ps` shows (guess).
+ARGUMENT_BYTES_MAX = 4096
+
+
+def show_arguments(arguments: Sequence[str]) -> None:
+    """Have `ps` and /proc show these arguments, as those of a Python: tests find processes by them."""
+    if sys.platform != "linux":
+        return
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = "\0".join([sys.executable, *arguments]).encode()[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def run_to_end(arguments: Sequence[str]) -> NoReturn:
+    """Run a program, and end this process with its exit code; an exception is printed, as Python does."""
+    code = _exit_code_of(arguments)
+    atexit._run_exitfuncs()
+    if not sys.stdout.closed:
+        sys.stdout.flush()
+    os._exit(code)  # Python's own end frees all objects, and so copies all pages that forks share
+
+
+def _exit_code_of(arguments: Sequence[str]) -> int:
+    try:
+        _run(arguments)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _run(arguments: Sequence[str]) -> None:
+    what, *given = arguments[1:] if arguments[0] in ("-m", "-c") else arguments
+    sys.argv = [what, *given]
+    if arguments[0] == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.argv[0] = "-c"
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(module))
+    else:
+        runpy.run_path(what, run_name="__main__")
