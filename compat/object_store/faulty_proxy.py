@@ -6,12 +6,13 @@
     503     the response is "too busy"; the request is not executed
     late    the request is executed, but the response is a 500
 
-All requests can be delayed, as if the store were far away. Requests with a given path can be held until a number of
+All requests can take some time, as if the store were far away. Requests with a given path can be held until a number of
 them wait, which tests that they are sent at once. One connection carries one request.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import struct
@@ -52,7 +53,7 @@ class FaultyProxy:
         self.port = 0
         # A header in lower case that is removed from all requests, as if the store did not support it.
         self.drop_header = b""
-        # The time before a request is forwarded.
+        # The time of a request, from its receipt to its response, unless the server itself takes longer.
         self.delay_s = 0.0
         # Requests with this text in their path wait at this barrier.
         self.held: tuple[str, threading.Barrier] | None = None
@@ -97,6 +98,7 @@ class _Connection(socketserver.StreamRequestHandler):
         line = self.rfile.readline()
         if not line:
             return
+        began_s = time.monotonic()
         method, path, _ = line.decode("latin-1").split(" ", 2)
         head, length = [line], 0
         while (header := self.rfile.readline()) not in (b"\r\n", b""):
@@ -115,7 +117,8 @@ class _Connection(socketserver.StreamRequestHandler):
         elif kind == "cut":
             self._cut()
         else:
-            response = self._forward(b"".join(head) + b"Connection: close\r\n\r\n" + body)
+            response = self._forward(method, b"".join(head) + b"Connection: close\r\n\r\n" + body)
+            time.sleep(max(0.0, began_s + self.server.proxy.delay_s - time.monotonic()))
             if kind == "lose":
                 self._cut()
             elif kind == "late":
@@ -125,16 +128,16 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def _wait(self, path: str) -> None:
         proxy = self.server.proxy
-        time.sleep(proxy.delay_s)
+        time.sleep(proxy.delay_s / 2)  # a request takes as long to arrive as its response
         if proxy.held is not None and proxy.held[0] in path:
             proxy.held[1].wait()
 
-    def _forward(self, request: bytes) -> bytes:
-        """Forward a request; return the response."""
+    def _forward(self, method: str, request: bytes) -> bytes:
+        """Forward a request; return the response. The server closes the connection ten milliseconds after its end."""
         with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as server:
             server.sendall(request)
             response = bytearray()
-            while chunk := server.recv(CHUNK_BYTES):
+            while not _is_whole(response, method) and (chunk := server.recv(CHUNK_BYTES)):
                 response += chunk
         return bytes(response)
 
@@ -146,6 +149,13 @@ class _Connection(socketserver.StreamRequestHandler):
         # Reset the connection rather than close it, as after a network failure.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
+
+
+def _is_whole(response: bytes | bytearray, method: str) -> bool:
+    """Return whether a response has its end; one without a length has it where the connection closes."""
+    head, separator, body = response.partition(b"\r\n\r\n")
+    length = re.search(rb"^content-length: *(\d+)\r?$", head, re.MULTILINE | re.IGNORECASE)
+    return bool(separator) and (method == "HEAD" or (length is not None and len(body) >= int(length[1])))
 
 
 class _Listener(socketserver.ThreadingTCPServer):
