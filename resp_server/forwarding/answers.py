@@ -12,6 +12,7 @@ no task of the event loop: so it costs no turn of the loop, and its requests are
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
@@ -112,27 +113,24 @@ class _AllOver:
     """Waits until all futures have an answer, or one has failed."""
 
     def __init__(self, futures: Sequence[ReplyFuture]) -> None:
-        self._futures = futures
+        self._awaited = [each for each in futures if not each.is_over]
+        self._missing = 0 if any(each.has_failed for each in futures) else len(self._awaited)
         self._then: Callable[[], None] | None = None
-
-    @property
-    def _is_over(self) -> bool:
-        return any(each.has_failed for each in self._futures) or all(each.is_over for each in self._futures)
 
     def when_over(self, then: Callable[[], None]) -> None:
         """Call back when the wait is over."""
         self._then = then
-        for each in self._futures:
-            if not each.is_over:
-                each.when_over(self._check)
+        for each in self._awaited:
+            each.when_over(partial(self._take_end, each))
 
-    def _check(self) -> None:
-        if self._then is not None and self._is_over:
+    def _take_end(self, future: ReplyFuture) -> None:
+        self._missing -= 1
+        if self._then is not None and (future.has_failed or not self._missing):
             then, self._then = self._then, None
             then()
 
     def __await__(self) -> Generator[Wait, None, None]:
-        if not self._is_over:
+        if self._missing:
             yield self
 
 
@@ -146,12 +144,18 @@ async def all_of(futures: Sequence[ReplyFuture]) -> list[Answer]:
     return [await each for each in futures]
 
 
-async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
-    """Merge the replies to several requests into one. The first error among them is the reply."""
-    answers = await all_of(futures)
+def epochs_of(answers: Sequence[Answer]) -> ReplyEpochs:
+    """Return the epochs that any of several replies is from."""
     epochs = NO_EPOCHS
     for answer in answers:
         epochs = union_of(epochs, answer.epochs)
+    return epochs
+
+
+async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
+    """Merge the replies to several requests into one. The first error among them is the reply."""
+    answers = await all_of(futures)
+    epochs = epochs_of(answers)
     replies = [answer.reply for answer in answers]
     error = next(filter(is_error, replies), None)
     if error is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from resp_server.forwarding.answers import Called
+from resp_server.forwarding.answers import Answering, Called, deliver
 from resp_server.forwarding.raw_replies import (
     JOINED_BYTES_MAX,
     RawReply,
@@ -137,6 +137,16 @@ class ReplyBatch(Pending, ReplySink):
     def before_last_reply(self, then: Callable[[], None]) -> None:
         """Call back when all replies but the last one have arrived. At the call, one of them has to be missing."""
         self._then = then
+
+    def answer(self, make: Callable[[], Answering], is_silent: bool = False) -> None:
+        """Add the pending reply of a coroutine. make: called again if the reply is from too early an epoch."""
+        index = self.expect(is_silent)
+
+        def run() -> None:
+            deliver(make(), self, index)
+
+        self._retries[index] = run
+        run()
 
     def seen(self) -> Epochs:
         """Return the epochs that the client has seen."""

@@ -550,10 +550,8 @@ class ProxyDispatcher(Dispatcher):
         if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
             if policy is RequestPolicy.BY_CURSOR:
                 cursor(request[1])  # raises for an invalid cursor
-            index = batch.expect(is_silent)
-            query = KeyspaceQuery(self._applications, request, protocol, batch, index, within(session.user))
-            batch.set_retry(index, query.send)
-            query.send()
+            query = KeyspaceQuery(self._applications, request, protocol, batch.seen, within(session.user))
+            batch.answer(query.answer, is_silent)
             return True
         if policy is RequestPolicy.ALL_JOBS:
             return self._query_jobs(command, request, session, batch)

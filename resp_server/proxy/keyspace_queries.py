@@ -13,16 +13,16 @@ from typing import NamedTuple
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of, epochs_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge, ReplySink, ReplyStage, merge_or_error
+from resp_server.forwarding.reply_stages import Merge, merge_or_error
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply_up_to_slot
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs, union_of
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
@@ -39,117 +39,93 @@ class QueriedShard(NamedTuple):
     slots: int
 
 
-class KeyspaceQuery(ReplyStage):
-    """One query."""
+class KeyspaceQuery:
+    """A client's query. seen: returns the epochs that the client has seen. within: a prefix that limits its keys."""
 
     def __init__(
-        self,
-        applications: Applications,
-        request: Request,
-        protocol: int,
-        sink: ReplySink,
-        index: int,
-        within: Request = (),
+        self, applications: Applications, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()
     ) -> None:
-        super().__init__(sink, index)
-        self._within = within
-        self._applications = applications.each
+        self._clusters, self._protocol, self._seen = applications.each, protocol, seen
         self._role = role_of(request[0])
-        self._request = tuple(request)
-        self._protocol = protocol
         self._is_scan = self._role is Role.SCAN
-        first = applications.each[0]
+        first = self._clusters[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
         # Servers that have different versions for as long as a short request's deadline will not agree soon.
         self._agree_s = first.deadline_s()
         if self._is_scan:
-            self._number, self._cursor = self._split_cursor(bytes(request[1]))
+            self._number, inner = self._split_cursor(bytes(request[1]))
+            self._slot = min(inner >> HASH_BITS, SLOTS - 1)
+            request = (request[0], b"%d" % inner, *request[2:])
+        self._packed = pack((*within, *request))
 
-    def _split_cursor(self, word: bytes) -> tuple[int, int]:
+    def _split_cursor(self, argument: bytes) -> tuple[int, int]:
         """Split a cursor into the number of its application and the cursor for that application's servers."""
-        if len(self._applications) == 1 or not word.isdigit():
-            return 0, cursor(word)
-        number, position = divmod(int(word), 1 << POSITION_BITS)
-        if number < len(self._applications):
+        if len(self._clusters) == 1 or not argument.isdigit():
+            return 0, cursor(argument)
+        number, position = divmod(int(argument), 1 << POSITION_BITS)
+        if number < len(self._clusters):
             return number, position
-        return len(self._applications) - 1, cursor(word)  # after the last application
+        return len(self._clusters) - 1, cursor(argument)  # after the last application
 
-    def send(self) -> None:
-        """Send the query to its servers."""
-        self.reopen()
-        self.attempt(self._send)
-
-    def _send(self) -> None:
-        queried = self._applications
-        if self._is_scan:
-            queried = queried[self._number : self._number + 1]
-        if not all(each.slots.is_complete for each in queried):
-            self._fail(ClusterDownError())
-            return
-        request = self._request
-        if self._is_scan:
-            request = (request[0], b"%d" % self._cursor, *request[2:])
-            slots = queried[0].slots
-            at = min(self._cursor >> HASH_BITS, SLOTS - 1)
-            self._last = slots.last_of_run(at)
-            self._shards = [QueriedShard(queried[0], str(slots.owners_of_version[at]), slots.version, 0)]
-        else:
-            self._shards = [
-                QueriedShard(each, master, each.slots.version, count)
-                for each in queried
-                for master, count in each.slots.counts.items()
-            ]
-        packed = pack((*self._within, *request))
-        self._epochs = NO_EPOCHS
-        self._replies: list[RawReply | None] = [None] * (REQUESTS_PER_SHARD * len(self._shards))
-        self._missing = len(self._replies)
-        for number, (cluster, master, _, _) in enumerate(self._shards):
-            for index, each in enumerate((TOPOLOGY, packed, TOPOLOGY), REQUESTS_PER_SHARD * number):
-                sent = ServerRequest(
-                    each, 0, self._protocol, self._deadline_s, self, index, None, master, not self._is_scan
-                )
-                cluster.send(sent)
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Store one reply; after the last one, check the versions and merge the replies."""
-        self._replies[index] = reply
-        self._epochs = union_of(self._epochs, epochs)
-        self._missing -= 1
-        if not self._missing:
-            self._done([each for each in self._replies if each is not None])
-
-    def _done(self, replies: Sequence[RawReply]) -> None:
-        error = next(filter(is_error, replies), None)
-        if error is not None:
-            self.finish(error, self._epochs)
-            return
-        unequal = [
-            shard
-            for shard, (before, _, after) in zip(
-                self._shards, zip(*[iter(replies)] * REQUESTS_PER_SHARD, strict=True), strict=True
-            )
-            if any(
-                b"\r\ncluster_current_epoch:%d\r\n" % shard.version not in as_bytes(each) for each in (before, after)
-            )
-        ]
-        if unequal or any(shard.version != shard.cluster.slots.version for shard in self._shards):
+    async def answer(self) -> Answer:
+        """Answer the query, by servers that have the proxy's version of the topology."""
+        queried = self._clusters[self._number : self._number + 1] if self._is_scan else self._clusters
+        while True:
+            if not all(each.slots.is_complete for each in queried):
+                return _refused(ClusterDownError())
+            shards = [self._scanned(queried[0])] if self._is_scan else _shards_of(queried)
+            requests = [(shard, each) for shard in shards for each in (TOPOLOGY, self._packed, TOPOLOGY)]
+            answers = await all_of([self._ask(shard, each) for shard, each in requests])
+            epochs, replies = epochs_of(answers), [each.reply for each in answers]
+            error = next(filter(is_error, replies), None)
+            if error is not None:
+                return Answer(error, epochs)
+            unequal = _with_other_versions(shards, replies)
+            if not unequal and all(shard.version == shard.cluster.slots.version for shard in shards):
+                merging = merge_or_error(self._merge_of(shards), replies[1::REQUESTS_PER_SHARD])
+                return Answer(await in_steps(merging, shards[0].cluster.defer), epochs)
             for shard in unequal:
                 shard.cluster.refresh(shard.cluster.active_server(shard.master))
-            if not self._shards[0].cluster.retry_later(self._agree_s, lambda: self.attempt(self._send)):
-                self._fail(TryAgainError("the servers do not have the same version of the topology"))
-        elif self._is_scan:
-            count = len(self._applications)
-            self._merge(
-                lambda replies: scan_reply_up_to_slot(as_bytes(replies[0]), self._last, self._number, count),
-                replies[1:2],
-            )
-        else:
-            weights = [shard.slots for shard in self._shards]
-            self._merge(lambda replies: merge_all(self._role, replies, weights), replies[1::REQUESTS_PER_SHARD])
+            if not await shards[0].cluster.pause(self._agree_s):
+                return _refused(TryAgainError("the servers do not have the same version of the topology"))
 
-    def _merge(self, merge: Merge, replies: Sequence[RawReply]) -> None:
-        defer = self._shards[0].cluster.defer
-        self.run_steps(merge_or_error(merge, replies), lambda reply: self.finish(reply, self._epochs), defer)
+    def _scanned(self, cluster: StateCluster) -> QueriedShard:
+        """Return the shard of the cursor's slot."""
+        return QueriedShard(cluster, str(cluster.slots.owners_of_version[self._slot]), cluster.slots.version, 0)
 
-    def _fail(self, error: ReplyError) -> None:
-        self.finish(b"-%b\r\n" % error.line)
+    def _ask(self, shard: QueriedShard, packed: bytes) -> ReplyFuture:
+        future, is_long = ReplyFuture(self._seen), not self._is_scan
+        shard.cluster.send(
+            ServerRequest(packed, 0, self._protocol, self._deadline_s, future, 0, None, shard.master, is_long)
+        )
+        return future
+
+    def _merge_of(self, shards: Sequence[QueriedShard]) -> Merge:
+        """Return the function that merges the shards' replies to the query."""
+        if not self._is_scan:
+            return lambda replies: merge_all(self._role, replies, [shard.slots for shard in shards])
+        last_slot = shards[0].cluster.slots.last_of_run(self._slot)
+        return lambda replies: scan_reply_up_to_slot(as_bytes(replies[0]), last_slot, self._number, len(self._clusters))
+
+
+def _refused(error: ReplyError) -> Answer:
+    return Answer(b"-%b\r\n" % error.line)
+
+
+def _shards_of(clusters: Sequence[StateCluster]) -> Sequence[QueriedShard]:
+    return [
+        QueriedShard(each, master, each.slots.version, count)
+        for each in clusters
+        for master, count in each.slots.counts.items()
+    ]
+
+
+def _with_other_versions(shards: Sequence[QueriedShard], replies: Sequence[RawReply]) -> Sequence[QueriedShard]:
+    """Return the shards whose servers had another version of the topology, before or after the query."""
+    return [
+        shard
+        for shard, before, after in zip(
+            shards, replies[::REQUESTS_PER_SHARD], replies[REQUESTS_PER_SHARD - 1 :: REQUESTS_PER_SHARD], strict=True
+        )
+        if any(b"\r\ncluster_current_epoch:%d\r\n" % shard.version not in as_bytes(each) for each in (before, after))
+    ]

@@ -13,12 +13,14 @@ import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, pairwise
 from operator import ne
 from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.execution.histories import HISTORIES_MAX
+from resp_server.forwarding.answers import Called
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer
@@ -203,10 +205,20 @@ class StateCluster:
 
     def retry_later(self, deadline_s: float, retry: Callable[[], None]) -> bool:
         """Call back after a pause; return False if the deadline would be over then, or the proxy stops."""
-        if self._is_stopping or self.now_s + AGREE_PAUSE_S > deadline_s:
-            return False
-        self._loop.call_later(AGREE_PAUSE_S, retry)
-        return True
+        can_pause = self._can_pause(deadline_s)
+        if can_pause:
+            self._loop.call_later(AGREE_PAUSE_S, retry)
+        return can_pause
+
+    async def pause(self, deadline_s: float) -> bool:
+        """Pause before a retry; return False at once if the deadline would be over then, or the proxy stops."""
+        can_pause = self._can_pause(deadline_s)
+        if can_pause:
+            await Called(partial(self._loop.call_later, AGREE_PAUSE_S))
+        return can_pause
+
+    def _can_pause(self, deadline_s: float) -> bool:
+        return not self._is_stopping and self.now_s + AGREE_PAUSE_S <= deadline_s
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO: the topology's version, and each server."""

@@ -1,6 +1,6 @@
 """DBSIZE, KEYS, RANDOMKEY and SCAN within MULTI: the upstream's part is in its transaction, the states' part after it.
 
-Such a command is sent as outside of MULTI, but through `QueuedSides`. What it sends to a single Redis joins the
+Such a command is answered as outside of MULTI, but through `QueuedSides`. What it sends to a single Redis joins the
 upstream's MULTI ... EXEC. A Redis Cluster has no transaction over its nodes, so what it sends to them waits, as what it
 sends to the states does, until the EXEC of the upstream's part has been answered.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from resp_server.forwarding.answers import Answer, ReplyFuture, started
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.swap.keyspace import KeyspaceSides
-from resp_server.upstream.connection import UpstreamSink
 
 
 class QueuedSides:
@@ -22,27 +21,31 @@ class QueuedSides:
 
     def __init__(self, sides: KeyspaceSides, queue: Callable[[Request], int]) -> None:
         self._sides, self._queue = sides, queue
-        self.node_count, self.defer, self.send_to_owner = sides.node_count, sides.defer, sides.send_to_owner
-        self._queued: list[tuple[int, UpstreamSink, int]] = []
-        self._later: list[tuple[Callable[[], None], UpstreamSink, int]] = []
+        self.node_count, self.defer, self.to_owner = sides.node_count, sides.defer, sides.to_owner
+        self._queued: list[tuple[ReplyFuture, int]] = []
+        self._waiting: list[ReplyFuture] = []
 
-    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
+    def to_node(self, node: int, request: Request) -> ReplyFuture:
         """Queue a read of the upstream."""
-        if self.node_count == 1:
-            self._queued.append((self._queue(request), sink, index))
-        else:
-            self._later.append((partial(self._sides.send_to_node, node, request, sink, index), sink, index))
+        if self.node_count > 1:
+            return started(self._after_exec(partial(self._sides.to_node, node, request)))
+        place, future = self._queue(request), ReplyFuture()
+        self._queued.append((future, place))
+        return future
 
-    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
-        """Keep a request until the EXEC is answered."""
-        self._later.append((partial(self._sides.send_to_states, request, sink, index), sink, index))
+    def to_states(self, request: Request) -> ReplyFuture:
+        """Send a request to the state servers after the EXEC is answered."""
+        return started(self._after_exec(partial(self._sides.to_states, request)))
+
+    async def _after_exec(self, send: Callable[[], ReplyFuture]) -> Answer:
+        exec_answered = ReplyFuture()
+        self._waiting.append(exec_answered)
+        await exec_answered
+        return await send()
 
     def start(self, items: Sequence[RawReply]) -> None:
         """Pass on the upstream's replies, and send the other requests. items: the replies of the upstream's part."""
-        for at, sink, index in self._queued:
-            sink.put(index, items[at])
-        for send, sink, index in self._later:
-            try:
-                send()
-            except Exception as error:
-                sink.fail(index, error)
+        for future, place in self._queued:
+            future.put(0, items[place])
+        for each in self._waiting:
+            each.put(0, b"")

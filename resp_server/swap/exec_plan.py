@@ -14,11 +14,21 @@ from typing import NamedTuple, Protocol
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Destination, Role
 from resp_server.execution.exec_runner import NOTHING_RUN
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, Turns, all_of, ask, in_steps
+from resp_server.forwarding.answers import (
+    Answer,
+    Answering,
+    ReplyFuture,
+    SeenEpochs,
+    Turns,
+    all_of,
+    ask,
+    in_steps,
+    started,
+)
 from resp_server.forwarding.packing import pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, malformed_reply
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply
 from resp_server.protocol.errors import ExecAbortError, PlainError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.transactions import BackendExec, Watched
@@ -67,11 +77,10 @@ class Overlay(Protocol):
         request: Request,
         session: Session,
         database: int,
-        sink: ReplySink,
-        index: int,
+        seen: SeenEpochs,
         through: Callable[[KeyspaceSides], KeyspaceSides],
-    ) -> Callable[[], None]:
-        """Return what sends a request about all keys of a database to both backends."""
+    ) -> Callable[[], Answering]:
+        """Return what answers a request about all keys of a database from both backends; ReplyError: a wrong cursor."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
@@ -218,19 +227,16 @@ class OverlayPlan:
             sides.append(QueuedSides(direct, queue))
             return sides[-1]
 
-        def send(sink: ReplySink, index: int) -> None:
-            role = routed.policy.role
-            overlay.keyspace_query(role, request, self._session, database, sink, index, through)()
-
         self.needs_states |= overlay.has_states(database)
-        reply = ask(send, self._seen)
-        if reply.has_failed:
-            try:
+        try:
+            query = overlay.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
+            reply = started(query())
+            if reply.has_failed:
                 await reply
-            except ExecAbortError:
-                raise
-            except ReplyError as error:
-                return overlay.error_reply(error)
+        except ExecAbortError:
+            raise
+        except ReplyError as error:
+            return overlay.error_reply(error)
         self.listings.append(Listing(len(self.places), sides, reply))
         return b""
 

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from random import choice, choices
 from typing import NamedTuple, Protocol
 
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
-from resp_server.commands.generic import cursor_number
+from resp_server.forwarding.answers import Answer, ReplyFuture, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply, merge_or_error
 from resp_server.protocol.errors import PlainError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.field_names import NO_RULES, FieldRules, may_match
 from resp_server.proxy.request_policy import NO_KEY
-from resp_server.session.epoch_feed import ReplyEpochs
-from resp_server.swap.state_listing import KEYS_AT_ONCE, ListedNames, StateListing, VisibleNames
-from resp_server.upstream.connection import UpstreamSink
+from resp_server.swap.state_listing import KEYS_AT_ONCE, StateListing, VisibleNames, listed_names
 from resp_server.upstream.rules import Rule
-from resp_server.upstream.scan_cursor import after, position_of
+from resp_server.upstream.scan_cursor import ScanPosition, after
 
 # Random keys of each side: several, because some may be copies of the other side's keys (guess).
 UPSTREAM_DRAWS, STATES_DRAWS = 16, 4
@@ -43,13 +42,13 @@ class KeyspaceSides(Protocol):
     node_count: int
     defer: Defer
 
-    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
+    def to_node(self, node: int, request: Request) -> ReplyFuture:
         """Send a read to a node of the upstream."""
 
-    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
+    def to_states(self, request: Request) -> ReplyFuture:
         """Send a request to the state servers."""
 
-    def send_to_owner(self, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+    def to_owner(self, key: bytes, request: Request) -> ReplyFuture:
         """Send a read of a state's key to the server that has it."""
 
 
@@ -118,63 +117,37 @@ def _may_name(rule: Rule, pattern: bytes) -> bool:
     return may_match(pattern, rule.keys.prefix, not rule.keys.columns)
 
 
-class SwapScan(ReplyStage):
-    """One SCAN: a step of the side that the cursor names."""
+async def scan(sides: KeyspaceSides, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
+    """Answer a SCAN by a step of the side that its cursor names. position: that of the cursor."""
+    request = (request[0], b"%d" % position.inner, *request[2:])
+    listing = keys.state_listing(request)
+    if position.node is None:
+        page = await sides.to_states(listing.request)
+    else:
+        page = await sides.to_node(position.node, request)
+    if is_error(page.reply):
+        return page
+    following, found = await in_steps(_following_and_keys(position, page.reply, sides.node_count), sides.defer)
+    if position.node is None:
+        names = await listed_names(listing, Answer(found, page.epochs), sides.to_owner, sides.defer)
+    else:
+        filtering = merge_or_error(lambda pages: visible_keys(pages, [keys.of_upstream]), [found])
+        names = Answer(found if is_error(found) else await in_steps(filtering, sides.defer), page.epochs)
+    if is_error(names.reply):
+        return names
+    return Answer(raw_reply_of([b"*2\r\n", following, names.reply]), names.epochs)
 
-    PAGE, NAMES = 0, 1
 
-    def __init__(self, sides: KeyspaceSides, keys: KeyFilter, request: Request, sink: ReplySink, index: int) -> None:
-        super().__init__(sink, index)
-        self._sides, self._of_upstream = sides, keys.of_upstream
-        self._position = position_of(cursor_number(request[1]), sides.node_count)
-        self._request: Request = (request[0], b"%d" % self._position.inner, *request[2:])
-        self._part = keys.state_listing(self._request)
-        self._following = b""  # the next cursor
-
-    def send(self) -> None:
-        """Send the request to its side."""
-        self.reopen()
-        self.attempt(self._send)
-
-    def _send(self) -> None:
-        node = self._position.node
-        if node is None:
-            self._sides.send_to_states(self._part.request, self, self.PAGE)
-        else:
-            self._sides.send_to_node(node, self._request, self, self.PAGE)
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        if is_error(reply):
-            self.finish(reply, epochs)
-        elif index == self.NAMES:
-            self.finish(raw_reply_of([b"*2\r\n", self._following, reply]), epochs)
-        elif self._position.node is None:
-            names = ListedNames(self._part, self._sides.send_to_owner, self._sides.defer, self, self.NAMES)
-            self.run_steps(
-                merge_or_error(self._keys, [reply]),
-                lambda keys: names.put(ListedNames.KEYS, keys, epochs),
-                self._sides.defer,
-            )
-        else:
-            self.run_steps(
-                merge_or_error(self._visible, [reply]),
-                lambda names: self.put(self.NAMES, names, epochs),
-                self._sides.defer,
-            )
-
-    def _keys(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
-        """Take the cursor of a page; return its keys."""
-        cursor, keys = yield from items_of(replies[0])
-        try:
-            following = after(self._position, int(text_of(cursor)), self._sides.node_count)
-        except PlainError as error:
-            return b"-%b\r\n" % error.line
-        self._following = encode(b"%d" % following, 2)
-        return keys
-
-    def _visible(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
-        keys = yield from self._keys(replies)
-        return keys if is_error(keys) else (yield from visible_keys([keys], [self._of_upstream]))
+def _following_and_keys(position: ScanPosition, page: RawReply, node_count: int) -> Steps[tuple[bytes, RawReply]]:
+    """Return the encoded next cursor, and a page's keys; an error in place of the keys."""
+    try:
+        inner, keys = yield from items_of(page)
+        following = after(position, int(text_of(inner)), node_count)
+    except PlainError as error:
+        return b"", b"-%b\r\n" % error.line
+    except MALFORMED_REPLY_ERRORS as error:
+        return b"", malformed_reply(error)
+    return encode(b"%d" % following, 2), keys
 
 
 def visible_keys(
@@ -195,45 +168,39 @@ def visible_keys(
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
 
 
-def query_both(
-    sides: KeyspaceSides, keys: KeyFilter, role: Role | None, request: Request, sink: ReplySink, index: int
-) -> None:
-    """Send KEYS, RANDOMKEY or DBSIZE to both sides, and join the replies."""
-    count = sides.node_count
+async def query_both(sides: KeyspaceSides, keys: KeyFilter, role: Role | None, request: Request) -> Answer:
+    """Answer KEYS, RANDOMKEY or DBSIZE from both sides."""
     if role is Role.RANDOMKEY:
-        _draw(sides, keys, sink, index)
-        return
-
-    def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-        if role is Role.DBSIZE:
-            return sum_of_replies(replies)
-        return visible_keys(replies, [*[keys.of_upstream] * count, lambda name: True], keys.has_common)
-
-    both = ReplyAggregator(count + 1, merge, sink, index, sides.defer)
-    for node in range(count):
-        sides.send_to_node(node, request, both, node)
-    if role is Role.DBSIZE:
-        both.attempt(sides.send_to_states, request, both, count)
-    else:
-        part = keys.state_listing(request)
-        names = ListedNames(part, sides.send_to_owner, sides.defer, both, count)
-        names.attempt(sides.send_to_states, part.request, names, ListedNames.KEYS)
-
-
-def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) -> None:
-    """Reply a random key. A side is chosen in proportion to its visible names, estimated from its random keys."""
+        return await _random_key(sides, keys)
     count = sides.node_count
-    size = count * (UPSTREAM_DRAWS + 1) + STATES_DRAWS + 1
-    part = keys.state_listing(RANDOMKEY)
+    parts = [sides.to_node(node, request) for node in range(count)]
+    if role is Role.DBSIZE:
+        return await joined([*parts, sides.to_states(request)], sum_of_replies, sides.defer)
+    parts.append(started(_state_names(sides, keys.state_listing(request))))
+    filters = [*[keys.of_upstream] * count, lambda name: True]
+    return await joined(parts, lambda replies: visible_keys(replies, filters, keys.has_common), sides.defer)
 
-    def merge(replies: Sequence[RawReply]) -> Steps[RawReply]:
-        at, candidates, weights, is_hidden = 0, [], [], False
-        for side in range(count + 1):
-            draws = UPSTREAM_DRAWS if side < count else STATES_DRAWS
-            drawn = [each for each in replies[at + 1 : at + 1 + draws] if each not in NO_KEY]
+
+async def _state_names(sides: KeyspaceSides, listing: StateListing) -> Answer:
+    """Return the clients' names of the keys that the state servers list."""
+    return await listed_names(listing, await sides.to_states(listing.request), sides.to_owner, sides.defer)
+
+
+async def _random_key(sides: KeyspaceSides, keys: KeyFilter) -> Answer:
+    """Return a random key. A side is chosen in proportion to its visible names, estimated from its random keys."""
+    count, listing = sides.node_count, keys.state_listing(RANDOMKEY)
+    # For each node, then for the states: the number of keys, and some random ones.
+    parts = [[sides.to_node(node, each) for each in (DBSIZE, *[RANDOMKEY] * UPSTREAM_DRAWS)] for node in range(count)]
+    parts.append([sides.to_states(DBSIZE), *(started(_state_names(sides, listing)) for _ in range(STATES_DRAWS))])
+
+    def choose(replies: Sequence[RawReply]) -> Steps[RawReply]:
+        each_reply, candidates, weights, is_hidden = iter(replies), [], [], False
+        for number, part in enumerate(parts):
+            size, *draws = islice(each_reply, len(part))
+            drawn = [each for each in draws if each not in NO_KEY]
             found: list[RawReply] = []
             for each in drawn:
-                if side == count:
+                if number == count:
                     names = yield from items_of(each)
                 else:
                     names = [each] if keys.of_upstream(text_of(each)) else []
@@ -241,8 +208,7 @@ def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) ->
                 found += names
             if found:
                 candidates.append(choice(found))
-                weights.append(max(1, int(as_bytes(replies[at])[1:])) * len(found) / len(drawn))
-            at += draws + 1
+                weights.append(max(1, int(as_bytes(size)[1:])) * len(found) / len(drawn))
         if candidates:
             return choices(candidates, weights)[0]
         if is_hidden:
@@ -252,13 +218,4 @@ def _draw(sides: KeyspaceSides, keys: KeyFilter, sink: ReplySink, index: int) ->
             return b"-%b\r\n" % error.line
         return replies[1]
 
-    both = ReplyAggregator(size, merge, sink, index, sides.defer)
-    at = 0
-    for node in range(count):
-        for number in range(UPSTREAM_DRAWS + 1):
-            sides.send_to_node(node, RANDOMKEY if number else DBSIZE, both, at + number)
-        at += UPSTREAM_DRAWS + 1
-    both.attempt(sides.send_to_states, DBSIZE, both, at)
-    for number in range(1, STATES_DRAWS + 1):
-        names = ListedNames(part, sides.send_to_owner, sides.defer, both, at + number)
-        names.attempt(sides.send_to_states, part.request, names, ListedNames.KEYS)
+    return await joined([each for part in parts for each in part], choose, sides.defer)

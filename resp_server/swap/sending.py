@@ -8,8 +8,10 @@ from typing import cast
 
 from resp_server.command.policy import Destination, RequestPolicy, Role
 from resp_server.command.table import Command
+from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.execution.dispatcher import keys_read
+from resp_server.forwarding.answers import Answering, SeenEpochs, ask
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
@@ -25,7 +27,7 @@ from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.exec_plan import OK
-from resp_server.swap.keyspace import KeyspaceSides, SwapScan, query_both
+from resp_server.swap.keyspace import KeyspaceSides, query_both, scan
 from resp_server.swap.long_requests import is_long
 from resp_server.swap.pinned_requests import PinnedRequests
 from resp_server.swap.preferred_reads import ClientSenders, PreferredRead, SplitRead
@@ -36,6 +38,7 @@ from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.result_cache import read_of
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route
+from resp_server.upstream.scan_cursor import position_of
 from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream
 
@@ -217,10 +220,7 @@ class SideSender(ProxyDispatcher):
         send()
 
     def _query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
-        index = batch.expect(session.is_silent)
-        send = self.keyspace_query(role, request, session, session.db, batch, index)
-        batch.set_retry(index, send)
-        send()
+        batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.is_silent)
 
     def keyspace_query(
         self,
@@ -228,24 +228,27 @@ class SideSender(ProxyDispatcher):
         request: Request,
         session: Session,
         database: int,
-        sink: ReplySink,
-        index: int,
+        seen: SeenEpochs,
         through: Callable[[KeyspaceSides], KeyspaceSides] = lambda sides: sides,
-    ) -> Callable[[], None]:
-        """Return what sends a request about all keys of a database to both sides. through: changes how it is sent."""
+    ) -> Callable[[], Answering]:
+        """Return what answers a request about all keys of a database from both sides; ReplyError for a wrong cursor.
+
+        through: changes how it is sent.
+        """
         keys = visible_keys(self._ownership, session.user, database)
         sides = through(
             ClientSides(
                 self.upstream_of(session),
                 self._applications,
                 session,
+                seen,
                 self._server.clients.defer,
-                partial(self._send_to_owner, session.protocol),
+                lambda key, read: ask(partial(self._send_to_owner, session.protocol, key, read), seen),
                 database=database,
                 has_states=database in self._ownership.matcher.databases,
                 is_named=keys.is_named,
             )
         )
         if role is Role.SCAN:
-            return SwapScan(sides, keys, request, sink, index).send
-        return partial(query_both, sides, keys, role, request, sink, index)
+            return partial(scan, sides, keys, request, position_of(cursor_number(request[1]), sides.node_count))
+        return partial(query_both, sides, keys, role, request)

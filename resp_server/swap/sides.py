@@ -7,8 +7,9 @@ from functools import partial
 
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
+from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask, started
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.field_names import FieldRules, has_fields
@@ -87,38 +88,38 @@ class OwnRequests:
 
 
 class ClientSides:
-    """Sends one client's requests about all keys to each side."""
+    """Sends one client's requests about all keys to each side. seen: returns the epochs that the client has seen."""
 
     def __init__(
         self,
         upstream: Upstream,
         applications: Applications,
         session: Session,
+        seen: SeenEpochs,
         defer: Defer,
-        send_to_owner: ToOwner,
+        to_owner: ToOwner,
         *,
         database: int,
         has_states: bool,
         is_named: bool,
     ) -> None:
-        self._upstream, self._applications, self._session = upstream, applications, session
+        self._upstream, self._applications, self._session, self._seen = upstream, applications, session, seen
         self._database, self._has_states, self._is_named = database, has_states, is_named
         self.node_count = upstream.node_count
-        self.defer, self.send_to_owner = defer, send_to_owner
+        self.defer, self.to_owner = defer, to_owner
 
-    def send_to_node(self, node: int, request: Request, sink: UpstreamSink, index: int) -> None:
+    def to_node(self, node: int, request: Request) -> ReplyFuture:
         """Send a read to a node of the upstream."""
         session = self._session
-        self._upstream.send_to_node(node, session.id, session.protocol, pack(request), sink, index)
+        return ask(partial(self._upstream.send_to_node, node, session.id, session.protocol, pack(request)))
 
-    def send_to_states(self, request: Request, sink: ReplySink, index: int) -> None:
+    def to_states(self, request: Request) -> ReplyFuture:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
         session, role = self._session, role_of(request[0])
         # Counting states' keys in a database other than 0 would mean reading all their names.
         assert role is not None
         if not self._has_states or (self._database and role is Role.DBSIZE):
-            sink.put(index, NO_KEYS[role])
-            return
+            return ask(lambda sink, index: sink.put(index, NO_KEYS[role]))
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)
-        KeyspaceQuery(self._applications, request, session.protocol, sink, index, readable).send()
+        return started(KeyspaceQuery(self._applications, request, session.protocol, self._seen, readable).answer())

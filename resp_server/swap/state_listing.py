@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, epochs_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink, ReplyStage, merge_or_error
+from resp_server.forwarding.reply_stages import Defer, merge_or_error
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.field_names import FIELDS_AT_ONCE, FieldRules, NamedHash, is_failure
 from resp_server.proxy.request_policy import NO_KEY
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs, union_of
+from resp_server.session.epoch_feed import union_of
 
 # The number of keys whose owner is looked up in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128
@@ -30,7 +31,7 @@ STRING = b"+string\r\n"
 # Returns the names under which a client sees a key. True: under its own name. False: not at all.
 VisibleNames = Callable[[bytes], bool | Sequence[bytes]]
 # Sends a read of a key to the server that has it.
-ToOwner = Callable[[bytes, Request, ReplySink, int], None]
+ToOwner = Callable[[bytes, Request], ReplyFuture]
 
 
 class StateListing(NamedTuple):
@@ -60,32 +61,39 @@ class _Read(NamedTuple):
     names: Callable[[RawReply], Steps[Sequence[bytes]]]
 
 
-class ListedNames(ReplyStage):
-    """Replaces the keys in the reply to SCAN, KEYS or RANDOMKEY by the clients' names.
+async def listed_names(listing: StateListing, keys: Answer, to_owner: ToOwner, defer: Defer) -> Answer:
+    """Replace the keys in the reply to SCAN, KEYS or RANDOMKEY by the clients' names.
 
     An error or an empty reply passes unchanged.
     """
+    if is_error(keys.reply) or keys.reply in NO_KEY:
+        return keys
+    names, epochs = _Names(listing), keys.epochs
+    error = await in_steps(merge_or_error(names.of_keys, [keys.reply]), defer)
+    while names.reads and not is_error(error):
+        reads = [names.reads.popleft() for _ in range(min(READS_AT_ONCE, len(names.reads)))]
+        answers = await all_of([to_owner(read.key, read.request) for read in reads])
+        epochs = union_of(epochs, epochs_of(answers))
+        taken = merge_or_error(partial(names.of_reads, reads), [each.reply for each in answers])
+        error = await in_steps(taken, defer)
+    if is_error(error):
+        return Answer(error, epochs)
+    return Answer(raw_reply_of([b"*%d\r\n" % len(names.found), *names.found]), epochs)
 
-    KEYS, READS = 0, 1
 
-    def __init__(self, listing: StateListing, to_owner: ToOwner, defer: Defer, sink: ReplySink, index: int) -> None:
-        super().__init__(sink, index)
-        self._listing, self._to_owner, self._defer = listing, to_owner, defer
-        self._found: list[RawReply] = []
-        self._reads: deque[_Read] = deque()
-        self._epochs = NO_EPOCHS
+class _Names:
+    """The clients' names of listed keys. found: encoded. reads: for the names that depend on a key's type or fields.
 
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        self._epochs = union_of(self._epochs, epochs)
-        if index == self.KEYS and not is_error(reply) and reply not in NO_KEY:
-            self.run_steps(merge_or_error(self._list, [reply]), self._continue, self._defer)
-        elif index == self.KEYS:
-            self.finish(reply, epochs)
-        else:
-            self._continue(reply)
+    Its steps return an error, or nothing.
+    """
 
-    def _list(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
-        """Collect the names that need no reads, and queue the reads for the others."""
+    def __init__(self, listing: StateListing) -> None:
+        self._listing = listing
+        self.found: list[RawReply] = []
+        self.reads: deque[_Read] = deque()
+
+    def of_keys(self, replies: Sequence[RawReply]) -> Steps[RawReply]:
+        """Collect the names that need no reads, and the reads for the others."""
         listing, reply = self._listing, replies[0]
         is_single = isinstance(reply, bytes) and reply[:1] == b"$"
         keys = [reply] if is_single else (yield from items_of(reply))
@@ -94,19 +102,19 @@ class ListedNames(ReplyStage):
             visible = listing.visible_names(key)
             if visible and listing.is_of_strings:
                 names = [key] if visible is True else visible
-                self._reads.append(_Read(key, (b"TYPE", key), partial(_if_string, names)))
+                self.reads.append(_Read(key, (b"TYPE", key), partial(_if_string, names)))
             elif visible is True:
-                self._found.append(item)
+                self.found.append(item)
             elif visible:
-                self._found += [encode(name, 2) for name in visible]
+                self.found += [encode(name, 2) for name in visible]
             named = listing.fields.of_hash(key, listing.is_prefix_needed)
             if named is not None:
-                self._reads.append(_Read(key, named.request, partial(self._names_of_fields, named)))
+                self.reads.append(_Read(key, named.request, partial(self._of_fields, named)))
             if not number % KEYS_AT_ONCE:
                 yield
         return b""
 
-    def _names_of_fields(self, named: NamedHash, reply: RawReply) -> Steps[Sequence[bytes]]:
+    def _of_fields(self, named: NamedHash, reply: RawReply) -> Steps[Sequence[bytes]]:
         found: list[bytes] = []
         for number, field in enumerate((yield from named.fields_in(reply))):
             names = self._listing.fields.names(named.key, named.rules, field)
@@ -115,26 +123,12 @@ class ListedNames(ReplyStage):
                 yield
         return found
 
-    def _continue(self, result: RawReply) -> None:
-        """Send the next reads. When none is left, send the names to the sink. result: empty, or an error."""
-        if is_error(result):
-            self.finish(result, self._epochs)
-            return
-        if not self._reads:
-            self.finish(raw_reply_of([b"*%d\r\n" % len(self._found), *self._found]), self._epochs)
-            return
-        reads = [self._reads.popleft() for _ in range(min(READS_AT_ONCE, len(self._reads)))]
-        reads_done = ReplyAggregator(
-            len(reads), partial(self._take, reads), self, self.READS, self._defer, takes_errors=True
-        )
-        for number, read in enumerate(reads):
-            reads_done.attempt(self._to_owner, read.key, read.request, reads_done, number)
-
-    def _take(self, reads: Sequence[_Read], replies: Sequence[RawReply]) -> Steps[RawReply]:
+    def of_reads(self, reads: Sequence[_Read], replies: Sequence[RawReply]) -> Steps[RawReply]:
+        """Collect the names that some reads were for."""
         for read, reply in zip(reads, replies, strict=True):
             if is_failure(reply):
                 return reply
-            self._found += [encode(name, 2) for name in (yield from read.names(reply))]
+            self.found += [encode(name, 2) for name in (yield from read.names(reply))]
             yield
         return b""
 
