@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 
 from resp_server.command.policy import Joined, Split
 from resp_server.execution.long_requests import of_bounded_size
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, split_header
+from resp_server.forwarding.answers import Answer, Called
+from resp_server.forwarding.raw_replies import Steps, is_error, raw_reply_of, split_header
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import PlainError
-from resp_server.protocol.replies import Pending, encode, encode_header
+from resp_server.protocol.replies import encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.batch import ReplyBatch
 
@@ -40,72 +41,25 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
     return b"".join(texts)
 
 
-class ChunkedRequest(Pending):
-    """The reply to a request that is sent in portions."""
-
-    def __init__(
-        self,
-        protocol: int,
-        split: Split,
-        portions: Iterator[Request],
-        send_portion: SendPortion,
-        seconds_max: float,
-        bytes_max: int,
-    ) -> None:
-        super().__init__(seconds_max, _too_late)
-        self._protocol = protocol
-        self._split = split
-        self._portions = portions
-        self._send_portion = send_portion
-        self._bytes_max = bytes_max
-        self._texts: list[bytes] = []
-        self._bytes = self._count = 0
-
-    def start(self) -> None:
-        """Send the first portion."""
-        self._attempt(self._send_next)
-
-    def _attempt(self, step: Callable[[], None]) -> None:
-        """Run a step; an exception that it raises becomes this request's reply."""
-        try:
-            step()
-        except Exception as error:
-            self._fail(error)
-
-    def _send_next(self) -> None:
-        portion = next(self._portions, None)
-        if portion is None:
-            self.resolve(self._merged)
-            return
-        batch = self._send_portion(portion)
+async def answer_in_portions(
+    portions: Iterator[Request], send_portion: SendPortion, split: Split, protocol: int, bytes_max: int
+) -> Answer:
+    """Answer a request that is sent in portions. bytes_max: of all replies; PlainError if they are longer."""
+    texts: list[bytes] = []
+    size = count = 0
+    for portion in portions:
+        batch = send_portion(portion)
         if batch.missing:
-            batch.when_resolved(lambda: self._attempt(lambda: self._receive(*batch.replies())))
-        else:
-            self._receive(*batch.replies())
-
-    def _receive(self, reply: RawReply) -> None:
+            await Called(batch.when_resolved)
+        (reply,) = batch.replies()
         if is_error(reply):
-            self.resolve(lambda: reply)
-            return
-        line, texts = split_header(reply)
-        self._count += int(line[1:])  # of an array, the number of items; of an integer, its value
-        self._texts += texts
-        self._bytes += len(reply)
-        if self._bytes > self._bytes_max:
-            raise PlainError(f"replies of more than {self._bytes_max} bytes were requested at once")
-        self._send_next()
-
-    def _fail(self, error: Exception) -> None:
-        def raise_error() -> RawReply:
-            raise error
-
-        self.resolve(raise_error)
-
-    def _merged(self) -> RawReply:
-        if self._split.joined is Joined.SUM:
-            return encode(self._count, self._protocol)
-        return raw_reply_of([encode_header(list, self._count, self._protocol), *self._texts])
-
-
-def _too_late() -> RawReply:
-    raise PlainError("no server answered in time")
+            return Answer(reply)
+        line, chunks = split_header(reply)
+        count += int(line[1:])  # of an array, the number of items; of an integer, its value
+        texts += chunks
+        size += len(reply)
+        if size > bytes_max:
+            raise PlainError(f"replies of more than {bytes_max} bytes were requested at once")
+    if split.joined is Joined.SUM:
+        return Answer(encode(count, protocol))
+    return Answer(raw_reply_of([encode_header(list, count, protocol), *texts]))

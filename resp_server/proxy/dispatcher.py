@@ -32,10 +32,10 @@ from resp_server.execution.dispatcher import (
 )
 from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
-from resp_server.forwarding.answers import Answer, deliver, in_steps
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, deliver, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge, ReplyAggregator, ReplySink, ReplyStage
+from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
@@ -48,8 +48,8 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
-from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, BatchHopSink, ReplyBatch
-from resp_server.proxy.chunked_request import ChunkedRequest, pack_in_steps
+from resp_server.proxy.batch import BATCH_BYTES_MAX, BatchHopSink, ReplyBatch
+from resp_server.proxy.chunked_request import answer_in_portions, pack_in_steps
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
@@ -62,9 +62,9 @@ from resp_server.proxy.request_policy import (
 )
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.tracking_recorder import TrackingRecorder
+from resp_server.proxy.tracking_recorder import tracked
 from resp_server.proxy.transaction_plan import TransactionPlanner
-from resp_server.proxy.transactions import BackendExec, ProxyWatch, ServersExec, Watched
+from resp_server.proxy.transactions import BackendExec, ServersExec, Watched, watch_states
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import check_watch_limits
@@ -309,57 +309,48 @@ class ProxyDispatcher(Dispatcher):
         self._monitor(session, command, request)
         if session.is_silent:  # a read whose reply is suppressed has no effect
             return True
-        before = batch.missing
-        sender = self._unsplit_sender if command.single_key_at else self._portion_sender
-        start = sender(context, command, request, split, batch)
-        if before:
-            batch.before_last_reply(start)  # earlier replies must not be from a later epoch
+        if command.single_key_at:
+            self._answer_unsplit(session, command, request, batch)
         else:
-            start()
+            batch.answer(partial(self._portions_answer, context, command, request, split, batch))
         return True
 
-    def _unsplit_sender(
-        self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
-    ) -> Callable[[], None]:
-        """Return a function that sends a long request about one key unsplit, so that its reply is from one epoch.
+    def _answer_unsplit(self, session: Session, command: Command, request: Request, batch: ReplyBatch) -> None:
+        """Send a long request about one key unsplit, so that its reply is from one epoch.
 
         The request uses a connection for slow requests, so that other clients do not wait behind it.
         """
-        session, tracking = context.session, self._tracking
         key = request[command.single_key_at]
+        packed: list[bytes] = []  # once: the request's words are cleared then
+
+        async def answering() -> Answer:
+            await batch.earlier_replies()  # they must not be from a later epoch
+            if not packed:
+                packed.append(await in_steps(pack_in_steps(cast(LongRequest, request)), self._server.clients.defer))
+            return await self._answer_of_one(packed[0], key, key, session, batch.seen)
+
+        batch.answer(answering)
+
+    async def _answer_of_one(
+        self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
+    ) -> Answer:
+        """Answer a slow read of one key. cached_key: the name by which the client caches it."""
         number, slot = self.target_of(key)
-        cluster, index = self._applications.each[number], batch.expect()
-        tracking_state = (
-            session.tracking_state
-            if session.tracking_state is not None and session.tracking_state.records_reads
-            else None
+        cluster, future, tracking_state = self._applications.each[number], ReplyFuture(seen), session.tracking_state
+        deadline_s = cluster.deadline_s(is_long=True)
+        cluster.send(
+            ServerRequest(packed, slot, session.protocol, deadline_s, future, 0, is_long=True, is_history=is_history)
         )
+        if tracking_state is None or not tracking_state.records_reads:
+            return await future
+        return await tracked(self._tracking, tracking_state, [cached_key], future)
 
-        def send(packed: bytes) -> None:
-            sink: ReplySink = (
-                batch if tracking_state is None else TrackingRecorder(batch, index, tracking, tracking_state, [key])
-            )
-            deadline_s = cluster.deadline_s(is_long=True)
-            cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, sink, index, is_long=True))
-
-        def send_first(packed: bytes) -> None:
-            batch.set_retry(index, partial(send, packed))
-            send(packed)
-
-        stage = ReplyStage(batch, index)
-        return partial(
-            stage.attempt,
-            stage.run_steps,
-            pack_in_steps(cast(LongRequest, request)),
-            send_first,
-            self._server.clients.defer,
-        )
-
-    def _portion_sender(
+    async def _portions_answer(
         self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
-    ) -> Callable[[], None]:
-        """Return a function that sends a long request about keys of many slots in portions."""
+    ) -> Answer:
+        """Answer a long request about keys of many slots, after all earlier replies."""
         session, first = context.session, self._applications.each[0]
+        await batch.earlier_replies()  # they must not be from a later epoch
 
         def send(portion: Request) -> ReplyBatch:
             self._check(context, command, portion)
@@ -369,11 +360,8 @@ class ProxyDispatcher(Dispatcher):
             portion_batch.seal()
             return portion_batch
 
-        pending = ChunkedRequest(
-            session.protocol, split, portions(command, split, request, PORTION_KEYS), send, BATCH_S_MAX, BATCH_BYTES_MAX
-        )
-        self.on_resolved(context, pending, partial(batch.put, batch.expect()))
-        return pending.start
+        found = portions(command, split, request, PORTION_KEYS)
+        return await answer_in_portions(found, send, split, session.protocol, BATCH_BYTES_MAX)
 
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
         """Send an EXEC or a WATCH to servers, and return True: later requests must wait. False: this proxy replies.
@@ -480,10 +468,7 @@ class ProxyDispatcher(Dispatcher):
             raise
         self._stats.command_stats(command.name).calls += 1
         targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
-        if targets:
-            ProxyWatch(session.watched, targets, batch, batch.expect(session.is_silent)).send()
-        else:
-            batch.add(b"" if session.is_silent else b"+OK\r\n")
+        batch.answer(lambda: watch_states(session.watched, targets), session.is_silent)
 
     def _with_sides(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
         """Return each queued request, and whether state servers, or this proxy, answer it."""
@@ -581,10 +566,10 @@ class ProxyDispatcher(Dispatcher):
             merge = partial(self._with_address, key=request[2])
         if command.policy.role is Role.SORT_RO:
             check_request(session.user, request)
-        index = batch.expect(is_silent)
-        send = partial(self._send_parts, command, parts, merge, session, batch, index, tracking_state)
-        batch.set_retry(index, send)
-        send()
+        cached_keys = partial(keys_read, command)
+        batch.answer(
+            lambda: self._parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_silent
+        )
         return True
 
     def _send_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
@@ -595,54 +580,41 @@ class ProxyDispatcher(Dispatcher):
         batch.is_last = True
         if session.is_silent:  # a read whose reply is suppressed has no effect
             return
-        before, tracking_state = batch.missing, session.tracking_state
-        number, slot = self.target_of(request[2])
-        cluster, index = self._applications.each[number], batch.expect()
-        sink: ReplySink = batch
-        if tracking_state is not None and tracking_state.records_reads:
-            sink = TrackingRecorder(batch, index, self._tracking, tracking_state, [cached_key])
 
-        def send() -> None:
-            deadline_s = cluster.deadline_s(is_long=True)
-            packed, protocol = pack(request), session.protocol
-            made = ServerRequest(packed, slot, protocol, deadline_s, sink, index, is_long=True, is_history=True)
-            cluster.send(made)
+        async def answering() -> Answer:
+            await batch.earlier_replies()
+            return await self._answer_of_one(
+                pack(request), request[2], cached_key, session, batch.seen, is_history=True
+            )
 
-        batch.set_retry(index, send)
-        if before:
-            batch.before_last_reply(send)
-        else:
-            send()
+        batch.answer(answering)
 
-    def _send_parts(
+    async def _parts_answer(
         self,
-        command: Command,
         parts: Sequence[TargetRequest],
         merge: Merge,
         session: Session,
-        batch: ReplySink,
-        index: int,
+        seen: SeenEpochs,
         tracking_state: TrackingState | None = None,
-        cached_keys: Callable[[Command, Request], Sequence[bytes]] = keys_read,
-    ) -> None:
-        """Send the parts of a request. cached_keys: returns the names by which the client caches a part's keys."""
-        aggregator = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
+        cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
+    ) -> Answer:
+        """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
+        futures: list[ReplyFuture] = []
 
         def send() -> Steps[None]:
-            for part_index, part in enumerate(parts):
+            for part in parts:
                 number, slot = cast("tuple[int, int]", part.target)
                 cluster = self._applications.each[number]
-                sink: ReplySink = aggregator
+                future = ReplyFuture(seen)
+                packed, deadline_s = pack(part.request), cluster.deadline_s()
+                cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
                 if tracking_state is not None:
-                    sink = TrackingRecorder(
-                        aggregator, part_index, self._tracking, tracking_state, cached_keys(command, part.request)
-                    )
-                cluster.send(
-                    ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), sink, part_index)
-                )
+                    future = started(tracked(self._tracking, tracking_state, cached_keys(part.request), future), seen)
+                futures.append(future)
                 yield
 
-        aggregator.attempt(aggregator.run_steps, send(), lambda _: None, self._server.clients.defer)
+        await in_steps(send(), self._server.clients.defer)
+        return await joined(futures, merge, self._server.clients.defer)
 
     def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Forward an MGET through the compiled hop, one request per server; False if this is not possible now."""
@@ -655,7 +627,7 @@ class ProxyDispatcher(Dispatcher):
         def send_by_slots() -> None:
             found = split_by_slot(command.facts, request, self.target_of)
             assert found is not None  # it has keys
-            self._send_parts(command, *found, session, batch, index)
+            deliver(self._parts_answer(*found, session, batch.seen), batch, index)
 
         def send() -> None:
             if hop.forward(BatchHopSink(batch, index, send_by_slots), packed, 2, is_of_states=True) == len(packed):
@@ -740,10 +712,7 @@ class ProxyDispatcher(Dispatcher):
             pending.when_resolved(None)
             reply: RawReply
             try:
-                if isinstance(pending, ChunkedRequest):
-                    reply = pending.make()
-                else:
-                    reply = self.pending_reply(context, pending)
+                reply = self.pending_reply(context, pending)
             except Exception as error:
                 reply = self.error_reply(error)
             then(reply)

@@ -6,13 +6,15 @@ words of the request only, so it is cached for later requests with the same word
 
 from __future__ import annotations
 
+from functools import partial
+
+from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, ReplySink, malformed_reply
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.upstream.pushed_frames import words_in
 from resp_server.upstream.routing import GetkeysCache
@@ -35,44 +37,30 @@ class GetkeysLookup:
         refused, reason = self._refused.pop(session.id, (None, ""))
         if refused is request:
             raise PlainError(f"{unknown}: {reason}")
-        packed = pack((b"COMMAND", b"GETKEYS", *request))
-        self._upstream.send_to_node(
-            0, 0, 2, packed, _KeysSink(self, request, session, batch), batch.expect(is_silent=True)
-        )
+        batch.answer(partial(self._answer, request, session), is_silent=True)
 
-    def take(self, request: Request, session: Session, reply: RawReply) -> None:
-        """Take the upstream's reply."""
+    async def _answer(self, request: Request, session: Session) -> Answer:
+        """Store the keys, or the reason why there are none; the client gets no reply."""
+        future = ReplyFuture()
         try:
-            text = as_bytes(reply)
-            if text == WITHOUT_KEYS:
-                self._cache.add(request, ())
-            elif is_error(reply):
-                self.refuse(request, session, text[1:-2].decode("utf-8", "replace"))
-            else:
-                self._cache.add(request, words_in(text))
+            self._upstream.send_to_node(0, 0, 2, pack((b"COMMAND", b"GETKEYS", *request)), future, 0)
+            self._take(request, session, (await future).reply)
         except MALFORMED_REPLY_ERRORS as error:
             malformed_reply(error)
-            self.refuse(request, session, "its reply has an unexpected form")
+            self._refused[session.id] = request, "its reply has an unexpected form"
+        except Exception as error:
+            self._refused[session.id] = request, str(error)
+        return Answer(b"")
 
-    def refuse(self, request: Request, session: Session, reason: str) -> None:
-        """Record that the upstream refused to return the keys."""
-        self._refused[session.id] = request, reason
+    def _take(self, request: Request, session: Session, reply: RawReply) -> None:
+        text = as_bytes(reply)
+        if text == WITHOUT_KEYS:
+            self._cache.add(request, ())
+        elif is_error(reply):
+            self._refused[session.id] = request, text[1:-2].decode("utf-8", "replace")
+        else:
+            self._cache.add(request, words_in(text))
 
     def leave(self, session: Session) -> None:
         """Forget a client that has left."""
         self._refused.pop(session.id, None)
-
-
-class _KeysSink(ReplySink):
-    """Takes the reply to COMMAND GETKEYS; the client's batch gets an empty reply."""
-
-    def __init__(self, lookup: GetkeysLookup, request: Request, session: Session, batch: ReplyBatch) -> None:
-        self._lookup, self._request, self._session, self._batch = lookup, request, session, batch
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._lookup.take(self._request, self._session, reply)
-        self._batch.put(index, b"")
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._lookup.refuse(self._request, self._session, str(error))
-        self._batch.put(index, b"")

@@ -8,8 +8,9 @@ requested before then is followed by an invalidation of its keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
+from resp_server.forwarding.answers import Answer
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_stages import ReplySink, ReplyStage
 from resp_server.push.tracking_table import TrackingTable
@@ -17,6 +18,19 @@ from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.tracking import TrackingState
 
 NEVER = -1
+
+
+async def tracked(
+    tracking: TrackingTable, client: TrackingState, keys: Sequence[bytes], answering: Awaitable[Answer]
+) -> Answer:
+    """Return the answer to a read, and record its keys for the client."""
+    full_invalidations = tracking.full_invalidations
+    answer = await answering
+    if tracking.full_invalidations == full_invalidations:
+        tracking.record_keys(client, keys)
+    else:
+        tracking.enqueue_resend(client, keys)
+    return answer
 
 
 class TrackingRecorder(ReplyStage):

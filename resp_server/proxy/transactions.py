@@ -21,7 +21,7 @@ from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
 from resp_server.forwarding.answers import Answer, Called, ReplyFuture, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, malformed_reply
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
@@ -251,40 +251,24 @@ def _failed_in(transactions: Sequence[ServerTransaction]) -> Steps[list[tuple[Se
     return failed
 
 
-class ProxyWatch(ReplyStage):
-    """One WATCH of a client: requests a mark of each key from its owner, and stores it in `watched`."""
-
-    def __init__(
-        self,
-        watched: dict[tuple[int, bytes], Mark],
-        targets: Sequence[tuple[StateCluster, bytes]],
-        sink: ReplySink,
-        index: int,
-    ) -> None:
-        super().__init__(sink, index)
-        self._watched, self._targets = watched, targets
-        self._missing = len(targets)
-        self._error: bytes | None = None
-
-    def send(self) -> None:
-        """Send STATE MARK to the owners of the keys."""
-        for at, (cluster, key) in enumerate(self._targets):
-            packed = pack((b"STATE", b"MARK", key))
-            cluster.send(ServerRequest(packed, slot_of(key), 2, cluster.deadline_s(), self, at))
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Store the mark of one key."""
+async def watch_states(watched: dict[tuple[int, bytes], Mark], targets: Sequence[tuple[StateCluster, bytes]]) -> Answer:
+    """Request a mark of each key from its owner, and store it in `watched`; answer a WATCH."""
+    marks = []
+    for cluster, key in targets:
+        future = ReplyFuture()
+        cluster.send(ServerRequest(pack((b"STATE", b"MARK", key)), slot_of(key), 2, cluster.deadline_s(), future, 0))
+        marks.append((key, future))
+    error = None
+    for key, future in marks:
+        mark = as_bytes((await future).reply)
         try:
-            mark = as_bytes(reply)
             if is_error(mark):
-                self._error = self._error or mark
+                error = error or mark
             else:
-                self._watched[0, self._targets[index][1]] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
-        except MALFORMED_REPLY_ERRORS as error:
-            self._error = self._error or malformed_reply(error)
-        self._missing -= 1
-        if not self._missing:
-            self.finish(self._error or b"+OK\r\n")
+                watched[0, key] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
+        except MALFORMED_REPLY_ERRORS as malformed:
+            error = error or malformed_reply(malformed)
+    return Answer(error or b"+OK\r\n")
 
 
 def pinned_epochs_in(reply: bytes) -> dict[str, list[JobEpoch]]:

@@ -399,7 +399,8 @@ class SwapDispatcher(SideSender):
             return Taken.LAST
         if routed.policy.role is Role.WATCH:
             request = request if route.request is None else route.request
-            watch_both(upstream, self._cluster_of, route, request, session, batch, self.defer)
+            watching = partial(watch_both, upstream, self._cluster_of, route, request, session, self.defer)
+            batch.answer(watching, session.is_silent)
             return Taken.LAST
         if route.destination is Destination.ALL_KEYS:
             self._query_keyspace(routed.policy.role, request, session, batch)
@@ -407,9 +408,9 @@ class SwapDispatcher(SideSender):
         if routed.is_subscription:
             self._subscriptions.begin_module_subscription(routed.name, session)
         if route.is_blocking:
-            sink = self.cached.changing(route.changed, session, batch)
-            with self.cached.sending(sink):
-                self._pinned.block(routed, request, session, batch, sink)
+            batch.block()
+            blocking = partial(self._pinned.block, routed, request, session)
+            batch.answer(lambda: self.cached.changed(route.changed, session, blocking()), session.is_silent)
             return Taken.LAST
         if (
             route.destination is Destination.MAPPED
@@ -420,9 +421,10 @@ class SwapDispatcher(SideSender):
             assert route.request is not None  # it has the states' names, to which rules of users do not apply
             return Taken.LAST if self._forward_long(context, route.request, batch) else Taken.NO
         if route.destination is Destination.PORTIONS:
-            self._long.send_portions(context, route, request, batch)
+            batch.answer(partial(self._long.answer_in_portions, context, route, request, batch), session.is_silent)
             return Taken.LAST
-        return Taken.LAST if self.send(route, request, session, batch) else Taken.YES
+        self.send(route, request, session, batch)
+        return Taken.YES
 
     def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
         """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""

@@ -17,18 +17,18 @@ from resp_server import native
 from resp_server.command.policy import Destination
 from resp_server.execution.context import CommandContext
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX, portions, too_long
+from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplyStage
+from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, ReplyBatch
-from resp_server.proxy.chunked_request import ChunkedRequest
+from resp_server.proxy.batch import BATCH_BYTES_MAX, ReplyBatch
+from resp_server.proxy.chunked_request import answer_in_portions
 from resp_server.proxy.dispatcher import PORTION_KEYS, Taken
 from resp_server.proxy.request_policy import SUMMED
-from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.long_words import without_long_words
@@ -76,8 +76,8 @@ class Dispatches(Protocol):
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Raise NoPermError if the user may not run a request."""
 
-    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
+    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the sides of its keys."""
 
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
@@ -104,21 +104,20 @@ class LongRequests:
                 raise decided.route
             return decided.route
         untrack(request)
-        stage = _Deciding(batch, batch.expect(is_silent=True))
-        stage.run(self._decide(context, request, stage), self._defer)
+        batch.answer(partial(self._decide, context, request), is_silent=True)
         return Taken.IN_NEXT_BATCH
 
-    def _decide(self, context: CommandContext, request: LongRequest, stage: ReplyStage) -> Steps[None]:
-        owners, route = self._dispatcher.owners.matcher, None
+    async def _decide(self, context: CommandContext, request: LongRequest) -> Answer:
+        owners = self._dispatcher.owners.matcher
         try:
-            route = yield from self._decided(context, request)
+            route = await in_steps(self._decided(context, request), self._defer)
         except ReplyError as error:
             request.decision = Decided(error.with_traceback(None), owners)  # its frames refer to the request
         except Exception as error:
             request.decision = Decided(error, owners)
         else:
             request.decision = Decided(route, owners)
-        stage.finish(b"")
+        return Answer(b"")
 
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
@@ -140,54 +139,29 @@ class LongRequests:
                 self._dispatcher.check_rights(context, routed, portion)
                 yield
 
-    def send_portions(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
-        """Send a read with keys of both sides."""
-        stage = _Deciding(batch, batch.expect(context.session.is_silent))
-        stage.run(self._split(context, route, request, stage), self._defer)
-
-    def _split(self, context: CommandContext, route: Route, request: Request, stage: ReplyStage) -> Steps[None]:
+    async def answer_in_portions(
+        self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch
+    ) -> Answer:
+        """Answer a read with keys of both sides."""
         command, session = route.routed.command, context.session
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        is_other = bytearray(len(request))
-        for first in range(0, len(route.state_keys), PORTION_WORDS):
-            for at in route.state_keys[first : first + PORTION_WORDS]:
-                is_other[at] = 1
-            yield
-        parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
-        for part_request in parts:
-            untrack(part_request)
-        places = array("L"), array("L")  # no lists: to free a million numbers would take too long
-        for first in range(1, len(request), PORTION_WORDS):
-            for at, word in enumerate(request[first : first + PORTION_WORDS], first):
-                part = is_other[at]
-                parts[part].append(word)
-                places[part].append(at - 1)
-            yield
-        has_upstream_keys = bool(places[UPSTREAM_PART])
-
-        def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-            if SUMMED in command.facts.tips:
-                return sum_of_replies(replies)
-            return array_in_order(replies, places if has_upstream_keys else places[OTHERS_PART:])
-
-        joined = ReplyAggregator(1 + has_upstream_keys, merge, stage, 0, self._defer)
-        if has_upstream_keys:
-            upstream = self._dispatcher.upstream_of(session)
-            upstream.send_request(
-                session.id, session.protocol, route.routed, parts[UPSTREAM_PART], joined, UPSTREAM_PART
-            )
         split = command.policy.split
         assert split is not None
-        pending = ChunkedRequest(
-            session.protocol,
-            split,
-            portions(command, split, parts[OTHERS_PART], PORTION_KEYS),
-            partial(self._send_portion, session),
-            BATCH_S_MAX,
-            BATCH_BYTES_MAX,
-        )
-        self._dispatcher.on_resolved(context, pending, partial(joined.put, int(has_upstream_keys)))
-        pending.start()
+        requests, places = await in_steps(_split(route, request), self._defer)
+        futures = []
+        if places[UPSTREAM_PART]:
+            upstream, of_upstream = self._dispatcher.upstream_of(session), requests[UPSTREAM_PART]
+            sent = partial(upstream.send_request, session.id, session.protocol, route.routed, of_upstream)
+            futures.append(ask(sent))
+        others = portions(command, split, requests[OTHERS_PART], PORTION_KEYS)
+        send_portion = partial(self._send_portion, session)
+        futures.append(started(answer_in_portions(others, send_portion, split, session.protocol, BATCH_BYTES_MAX)))
+
+        def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
+            is_sum = SUMMED in command.facts.tips
+            return sum_of_replies(replies) if is_sum else array_in_order(replies, places[-len(replies) :])
+
+        return await joined(futures, merge, self._defer)
 
     def _send_portion(self, session: Session, portion: Request) -> ReplyBatch:
         first, route = self._applications.each[0], self._dispatcher.router.route(portion, session.db)
@@ -198,12 +172,23 @@ class LongRequests:
         return batch
 
 
-class _Deciding(ReplyStage):
-    """The steps before a request is sent; passes on the reply."""
-
-    def run(self, steps: Steps[None], defer: Defer) -> None:
-        """Run the steps."""
-        self.attempt(self.run_steps, steps, lambda _: None, defer)
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        self.finish(reply, epochs)
+def _split(
+    route: Route, request: Request
+) -> Steps[tuple[tuple[LongRequest, LongRequest], tuple[array[int], array[int]]]]:
+    """Return the requests with the upstream's keys and with the others, and the places of the keys in the reply."""
+    is_other = bytearray(len(request))
+    for first in range(0, len(route.state_keys), PORTION_WORDS):
+        for at in route.state_keys[first : first + PORTION_WORDS]:
+            is_other[at] = 1
+        yield
+    parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
+    for part_request in parts:
+        untrack(part_request)
+    places = array("L"), array("L")  # no lists: to free a million numbers would take too long
+    for first in range(1, len(request), PORTION_WORDS):
+        for at, word in enumerate(request[first : first + PORTION_WORDS], first):
+            part = is_other[at]
+            parts[part].append(word)
+            places[part].append(at - 1)
+        yield
+    return parts, places

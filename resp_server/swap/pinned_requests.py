@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.session.session import Session
@@ -26,18 +26,12 @@ class PinnedRequests:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
 
-    def block(
-        self, routed: RoutedCommand, request: Request, session: Session, batch: ReplyBatch, sink: ReplySink
-    ) -> None:
-        """Send a blocking command, the only request of its batch; PlainError if too many clients have connections.
-
-        sink: passes the reply to the batch.
-        """
-        batch.block()
-        index = batch.expect(session.is_silent)
+    async def block(self, routed: RoutedCommand, request: Request, session: Session) -> Answer:
+        """Answer a blocking command, the only request of its batch; PlainError if too many clients have connections."""
+        future, caching = ReplyFuture(), caching_before(session.tracking_state)
         upstream = self._logins.of(session.id).of(session.db)
-        caching = caching_before(session.tracking_state)
-        upstream.block(session.id, session.protocol, routed, request, sink, index, caching=caching)
+        upstream.block(session.id, session.protocol, routed, request, future, 0, caching=caching)
+        return await future
 
     def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
         """Tell whether a client has a connection of its own, among those of some pools."""

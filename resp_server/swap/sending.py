@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 
 from resp_server.command.policy import Destination, RequestPolicy, Role
-from resp_server.command.table import Command
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.execution.dispatcher import keys_read
-from resp_server.forwarding.answers import Answering, SeenEpochs, ask
-from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, SeenEpochs, ask, joined, started
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
@@ -30,7 +27,7 @@ from resp_server.swap.exec_plan import OK
 from resp_server.swap.keyspace import KeyspaceSides, query_both, scan
 from resp_server.swap.long_requests import is_long
 from resp_server.swap.pinned_requests import PinnedRequests
-from resp_server.swap.preferred_reads import ClientSenders, PreferredRead, SplitRead
+from resp_server.swap.preferred_reads import ClientSenders, preferred_read, split_read
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import ClientSides, visible_keys
 from resp_server.upstream.logins import Logins
@@ -63,14 +60,14 @@ class SideSender(ProxyDispatcher):
     def _cluster_of(self, key: bytes) -> StateCluster:
         return self._applications.each[self.target_of(key)[0]]
 
-    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Send a request to the sides of its keys; return whether later requests have to wait for its reply."""
+    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the sides of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
             if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
         elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
-            return self.upstream_of(session).node_count > 1  # parts may be sent later
+            batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
         elif route.destination is Destination.PREFERRED:
             self._send_preferred(route, request, session, batch)
         elif route.destination is Destination.MAPPED:
@@ -79,29 +76,38 @@ class SideSender(ProxyDispatcher):
             self._dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:
-            return self._send_upstream(route, request, session, batch)
-        return False
+            self._send_upstream(route, request, session, batch)
 
-    def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Answer a request from the cache or by the upstream; return whether later requests have to wait for it."""
-        routed, upstream, sink = route.routed, self.upstream_of(session), cast(ReplySink, batch)
+    def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Answer a request from the cache or by the upstream."""
+        routed, upstream = route.routed, self.upstream_of(session)
+        answering = partial(self._upstream_answer, routed, upstream, route.request or request, session, batch)
         if self._may_be_cached(route, request, session):
             read = read_of(request, session.db, session.protocol)
             reply = self.cached.reply_to(route, read, session)
             if reply is not None:
                 batch.add(b"" if session.is_silent else reply)
-                return False
-            sink = self.cached.filling(route, read, session, sink)
+                return
+            batch.answer(lambda: self.cached.filled(route, read, session, answering()), session.is_silent)
         elif route.shadowed:
-            sink = self.shadow.sink(route.shadowed, routed, session.protocol, upstream, sink)
+            batch.answer(
+                lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.is_silent
+            )
         elif not routed.is_read:
-            sink = self.cached.changing(route.changed, session, sink)
+            batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.is_silent)
         elif not self._pinned.has_own(session.id, upstream.pools):  # others may read cached replies after this one
-            sink = self.cached.fenced(route, session, sink)
-        sent, index = route.request or request, batch.expect(session.is_silent)
-        caching = caching_before(session.tracking_state)
-        with self.cached.sending(sink):
-            return upstream.send_request(session.id, session.protocol, routed, sent, sink, index, caching=caching)
+            batch.answer(lambda: self.cached.fenced(route, session, answering()), session.is_silent)
+        else:
+            batch.answer(answering, session.is_silent)
+
+    async def _upstream_answer(
+        self, routed: RoutedCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
+    ) -> Answer:
+        future, caching = ReplyFuture(), caching_before(session.tracking_state)
+        batch.is_last |= upstream.send_request(
+            session.id, session.protocol, routed, request, future, 0, caching=caching
+        )
+        return await future
 
     def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
         """Tell whether a request may be answered from the cache. To hash a long request would take too long."""
@@ -112,14 +118,17 @@ class SideSender(ProxyDispatcher):
             and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
         )
 
-    def _senders(self, session: Session, routed: RoutedCommand) -> ClientSenders:
+    def _senders(self, session: Session, routed: RoutedCommand, seen: SeenEpochs) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each side."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
-        def to_upstream(request: Request, sink: ReplySink, index: int) -> None:
-            upstream.send_request(session.id, protocol, routed, request, sink, index)
+        def to_upstream(request: Request) -> ReplyFuture:
+            return ask(partial(upstream.send_request, session.id, protocol, routed, request), seen)
 
-        return ClientSenders(to_upstream, partial(self._send_to_owner, protocol), self._server.clients.defer)
+        def to_states(key: bytes, request: Request) -> ReplyFuture:
+            return ask(partial(self._send_to_owner, protocol, key, request), seen)
+
+        return ClientSenders(to_upstream, to_states, seen, self._server.clients.defer)
 
     def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
@@ -131,33 +140,24 @@ class SideSender(ProxyDispatcher):
         """Split a read over both sides, and merge the replies in the order of the keys."""
         command = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
-        split = SplitRead(route, request, self._senders(session, route.routed))
-        index, sink = batch.expect(session.is_silent), self.cached.fenced(route, session, batch)
-        send_to_states = partial(self._send_states, command, session)
-        send = partial(split.send, send_to_states, sink, index)
-        batch.set_retry(index, send)
-        send()
+        senders = self._senders(session, route.routed, batch.seen)
 
-    def _send_states(
-        self, command: Command, session: Session, request: Request, both: ReplyAggregator, part: int
-    ) -> None:
-        found = split_by_slot(command.facts, request, self.target_of)
-        assert found is not None  # it has keys
-        parts, merge = found
-        self._send_parts(command, parts, merge, session, both, part)
+        def to_owners(part: Request) -> ReplyFuture:
+            found = split_by_slot(command.facts, part, self.target_of)
+            assert found is not None  # it has keys
+            return started(self._parts_answer(*found, session, batch.seen), batch.seen)
+
+        def answering() -> Answering:
+            return self.cached.fenced(route, session, split_read(senders, route, request, to_owners))
+
+        batch.answer(answering, session.is_silent)
 
     def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
         if route.routed.policy.role is Role.SORT_RO:
             check_request(session.user, request)
-        senders, (read,) = self._senders(session, route.routed), route.preferred.values()
-        index = batch.expect(session.is_silent)
-
-        def send() -> None:
-            PreferredRead(senders, request, read, route.unserved, batch, index).send()
-
-        batch.set_retry(index, send)
-        send()
+        senders, (read,) = self._senders(session, route.routed, batch.seen), route.preferred.values()
+        batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.is_silent)
 
     def _send_mapped(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request with the states' names of its keys to the states. named: the client's request."""
@@ -171,17 +171,13 @@ class SideSender(ProxyDispatcher):
             if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, request, session, batch):
                 raise PlainError("the request is malformed")
             return
-        to_states = self._senders(session, route.routed).to_states
-        index = batch.expect(session.is_silent)
+        to_states = self._senders(session, route.routed, batch.seen).to_states
+        reads = [request] if route.of_key is None else [request, route.of_key]
 
-        def send() -> None:
-            reads = [request] if route.of_key is None else [request, route.of_key]
-            stage = ReplyAggregator(len(reads), convert, batch, index, self.defer)
-            for part, each in enumerate(reads):
-                stage.attempt(to_states, each[1], each, stage, part)
+        def answering() -> Answering:
+            return joined([to_states(each[1], each) for each in reads], convert, self.defer)
 
-        batch.set_retry(index, send)
-        send()
+        batch.answer(answering, session.is_silent)
 
     def _send_tracked(
         self,
@@ -207,17 +203,14 @@ class SideSender(ProxyDispatcher):
             if not self.mapped.record_read(key, name):
                 self._tracking.changed(None)
         tracked = state if state.records_reads else None
-        index = batch.expect(session.is_silent)
 
-        def merged(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-            return merge(replies) if convert is None else convert(replies)
-
-        def cached_keys(command: Command, part: Request) -> Sequence[bytes]:
+        def cached_keys(part: Request) -> Sequence[bytes]:
             return [name for key in keys_read(command, part) for name in names.get(key, ())]
 
-        send = partial(self._send_parts, command, parts, merged, session, batch, index, tracked, cached_keys)
-        batch.set_retry(index, send)
-        send()
+        def answering() -> Answering:
+            return self._parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
+
+        batch.answer(answering, session.is_silent)
 
     def _query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
         batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.is_silent)

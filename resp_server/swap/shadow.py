@@ -23,6 +23,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.policy import Role
+from resp_server.forwarding.answers import Answer, Answering
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, STEPS_NS_MAX, Defer, ReplySink
@@ -34,7 +35,7 @@ from resp_server.proxy.requests import ServerRequest
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.swap.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.upstream.routed_commands import RoutedCommand
-from resp_server.upstream.routing import Shadowed
+from resp_server.upstream.routing import Route, Shadowed
 from resp_server.upstream.rules import Owner, Rule, Rules
 from resp_server.upstream.shadow_compare import Outcome, outcome_of, shown_replies, shown_request
 from resp_server.upstream.upstream import Upstream
@@ -79,11 +80,17 @@ class Shadow:
         shadows = [rule for rule in rules if rule.owner is Owner.SHADOW]
         self._counts = {rule: self._counts.get(rule) or ShadowCounts() for rule in shadows}
 
-    def sink(
-        self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, sink: ReplySink
-    ) -> ReplySink:
-        """Return a sink that passes on the upstream's reply, and then compares it."""
-        return _TappedSink(sink, lambda reply: self._compare_all(shadowed, routed, protocol, upstream, reply))
+    async def compared(self, route: Route, protocol: int, upstream: Upstream, answering: Answering) -> Answer:
+        """Return the upstream's answer, and compare it later."""
+        answer = await answering
+        self._defer(partial(self._compare_answer, route, protocol, upstream, answer.reply))
+        return answer
+
+    def _compare_answer(self, route: Route, protocol: int, upstream: Upstream, reply: RawReply) -> None:
+        try:
+            self._compare_all(route.shadowed, route.routed, protocol, upstream, reply)
+        except Exception as error:
+            internal_error(error)
 
     def compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> None:
         """Compare the reads of a transaction, after its client got the reply. reply: the upstream's to EXEC."""
@@ -363,26 +370,6 @@ def _lag(side: str, first: _Replies, now: _Replies) -> Lag:
     is_known = first.epoch is not None and now.epoch is not None
     epochs = max(0, (now.epoch or 0) - (first.epoch or 0)) if is_known else None
     return Lag(side, int((now.at_s - first.at_s) * 1000), epochs)
-
-
-class _TappedSink(ReplySink):
-    """Passes on a reply, then calls a function with it."""
-
-    def __init__(self, sink: ReplySink, show: Callable[[RawReply], None]) -> None:
-        self._sink, self._show = sink, show
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._sink.put(index, reply, epochs)
-        try:
-            self._show(reply)
-        except Exception as error:
-            internal_error(error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._sink.fail(index, error)
-
-    def seen_epochs(self, index: int) -> Epochs:
-        return self._sink.seen_epochs(index)
 
 
 def _items_of_mget(reply: bytes) -> Sequence[bytes]:

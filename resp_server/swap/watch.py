@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.transactions import ProxyWatch
+from resp_server.proxy.transactions import watch_states
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
-from resp_server.swap.side_split import STATES_PART, UPSTREAM_PART
 from resp_server.upstream.connection import UpstreamRequest
+from resp_server.upstream.pinned import PinnedConnection
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.routing import Route
 from resp_server.upstream.upstream import Upstream
 
 
-def watch_both(
+async def watch_both(
     upstream: Upstream,
     cluster_of: Callable[[bytes], StateCluster],
     route: Route,
     request: Request,
     session: Session,
-    batch: ReplyBatch,
     defer: Defer,
-) -> None:
+) -> Answer:
     """Watch keys at the upstream, over a connection of the client's own, and the others at state servers.
 
     Keys whose rule is `prefer-state` are watched at both. PlainError if there are too many keys, or too many clients
@@ -48,29 +46,18 @@ def watch_both(
     pinned = pool.pinned.pin(session.id, session.protocol)
     check_watch_limits({*session.watched, *((0, key) for key in pinned.watched)}, theirs)
     targets = [(cluster_of(key), key) for key in ours]
-    index = batch.expect(session.is_silent)
-    sink: ReplySink = batch
-    if targets:
-        sink = ReplyAggregator(2, lambda replies: replies[0], batch, index, defer)
-        ProxyWatch(session.watched, targets, sink, STATES_PART).send()
-    checked = _Checked(upstream, sink, UPSTREAM_PART if targets else index)
-    pinned.send_request(UpstreamRequest(pack(sent), checked, 0, is_read=False), session.protocol)
+    from_states = [started(watch_states(session.watched, targets))] if targets else []
+    from_upstream = started(_watch_upstream(upstream, pinned, sent, session.protocol))
     pinned.watched.update(theirs)
+    return await joined([from_upstream, *from_states], lambda replies: replies[0], defer)
+
+
+async def _watch_upstream(upstream: Upstream, pinned: PinnedConnection, request: Request, protocol: int) -> Answer:
+    future = ReplyFuture()
+    pinned.send_request(UpstreamRequest(pack(request), future, 0, is_read=False), protocol)
+    return Answer(upstream.checked((await future).reply))
 
 
 def _watches(pool: UpstreamPool, session: Session) -> bool:
     pinned = pool.pinned.get(session.id)
     return pinned is not None and bool(pinned.watched)
-
-
-class _Checked:
-    """Takes the reply to WATCH."""
-
-    def __init__(self, upstream: Upstream, sink: ReplySink, index: int) -> None:
-        self._upstream, self._sink, self._index = upstream, sink, index
-
-    def put(self, index: int, reply: RawReply) -> None:
-        self._sink.put(self._index, self._upstream.checked(reply))
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._sink.fail(self._index, error)
