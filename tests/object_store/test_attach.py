@@ -108,8 +108,7 @@ def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str],
         bucket.purge(3)
         bucket.plan_later(3)
         bucket.commit(3)
-        eventually(lambda: generations(log), lambda count: count == 3)
-        assert attached.wait(3, WAIT_S)
+        eventually(lambda: (epochs(log), generations(log)), lambda found: found == ([3], 3))
     assert shown(log) == in_spark(bucket.local, 3)
 
 
