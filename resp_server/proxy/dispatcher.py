@@ -62,7 +62,7 @@ from resp_server.proxy.request_policy import (
 )
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.tracking_recorder import tracked
+from resp_server.proxy.tracked_reads import tracked
 from resp_server.proxy.transaction_plan import TransactionPlanner
 from resp_server.proxy.transactions import BackendExec, ServersExec, Watched, watch_states
 from resp_server.session.session import RESP2, Session
