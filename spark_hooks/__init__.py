@@ -1,6 +1,6 @@
 """The only package that imports pyspark: the sink, attachments, servers that a driver starts, the command line.
 
-`cli` -> `demo` -> `attach` -> `publish` -> `serving` -> `checkpoint` -> `sessions`, `own_spark`, `end_signal`: each
+`cli` -> `demo` -> `attach` -> `publish` -> `serving` -> `checkpoint` -> `sessions`, `command_process`: each
 folder or module imports only from those to its right (docs/design/0007-layers.md).
 """
 

@@ -37,7 +37,7 @@ from resp_server.protocol.errors import internal_error
 from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.topology_sources import ServerSource
-from resp_server.serving.appliers import EVENT_BYTES_MAX
+from resp_server.serving.applier_process import EVENT_BYTES_MAX
 from resp_server.serving.driver_leases import UNUSED_CODE
 from resp_server.serving.server_record import remove_record, remove_store
 from resp_server.upstream.ownership import Ownership

@@ -25,7 +25,7 @@ from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import WrongLogError
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SlotSetError, SparkisError
 from state_backend.model.slot_set import NONE, SlotSet

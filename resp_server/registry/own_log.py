@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from resp_server.registry.report import Report
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.identity import identity_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.cluster.topology import NODE_ID, Topology, TopologyError
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.model.errors import SlotSetError, SparkisError
 from state_backend.model.slot_set import NONE, SlotSet
 

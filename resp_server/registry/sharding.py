@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import SLOTS
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from resp_server.cluster.topology import Health, Topology
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.sharding import RESTART_GRACE_S, RETURN_GRACE_S, Member, Shard, plan, spread_slots
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import SLOTS
 

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
+from resp_server.serving import applier_process
 from resp_server.serving import appliers as followers_module
-from resp_server.serving.appliers import STATES_LOGGED_MAX, Appliers
+from resp_server.serving.applier_process import STATES_LOGGED_MAX
+from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.apply.applier import REST_MS_MIN
 from state_backend.log.drop import drop
@@ -223,7 +225,7 @@ async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: P
 def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float, has_room: bool
 ) -> None:
-    monkeypatch.setattr(followers_module, "ROOM_AFTER_S", after_s)
+    monkeypatch.setattr(applier_process, "ROOM_AFTER_S", after_s)
 
     async def body() -> None:
         async with epoch_feed(tmp_path, ALL, "a") as scene:

@@ -20,7 +20,7 @@ from resp_server.registry import client as registry_link
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.record import Record
 from resp_server.registry.report import Report
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 

@@ -12,7 +12,7 @@ import pytest
 from resp_server.programs.state_server import Identity, add_options
 from resp_server.registry.record import FencedError, Record, RegistryLease, read_record
 from resp_server.registry.report import Report, ReportError
-from resp_server.serving.appliers import Visible
+from resp_server.serving.applier_process import Visible
 from resp_server.serving.token import token_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import LogCorruptError
