@@ -18,10 +18,10 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from resp_server.acl.rate_limits import RateLimiter
-from resp_server.command.table import Command
+from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
 from resp_server.protocol.inline import inline_words
@@ -122,25 +122,8 @@ EXEC_DENIAL_REASONS = {
 }
 
 
-class KnownCommands(Protocol):
-    """The commands that rules may name; a CommandTable is one."""
-
-    def get(self, full_name: bytes) -> Command | None:
-        """Return a command by its name in any case; a subcommand's name is like `client|id`."""
-
-    def __iter__(self) -> Iterator[Command]:
-        """Iterate over the top-level commands."""
-
-
-class NoCommands:
-    """No commands, for rules that name none."""
-
-    def get(self, full_name: bytes) -> Command | None:
-        """Return None."""
-        return None
-
-    def __iter__(self) -> Iterator[Command]:
-        return iter(())
+# For rules that name no command.
+NO_COMMANDS = CommandTable({}, ())
 
 
 def _matches_any(patterns: Sequence[bytes]) -> Matches:
@@ -168,7 +151,7 @@ def alternatives(patterns: Sequence[bytes]) -> bytes:
 class Selector:
     """One set of permissions; a new selector allows nothing."""
 
-    def __init__(self, known_commands: KnownCommands) -> None:
+    def __init__(self, known_commands: CommandTable) -> None:
         self._known_commands = known_commands
         # True: the commands are +@all with the rules applied; False: -@all with the rules applied.
         self.starts_with_all = False
@@ -397,7 +380,7 @@ class Selector:
 KeyPositions = Callable[[], Sequence[tuple[int, KeyAccess]]]
 
 
-def _names(known_commands: KnownCommands) -> Iterator[str]:
+def _names(known_commands: CommandTable) -> Iterator[str]:
     for each in known_commands:
         yield each.name
         for sub in each.subcommands.values():
@@ -432,11 +415,11 @@ class User:
     Sessions reference their user, so changes apply to them at once. rate_limiter: None without a limit.
     """
 
-    def __init__(self, name: bytes, known_commands: KnownCommands | None = None) -> None:
+    def __init__(self, name: bytes, known_commands: CommandTable | None = None) -> None:
         self.name = name
         self.rate_limiter: RateLimiter | None = None
         self.compiled: Any = None  # the compiled core's form of the rules, made when first needed
-        self._known_commands = NoCommands() if known_commands is None else known_commands
+        self._known_commands = NO_COMMANDS if known_commands is None else known_commands
         self.is_on = False
         self.is_nopass = False
         self.sanitizes_payload = True
@@ -444,7 +427,7 @@ class User:
         self.selectors = [Selector(self._known_commands)]
 
     @classmethod
-    def default(cls, known_commands: KnownCommands | None = None) -> User:
+    def default(cls, known_commands: CommandTable | None = None) -> User:
         """Return a new `default` user: on, without a password, everything allowed."""
         made = cls(DEFAULT_USER, known_commands)
         for rule in (b"+@all", b"~*", b"&*", b"on", b"nopass"):
@@ -558,7 +541,7 @@ class User:
         return [[*self.flags, *passwords, *root.rules], *(each.rules for each in others)]
 
     @classmethod
-    def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], known_commands: KnownCommands) -> User:
+    def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], known_commands: CommandTable) -> User:
         """Make a user of `rule_lists`."""
         made = cls(name, known_commands)
         for rule in rule_lists[0]:

@@ -18,8 +18,9 @@ from typing import Any, TypedDict
 
 from resp_server.acl.log import DenialLog
 from resp_server.acl.rate_limits import RateLimit, RateLimiter
-from resp_server.acl.rules import BLANK, DEFAULT_USER, KnownCommands, RuleError, User, merge_selectors, password_hash
-from resp_server.session.session import Account
+from resp_server.acl.rules import BLANK, DEFAULT_USER, RuleError, User, merge_selectors, password_hash
+from resp_server.command.table import CommandTable
+from resp_server.session.account import Account
 from state_backend.model.errors import SparkisError
 
 log = logging.getLogger("sparkis.acl")
@@ -74,7 +75,7 @@ class Users:
 
     def __init__(
         self,
-        known_commands: KnownCommands,
+        known_commands: CommandTable,
         password: str | None = None,
         path: str | None = None,
         limits: Sequence[RateLimit] = (),

@@ -16,7 +16,7 @@ from enum import Enum
 from random import randrange
 from typing import NamedTuple
 
-from resp_server.session.session import Account
+from resp_server.session.account import Account
 from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.model.slots import HASH_BITS, SLOTS
 from state_backend.store.keyspace import Job, KeyspaceView

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from resp_server.cluster.topology import Topology, TopologyError
 
@@ -16,25 +16,19 @@ FILE_BYTES_MAX = 1 << 20
 POLL_S = 0.5
 
 
-class TopologyTarget(Protocol):
-    """Serves clients according to a topology: this process, or worker processes."""
-
-    def set_topology(self, topology: Topology, node_id: str) -> None:
-        """Serve as this node of the topology from now on. The topology has the node."""
-
-
-class TopologySink(Protocol):
-    """Receives topologies."""
-
-    def take(self, topology: Topology, name: str) -> None:
-        """Serve a topology as the node with an id or an address; TopologyError: the current topology stays."""
+# Serves a topology as the node with an id or an address; TopologyError: the current topology stays.
+TakeTopology = Callable[[Topology, str], None]
 
 
 class TopologySource:
-    """The topology that a server serves. Runs on the event loop's thread."""
+    """The topology that a server serves. Runs on the event loop's thread.
 
-    def __init__(self, server: TopologyTarget) -> None:
-        self._server = server
+    Args:
+        set_topology: Has this process, or its workers, serve as a node of a topology, which has the node's id.
+    """
+
+    def __init__(self, set_topology: Callable[[Topology, str], None]) -> None:
+        self._set_topology = set_topology
         self._topology: Topology | None = None
         self._node_id = ""
 
@@ -50,7 +44,7 @@ class TopologySource:
                     f"version {topology.version} of the topology is refused: the current version is "
                     f"{current.version}, with other content; give a new topology a higher version"
                 )
-        self._server.set_topology(topology, node.id)
+        self._set_topology(topology, node.id)
         self._topology, self._node_id = topology, node.id
         logger.info("node %s (%s) of version %d of the topology", node.address, node.id, topology.version)
 
@@ -58,10 +52,10 @@ class TopologySource:
 class TopologyFile:
     """A file with a topology in JSON, for the node with an id or an address."""
 
-    def __init__(self, path: Path, name: str, sink: TopologySink) -> None:
+    def __init__(self, path: Path, name: str, take: TakeTopology) -> None:
         self._path = path
         self._name = name
-        self._sink = sink
+        self._take = take
         self._last_content: bytes | str | None = "not read yet"
 
     def read(self) -> None:
@@ -79,7 +73,7 @@ class TopologyFile:
                 raise TopologyError(f"it cannot be read: {reason}")
             if len(text) > FILE_BYTES_MAX:
                 raise TopologyError(f"it is larger than {FILE_BYTES_MAX} bytes")
-            self._sink.take(Topology.parse(text), self._name)
+            self._take(Topology.parse(text), self._name)
         except TopologyError as error:
             raise TopologyError(f"--cluster {self._path}: {error}") from None
 

@@ -12,7 +12,7 @@ from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, c_text, syntax_error
 from resp_server.protocol.replies import Reply
-from resp_server.session.session import Account
+from resp_server.session.account import Account
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
 from state_backend.model.slots import slot_of

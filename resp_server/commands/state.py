@@ -21,7 +21,7 @@ from resp_server.execution.context import CommandContext
 from resp_server.execution.histories import HistoryRequest
 from resp_server.protocol.errors import NoPermError, PlainError, client_text, cluster_disabled, syntax_error
 from resp_server.protocol.replies import OK, Frames, Reply, encode
-from resp_server.session.session import Account
+from resp_server.session.account import Account
 from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
 from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor

@@ -28,8 +28,9 @@ from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
+from resp_server.session.account import Account
 from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epochs_text
-from resp_server.session.session import RESP2, Account, Session
+from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
 from resp_server.session.transaction import ReadPoint
@@ -144,7 +145,7 @@ class ServerContext:
         self.histories = Histories()
         self.update_observation()
         self.pinned_epochs = PinnedEpochs(self.keyspace)
-        self.cluster_bus = ClusterBus(self)
+        self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
         self.message_bus = MessageBus(self)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch

@@ -387,7 +387,7 @@ async def _serve_until(
         appliers = await _make_appliers(options, catalog, roots, folder, moments)
     server.watch_event_demand(appliers.record_events)
     server.watch_awaited_epochs(appliers.notice_soon)
-    topology_source = TopologySource(server)
+    topology_source = TopologySource(server.set_topology)
     driver_leases = None if options.linger is None else DriverLeases(options.linger)
     ports = _OtherPorts(options, config.tls, announcements_tls, server, appliers, topology_source, driver_leases)
     tasks: list[asyncio.Task[None]] = []
@@ -431,7 +431,7 @@ async def _serve_until(
 
 def _follow_topology(options: argparse.Namespace, topology_source: TopologySource) -> asyncio.Task[None]:
     """Serve by the topology in a file, and begin to follow it; TopologyError if it cannot be used now."""
-    file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source)
+    file = TopologyFile(Path(options.cluster), options.cluster_node, topology_source.take)
     file.read()
     return asyncio.create_task(file.follow())
 

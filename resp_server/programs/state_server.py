@@ -243,7 +243,7 @@ async def _serve(
     registry_client = RegistryClient(
         identity.id,
         AdvertisedAddress(host, port or server.port, options.zone, options.driver),
-        TopologySource(server),
+        TopologySource(server.set_topology).take,
         appliers,
         logs=[open_filesystem(root) for root in roots],
         address=options.registry,

@@ -24,7 +24,7 @@ from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.session.session import Account
+from resp_server.session.account import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 
 SPLIT = "request_policy:multi_shard"

@@ -59,7 +59,7 @@ class FileSource(ProxyTopologySource):
 
     def __init__(self, path: str) -> None:
         self.name = f"the topology {path}"
-        self._file = TopologyFile(Path(path), "", self)
+        self._file = TopologyFile(Path(path), "", self.take)
 
     def begin(self) -> None:
         self._file.read()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 import hiredis
 
@@ -139,24 +139,23 @@ class NodeConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-class ClusterBusHost(Protocol):
-    """The process whose messages are forwarded. cluster: its node; None: it is in no cluster."""
-
-    config: ServerConfig
-    cluster: NodeView | None
-
-
 class ClusterBus:
-    """The connections to the other nodes of a cluster."""
+    """The connections to the other nodes of a cluster.
 
-    def __init__(self, host: ClusterBusHost) -> None:
-        self._host = host
+    Args:
+        config: Returns the settings.
+        cluster: Returns the process as a node; None: it is in no cluster.
+    """
+
+    def __init__(self, config: Callable[[], ServerConfig], cluster: Callable[[], NodeView | None]) -> None:
+        self._config = config
+        self._cluster = cluster
         self._certificates: Certificates | None = None
         self._peers: dict[str, NodeConnection] = {}
 
     def forward(self, kind: SubscriptionKind, channel: bytes, text: bytes) -> None:
         """Forward a message to the other nodes; on a shard channel, to those of this node's shard."""
-        cluster = self._host.cluster
+        cluster = self._cluster()
         if cluster is None:
             return
         nodes = cluster.topology.nodes
@@ -169,8 +168,8 @@ class ClusterBus:
         for address in addresses:
             if address not in self._peers:
                 if self._certificates is None:
-                    self._certificates = certificates_of(self._host.config.tls)
-                config = self._host.config
+                    self._certificates = certificates_of(self._config().tls)
+                config = self._config()
                 password = config.server_password or config.password
                 self._peers[address] = NodeConnection(address, password, self._certificates)
             self._peers[address].send(packed)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Protocol
 
+from resp_server.session.epoch_feed import EpochFeed
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 
 # Redis' default of tracking-table-max-keys.
@@ -38,13 +38,6 @@ PREFIX_BYTES_MAX = 64 << 10
 PREFIX_OVERHEAD_BYTES = 100
 
 
-class ChangeListener(Protocol):
-    """Receives all keys that change."""
-
-    def record_changes(self, keys: Sequence[bytes] | None) -> None:
-        """Record changed keys; None: any key may have changed."""
-
-
 # The clients that cache a key; if there is only one, its `as_tuple`.
 CachingClients = tuple[TrackingState, ...]
 ALL_CLIENTS: CachingClients = ()
@@ -61,7 +54,7 @@ class TrackingTable:
         self.keys_max = keys_max
         self.clients: dict[TrackingState, None] = {}
         self.pending_clients: dict[TrackingState, None] = {}
-        self.listeners: dict[ChangeListener, None] = {}
+        self.listeners: dict[EpochFeed, None] = {}
         # The number of (key, client) pairs.
         self.items = 0
         self.full_invalidations = 0

@@ -10,22 +10,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import hiredis
 
 from resp_server.cluster.topology import Health, Topology, TopologyError
-from resp_server.cluster.topology_source import TopologySink
+from resp_server.cluster.topology_source import TakeTopology
 from resp_server.net.addresses import host_and_port
 from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import WrongLogError
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
-from resp_server.serving.applier_process import Visible
+from resp_server.serving.appliers import Appliers
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SlotSetError, SparkisError
 from state_backend.model.slot_set import NONE, SlotSet
@@ -54,32 +54,6 @@ class _WrongLogError(RegistryClientError):
     """The registry refused this server, because it serves another log."""
 
 
-class SlotLoader(Protocol):
-    """Loads slots into stores: the appliers of this server."""
-
-    def set_desired_slots(self, slots: SlotSet) -> None:
-        """Own these slots and no others."""
-
-    def notice_soon(self, job: str, epoch: int = -1, term: int = 0) -> None:
-        """Check a job's log for an announced epoch, in the background."""
-
-    @property
-    def owned_slots(self) -> SlotSet:
-        """The desired slots that can be answered."""
-
-    @property
-    def visible(self) -> Mapping[str, Visible]:
-        """The generation and epoch of each job that readers see."""
-
-    @property
-    def identities(self) -> Mapping[str, str | None]:
-        """The identity of each log, by its root; empty: it has none; None: it was not read yet."""
-
-    @property
-    def has_room(self) -> bool:
-        """Return whether the stores have been writable for a while."""
-
-
 @dataclass(frozen=True)
 class AdvertisedAddress:
     """The address for clients, and facts about the server. host None: the local end of the registry connection.
@@ -106,8 +80,8 @@ class RegistryClient:
         self,
         member_id: str,
         advertised: AdvertisedAddress,
-        topologies: TopologySink,
-        appliers: SlotLoader,
+        take_topology: TakeTopology,
+        appliers: Appliers,
         *,
         logs: Sequence[Filesystem],
         address: str | None,
@@ -119,7 +93,7 @@ class RegistryClient:
     ) -> None:
         self._id = member_id
         self._advertised = advertised
-        self._topologies = topologies
+        self._take_topology = take_topology
         self._appliers = appliers
         self._logs = logs
         self._configured_address = address
@@ -316,7 +290,7 @@ class RegistryClient:
                 self._on_end()
 
     def _assign(self, topology: Topology, desired_slots: SlotSet) -> None:
-        self._topologies.take(topology, self._id)
+        self._take_topology(topology, self._id)
         self._topology = topology
         if desired_slots != self._desired_slots:
             self._desired_slots = desired_slots

@@ -11,7 +11,8 @@ after that reply.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+
+from resp_server.session.account import Account
 
 PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
@@ -51,15 +52,6 @@ class Invalidation:
 EVERYTHING = Invalidation(None)
 
 
-class KeyReadRights(Protocol):
-    """A user's right to read keys."""
-
-    @property
-    def reads_all_keys(self) -> bool: ...
-    def can_read(self, key: bytes) -> bool:
-        """Return whether the user may read a key."""
-
-
 class TrackingState:
     """One client's tracking options, and its pending invalidations.
 
@@ -70,7 +62,7 @@ class TrackingState:
     share that only this client caches.
     """
 
-    def __init__(self, session_id: int = 0, user: Callable[[], KeyReadRights | None] = lambda: None) -> None:
+    def __init__(self, session_id: int = 0, user: Callable[[], Account | None] = lambda: None) -> None:
         self.session_id = session_id
         self.user = user
         self.as_tuple = (self,)

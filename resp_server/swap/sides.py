@@ -15,7 +15,8 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.field_names import FieldRules, has_fields
 from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import within
-from resp_server.session.session import Account, Session
+from resp_server.session.account import Account
+from resp_server.session.session import Session
 from resp_server.swap.keyspace import KeyFilter
 from resp_server.swap.state_listing import ToOwner
 from resp_server.upstream.connection import UpstreamSink

@@ -108,7 +108,7 @@ class Scene:
         self.link = RegistryClient(
             ME,
             AdvertisedAddress(None, 7400),
-            self.topologies,
+            self.topologies.take,
             self.appliers,
             logs=[open_filesystem(folder)],
             address=address,

@@ -198,7 +198,7 @@ class Shown:
 
 def test_only_a_higher_version_replaces_what_is_shown() -> None:
     shown = Shown()
-    membership = TopologySource(shown)
+    membership = TopologySource(shown.set_topology)
     membership.take(made(3), B)
     membership.take(made(3), B)
     for version in (2, 3):
@@ -214,7 +214,7 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
 
 def test_a_file_is_refused_as_long_as_it_says_what_cannot_be(tmp_path: Path) -> None:
     shown, path = Shown(), tmp_path / "cluster.json"
-    file = TopologyFile(path, B, TopologySource(shown))
+    file = TopologyFile(path, B, TopologySource(shown.set_topology).take)
     with pytest.raises(TopologyError, match=r"cluster\.json: it cannot be read: No such file"):
         file.read()
     file.read()  # said once
