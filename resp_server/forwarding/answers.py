@@ -11,6 +11,7 @@ no task of the event loop: so it costs no turn of the loop, and its requests are
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -18,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
 from resp_server.forwarding.reply_stages import STEPS_NS_MAX, Defer, Merge, ReplySink, merge_or_error
+from resp_server.protocol.errors import internal_error
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
 # Returns the epochs that a request's client has seen.
@@ -97,6 +99,15 @@ class ReplyFuture(ReplySink):
             raise self._error
         assert self._answer is not None
         return self._answer
+
+
+async def arrived(future: ReplyFuture) -> Answer:
+    """Return an answer, in a task of the event loop."""
+    is_over = asyncio.Event()
+    if not future.is_over:
+        future.when_over(is_over.set)
+        await is_over.wait()
+    return await future
 
 
 def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) -> ReplyFuture:
@@ -249,3 +260,23 @@ def started(coroutine: Answering, seen: SeenEpochs = no_epochs) -> ReplyFuture:
     future = ReplyFuture(seen)
     deliver(coroutine, future, 0)
     return future
+
+
+class _Log(ReplySink):
+    """Logs exceptions."""
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        """Ignore the end of a coroutine."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        internal_error(error)
+
+
+def in_background(coroutine: Coroutine[Wait, None, None]) -> None:
+    """Run a coroutine of the proxy itself beside the caller. An exception is logged."""
+
+    async def run() -> Answer:
+        await coroutine
+        return Answer(b"")
+
+    deliver(run(), _Log(), 0)

@@ -667,19 +667,19 @@ class ProxyDispatcher(Dispatcher):
             if isinstance(own, bytes) and own.startswith(b"-"):
                 batch.add(b"" if session.is_silent else own)
                 return True
-            jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
-            jobs.info(text_in(own), sections)
+            jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
+            batch.answer(partial(jobs.info, text_in(own), sections), session.is_silent)
             self._stats.command_stats(command.name).calls -= 1  # both `reply_to` and the caller count the request
             return True
         if command.policy.role is Role.STATE_LIST:
             clusters = self._applications_with(request[2])
-        jobs = JobQueries(clusters, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+        jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
         if command.policy.role is Role.STATE_LIST:
-            jobs.states(request)
+            batch.answer(partial(jobs.states, request), session.is_silent)
         elif command.policy.role is Role.STATE_LAG:
-            jobs.lags()
+            batch.answer(jobs.lags, session.is_silent)
         else:
-            jobs.jobs()
+            batch.answer(jobs.jobs, session.is_silent)
         return True
 
     def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:

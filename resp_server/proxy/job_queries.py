@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import hiredis
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of
+from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, ReplySink, ReplyStage, malformed_reply
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.job_merge import (
@@ -25,7 +27,6 @@ from resp_server.proxy.job_merge import (
 )
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.session.epoch_feed import ReplyEpochs
 from state_backend.model.slot_set import NONE, SlotSet
 
 JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
@@ -48,67 +49,29 @@ class ServerReplies(NamedTuple):
         return next((each for each in self.replies if each[:1] == b"-"), None)
 
 
-class JobQuery(ReplyStage):
-    """Sends the same requests to the active server of each shard. finish: merges all replies into one."""
-
-    def __init__(
-        self,
-        clusters: Sequence[StateCluster],
-        requests: Sequence[Request],
-        finish: Callable[[Sequence[ServerReplies]], bytes],
-        sink: ReplySink,
-        index: int,
-    ) -> None:
-        super().__init__(sink, index)
-        shards = [(cluster, master) for cluster in clusters for master in cluster.slots.counts]
-        self._finish = finish
-        self._count = len(requests)
-        self._addresses = [cluster.active_server(master) for cluster, master in shards]
-        self._replies: list[bytes] = [b""] * (len(shards) * len(requests))
-        self._missing = len(self._replies)
-        if not shards:
-            self.finish(finish([]))
-        for at, (cluster, master) in enumerate(shards):
-            for number, request in enumerate(requests, at * len(requests)):
-                cluster.send(ServerRequest(pack(request), 0, 2, cluster.deadline_s(), self, number, None, master))
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
-        """Store one reply; finish after the last one."""
-        self._replies[index] = as_bytes(reply)
-        self._missing -= 1
-        if not self._missing:
-            parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
-            servers = [ServerReplies(*row) for row in zip(self._addresses, parts, strict=True)]
-            try:
-                self.finish(self._finish(servers))
-            except MALFORMED_REPLY_ERRORS as error:
-                self.finish(malformed_reply(error))
+# Merges all servers' replies into one.
+MergeServers = Callable[[Sequence[ServerReplies]], bytes]
 
 
 class JobQueries:
-    """Queries about jobs for one client."""
+    """Queries about jobs for one client. seen: returns the epochs that the client has seen. within: limits the keys."""
 
-    def __init__(
-        self, clusters: Sequence[StateCluster], protocol: int, sink: ReplySink, index: int, within: Request = ()
-    ) -> None:
-        self._clusters = clusters
-        self._within = within
-        self._protocol = protocol
-        self._sink, self._index = sink, index
+    def __init__(self, clusters: Sequence[StateCluster], protocol: int, seen: SeenEpochs, within: Request = ()) -> None:
+        self._clusters, self._protocol, self._seen, self._within = clusters, protocol, seen, within
 
-    def jobs(self) -> None:
-        """Query STATE JOBS. Servers that do not reply are listed in each job's error."""
-        self._rows(JOBS, merged_jobs)
+    async def jobs(self) -> Answer:
+        """Answer STATE JOBS. Servers that do not reply are listed in each job's error."""
+        return await self._rows(JOBS, merged_jobs)
 
-    def lags(self) -> None:
-        """Query STATE LAG. Servers that do not reply are listed in each job's error."""
-        self._rows(LAG, merged_lags)
+    async def lags(self) -> Answer:
+        """Answer STATE LAG. Servers that do not reply are listed in each job's error."""
+        return await self._rows(LAG, merged_lags)
 
-    def states(self, request: Request) -> None:
-        """Query STATE LIST. If a server does not reply, the result is an error, because its keys are not counted."""
+    async def states(self, request: Request) -> Answer:
+        """Answer STATE LIST. If a server does not reply, the answer is an error, because its keys are not counted."""
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
-        def finish(servers: Sequence[ServerReplies]) -> bytes:
+        def merge(servers: Sequence[ServerReplies]) -> bytes:
             available = [each for each in servers if each.error is None]
             if not available or len(available) < len(servers):
                 return next((each.error for each in servers if each.error), b"-CLUSTERDOWN no server is known\r\n")
@@ -116,12 +79,12 @@ class JobQueries:
             states = merged_states([rows_in(each.replies[1]) for each in available], shares)
             return encode(plain(states), self._protocol)
 
-        self._query([JOBS, request], finish)
+        return await self._query([JOBS, request], merge)
 
-    def info(self, own: str, sections: set[str]) -> None:
-        """Query the servers' INFO sections, and append them to this proxy's own INFO text."""
+    async def info(self, own: str, sections: set[str]) -> Answer:
+        """Answer INFO by this proxy's own text and the servers' sections."""
 
-        def finish(servers: Sequence[ServerReplies]) -> bytes:
+        def merge(servers: Sequence[ServerReplies]) -> bytes:
             available = [each for each in servers if each.error is None]
             rows = [rows_in(each.replies[0]) for each in available]
             shares = shares_of(_slots_of_first(each) for each in rows)
@@ -133,10 +96,10 @@ class JobQueries:
                 texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows))}")
             return encode(Verbatim("\r\n".join(texts).encode()), self._protocol)
 
-        self._query([JOBS, KEYSPACE], finish)
+        return await self._query([JOBS, KEYSPACE], merge)
 
-    def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
-        def finish(servers: Sequence[ServerReplies]) -> bytes:
+    async def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> Answer:
+        def merge(servers: Sequence[ServerReplies]) -> bytes:
             failed = [each for each in servers if each.error is not None]
             available = [rows_in(each.replies[0]) for each in servers if each.error is None]
             if failed and not available:
@@ -147,10 +110,24 @@ class JobQueries:
                 row["error"] = "; ".join(filter(None, (row["error"], f"no reply from {names}")))
             return encode(plain(rows), self._protocol)
 
-        self._query([request], finish)
+        return await self._query([request], merge)
 
-    def _query(self, requests: Sequence[Request], finish: Callable[[Sequence[ServerReplies]], bytes]) -> None:
-        JobQuery(self._clusters, [(*self._within, *each) for each in requests], finish, self._sink, self._index)
+    async def _query(self, requests: Sequence[Request], merge: MergeServers) -> Answer:
+        """Send the same requests to the active server of each shard, and merge all replies."""
+        packed = [pack((*self._within, *each)) for each in requests]
+        shards = [(cluster, master) for cluster in self._clusters for master in cluster.slots.counts]
+        addresses = [cluster.active_server(master) for cluster, master in shards]
+        answers = await all_of([self._ask(*shard, each) for shard in shards for each in packed])
+        replies = iter([as_bytes(each.reply) for each in answers])
+        try:
+            return Answer(merge([ServerReplies(each, list(islice(replies, len(packed)))) for each in addresses]))
+        except MALFORMED_REPLY_ERRORS as error:
+            return Answer(malformed_reply(error))
+
+    def _ask(self, cluster: StateCluster, master: str, packed: bytes) -> ReplyFuture:
+        future = ReplyFuture(self._seen)
+        cluster.send(ServerRequest(packed, 0, 2, cluster.deadline_s(), future, 0, None, master))
+        return future
 
 
 def server_sections(names: Sequence[bytes]) -> set[str]:

@@ -19,7 +19,7 @@ from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
-from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.forwarding.answers import ReplyFuture, ask
 from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -44,7 +44,6 @@ from resp_server.swap.rules_reload import RulesReload
 from resp_server.swap.sending import SideSender
 from resp_server.swap.sentinel_replies import sentinel_reply
 from resp_server.swap.shadow import Shadow
-from resp_server.swap.sides import OwnRequests
 from resp_server.swap.subscription_order import SubscriptionOrder
 from resp_server.swap.subscriptions import SwapSubscriptions, is_about_keys, listens
 from resp_server.swap.upstream_events import UpstreamEvents
@@ -124,10 +123,10 @@ class SwapDispatcher(SideSender):
         self._events = UpstreamEvents(server, upstream)
         self._order = SubscriptionOrder(time.monotonic, self._hold_requests)
         self._subscriptions = self._make_subscriptions(upstream)
-        self._checks = NewFormatChecks(ownership, OwnRequests(upstream), server.clients.defer)
+        self._checks = NewFormatChecks(ownership, upstream, server.clients.defer)
         self.shadow = self._make_shadow()
         self.copiers = CopierWatch(
-            lambda request, sink, index: self.shadow.send_to_states(request[1], request, 2, sink, index),
+            lambda request: ask(partial(self.shadow.send_to_states, request[1], request, 2)),
             self.check_upstream,
             time.monotonic,
         )
@@ -244,12 +243,12 @@ class SwapDispatcher(SideSender):
         cached = [rule.keys.literals[0].encode() for rule in rules if rule.cache_s]
         self._key_changes.follow([*cached, *self.copiers.watch(self._ownership.rules, *candidates)])
 
-    def check_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
+    def check_upstream(self, key: bytes, database: int) -> ReplyFuture:
         """Send EXISTS for a key to the upstream, over the proxy's own connections."""
         request: Request = (b"EXISTS", key)
         route = self.router.route(request, database)
-        if route is not None:
-            self._logins.own.of(database).send_request(0, 2, route.routed, request, sink, index)
+        assert route is not None  # a command of Redis
+        return ask(partial(self._logins.own.of(database).send_request, 0, 2, route.routed, request))
 
     def _upstream_changed(self, keys: Sequence[bytes] | None) -> None:
         """Handle changes of keys at the upstream; None: all keys may have changed."""

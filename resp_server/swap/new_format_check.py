@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error, text_of
+from resp_server.forwarding.answers import Called, ask, in_background, in_steps
+from resp_server.forwarding.raw_replies import as_bytes, is_error, text_of
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplyStage
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer
 from resp_server.protocol.errors import internal_error
-from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_patterns import glob_of
 from resp_server.upstream.ownership import EXAMPLES_MAX, NewFormat, Ownership
@@ -33,12 +34,18 @@ RETRY_S = 1.0
 
 
 class NodeSender(Protocol):
-    """Sends reads of the proxy itself to the nodes of an upstream."""
+    """The part of `Upstream` that sends reads to its nodes."""
 
     @property
     def node_count(self) -> int: ...
-    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
-        """Send a read to a node."""
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a read to a node. client: 0: the proxy itself."""
+
+
+class SearchError(Exception):
+    """The upstream has refused a search."""
 
 
 class NewFormatChecks:
@@ -54,7 +61,7 @@ class NewFormatChecks:
         """Check these formats."""
         self._queue += formats
         if not self._is_running:
-            self._begin()
+            in_background(self._check())
 
     def stop(self) -> None:
         """Stop checking."""
@@ -62,75 +69,55 @@ class NewFormatChecks:
         if self._retry is not None:
             self._retry.cancel()
 
-    def _begin(self) -> None:
-        self._is_running = bool(self._queue)
-        if self._queue:
-            _Search(self, self._queue[0], self._nodes, self._ownership, self._defer).send()
+    async def _check(self) -> None:
+        """Check the formats in the queue. If a search fails, it is repeated; its keys stay the upstream's meanwhile."""
+        self._is_running = True
+        try:
+            while self._queue:
+                try:
+                    keys = await self._search(self._queue[0])
+                except Exception as error:
+                    await self._failed(error)
+                else:
+                    if self._queue:  # not stopped
+                        self._ownership.settle(self._queue.popleft(), keys)
+        finally:
+            self._is_running = False
 
-    def found(self, keys: Sequence[bytes]) -> None:
-        """End the check of the first format with the keys that the upstream has, and begin the next one."""
-        if self._queue:  # not stopped
-            self._ownership.settle(self._queue.popleft(), keys)
-            self._begin()
-
-    def failed(self, reason: str) -> None:
-        """Check the first format again after a pause. Its keys stay the upstream's meanwhile."""
+    async def _failed(self, error: Exception) -> None:
+        """Report that a search has failed, and pause."""
+        if not isinstance(error, (SearchError, *MALFORMED_REPLY_ERRORS)):
+            internal_error(error)
         if self._queue:
             logger.info(
-                "the search of the upstream for keys %s failed, and is repeated: %s", self._queue[0].text, reason
+                "the search of the upstream for keys %s failed, and is repeated: %s", self._queue[0].text, error
             )
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._begin)
+            await Called(self._call_later)
 
+    def _call_later(self, then: Callable[[], None]) -> None:
+        self._retry = asyncio.get_running_loop().call_later(RETRY_S, then)
 
-class _Search(ReplyStage):
-    """The search for the keys of one format, node by node."""
+    async def _search(self, new: NewFormat) -> Sequence[bytes]:
+        """Return some of the upstream's keys that have a format, from the first node that has such keys."""
+        pattern, is_in_question = glob_of(KeyFormat.parse(new.text)), self._ownership.is_in_question(new)
+        node = 0
+        while node < self._nodes.node_count:
+            cursor = b"0"
+            for _ in range(STEPS_MAX):
+                cursor, keys = await self._page(node, cursor, pattern)
+                found = [key for key in keys if is_in_question(key)]
+                if found:
+                    return found[:EXAMPLES_MAX]
+                if cursor == b"0":
+                    break
+            node += 1
+        return ()
 
-    def __init__(
-        self, checks: NewFormatChecks, new: NewFormat, nodes: NodeSender, ownership: Ownership, defer: Defer
-    ) -> None:
-        super().__init__(self, 0)
-        self._checks, self._nodes, self._ownership, self._defer = checks, nodes, ownership, defer
-        self._glob = glob_of(KeyFormat.parse(new.text))
-        self._is_in_question = ownership.is_in_question(new)
-        self._node, self._cursor, self._steps = 0, b"0", 0
-
-    def send(self) -> None:
-        """Send the next step of the scan."""
-        words = (b"SCAN", self._cursor, b"MATCH", self._glob, b"COUNT", b"%d" % COUNT)
-        self._nodes.send_to_node(self._node, pack(words), self, 0)
-
-    def receive(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+    async def _page(self, node: int, cursor: bytes, pattern: bytes) -> tuple[bytes, Sequence[bytes]]:
+        """Return the next cursor and the keys of one step of a scan."""
+        packed = pack((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % COUNT))
+        reply = (await ask(partial(self._nodes.send_to_node, node, 0, 2, packed))).reply
         if is_error(reply):
-            self.fail(0, RuntimeError(as_bytes(reply)[1:200].decode("utf-8", "replace").strip()))
-            return
-        self.run_steps(items_of(reply), self._take, self._defer)
-
-    def _take(self, items: Sequence[RawReply]) -> None:
-        cursor, page = items
-        self._cursor = text_of(cursor)
-        self.run_steps(items_of(page), self._take_keys, self._defer)
-
-    def _take_keys(self, items: Sequence[RawReply]) -> None:
-        found = [key for key in map(text_of, items) if self._is_in_question(key)]
-        self._steps += 1
-        if found:
-            self._end(found[:EXAMPLES_MAX])
-            return
-        if self._cursor == b"0" or self._steps >= STEPS_MAX:
-            self._node, self._cursor, self._steps = self._node + 1, b"0", 0
-        if self._node < self._nodes.node_count:
-            self.send()
-        else:
-            self._end(())
-
-    def _end(self, found: Sequence[bytes]) -> None:
-        self._is_over = True
-        self._checks.found(found)
-
-    def fail(self, index: int, error: Exception) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        if not isinstance(error, (RuntimeError, *MALFORMED_REPLY_ERRORS)):
-            internal_error(error)
-        self._checks.failed(str(error))
+            raise SearchError(as_bytes(reply)[1:200].decode("utf-8", "replace").strip())
+        following, keys = await in_steps(items_of(reply), self._defer)
+        return text_of(following), [text_of(key) for key in await in_steps(items_of(keys), self._defer)]

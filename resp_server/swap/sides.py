@@ -19,7 +19,6 @@ from resp_server.session.account import Account
 from resp_server.session.session import Session
 from resp_server.swap.keyspace import KeyFilter
 from resp_server.swap.state_listing import ToOwner
-from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.key_matcher import Decision
 from resp_server.upstream.mapped_names import StateName
 from resp_server.upstream.ownership import Ownership
@@ -70,22 +69,6 @@ def _names_of(
         if name is not None and decide(name).rule is rule:
             names.append(name)
     return [name for name in names if user.can_read(name)]
-
-
-class OwnRequests:
-    """Sends the proxy's own reads to the upstream."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    @property
-    def node_count(self) -> int:
-        """The number of the upstream's nodes."""
-        return self._upstream.node_count
-
-    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
-        """Send a read to a node of the upstream."""
-        self._upstream.send_to_node(node, 0, 2, packed, sink, index)
 
 
 class ClientSides:

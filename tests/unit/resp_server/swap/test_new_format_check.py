@@ -25,7 +25,9 @@ class Nodes:
         self.sent: list[tuple[int, bytes, UpstreamSink]] = []
         self.steps = 0
 
-    def send_to_node(self, node: int, packed: bytes, sink: UpstreamSink, index: int) -> None:
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
         self.sent.append((node, packed, sink))
 
     def answer(self) -> None:
