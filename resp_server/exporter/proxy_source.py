@@ -11,10 +11,11 @@ from resp_server.commands.info import process_stats
 from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness
+from resp_server.forwarding.answers import arrived
+from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.proxy.applications import JOBS, Applications
 from resp_server.proxy.job_merge import Row, merged_jobs, rows_in
-from resp_server.proxy.requests import BackgroundSink, ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from state_backend.model.slots import SLOTS
@@ -63,26 +64,9 @@ class ProxySource:
 
 
 async def _list_jobs(cluster: StateCluster, address: str) -> Sequence[Row] | None:
-    sink = _JobsSink()
-    cluster.send(ServerRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
-    with suppress(TimeoutError):
+    """Return the rows of a server's STATE JOBS; None for a server that does not list its jobs in time."""
+    with suppress(Exception):
         async with asyncio.timeout(LISTING_S_MAX):
-            return await sink.jobs
+            reply = as_bytes((await arrived(cluster.ask(address, JOBS, is_long=True))).reply)
+            return None if is_error(reply) else rows_in(reply)
     return None
-
-
-class _JobsSink(BackgroundSink):
-    """Takes a server's reply to STATE JOBS; `jobs` is None for an error."""
-
-    def __init__(self) -> None:
-        self.jobs: asyncio.Future[Sequence[Row] | None] = asyncio.get_running_loop().create_future()
-
-    def receive(self, reply: bytes) -> None:
-        self._resolve(None if reply[:1] == b"-" else rows_in(reply))
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._resolve(None)
-
-    def _resolve(self, jobs: Sequence[Row] | None) -> None:
-        if not self.jobs.done():
-            self.jobs.set_result(jobs)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import hiredis
 
+from resp_server.forwarding.answers import in_background
+from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.proxy.requests import BackgroundSink, ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 
 logger = logging.getLogger("sparkis.proxy")
@@ -49,8 +49,11 @@ class Applications:
 
     def when_followed(self, then: Callable[[], None]) -> None:
         """Call back once all connected servers have answered `follow_keys`."""
-        for cluster in self.each:  # one after the other
-            then = partial(cluster.when_followed, then)
+        in_background(self._followed(then))
+
+    async def _followed(self, then: Callable[[], None]) -> None:
+        for cluster in self.each:
+            await cluster.followed()
         then()
 
     def stop(self) -> None:
@@ -97,20 +100,33 @@ class Applications:
         for job in cluster.keys.names:
             for other in self.with_job(job):
                 self._log_clash_once(cluster, other, job)
-        sink = JobKeysReplySink(self, cluster, address)
-        cluster.send(ServerRequest(JOBS, 0, 2, cluster.deadline_s(), sink, 0, address, is_long=True))
+        in_background(self._learn_key_formats(cluster, address))
 
-    def retry_key_formats(self, cluster: StateCluster, address: str) -> None:
+    async def _learn_key_formats(self, cluster: StateCluster, address: str) -> None:
+        reply = as_bytes((await cluster.ask(address, JOBS, is_long=True)).reply)
+        if is_error(reply):
+            logger.warning("%s refused to list its jobs: %s", address, reply[1:200].decode("utf-8", "replace"))
+            await self._retry_key_formats(cluster, address)
+            return
+        try:
+            formats = formats_in(reply)
+            cluster.keys.set_formats({job: list(states.values()) for job, states in formats.items()})
+            self.on_key_formats(formats)
+        except MALFORMED_REPLY_ERRORS as error:
+            logger.warning("%s listed its jobs in an unexpected form: %s", address, error)
+
+    async def _retry_key_formats(self, cluster: StateCluster, address: str) -> None:
         """After an error, request a server's key formats again soon, if it still belongs to the application."""
         row = (cluster.name, address)
-
-        def retry() -> None:
+        if row in self._retrying:
+            return
+        self._retrying.add(row)
+        try:
+            has_paused = await cluster.pause(math.inf)
+        finally:
             self._retrying.discard(row)
-            if cluster.has_server(address):
-                self.request_key_formats(cluster, address)
-
-        if row not in self._retrying and cluster.retry_later(float("inf"), retry):
-            self._retrying.add(row)
+        if has_paused and cluster.has_server(address):
+            self.request_key_formats(cluster, address)
 
     def _log_clash_once(self, one: StateCluster, other: StateCluster, job: str) -> None:
         row = (job, *sorted((one.name, other.name)))
@@ -127,27 +143,6 @@ def clash(one: StateCluster, job: str, other: StateCluster, its_job: str) -> str
         f"the key could be of job '{job}' in {one.name} and of job '{its_job}' in {other.name}: change the key format "
         "of one of them"
     )
-
-
-@dataclass
-class JobKeysReplySink(BackgroundSink):
-    """Receives a server's reply to STATE JOBS."""
-
-    applications: Applications
-    cluster: StateCluster
-    address: str
-
-    def receive(self, reply: bytes) -> None:
-        if reply[:1] == b"-":
-            self.applications.retry_key_formats(self.cluster, self.address)
-            logger.warning("%s refused to list its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
-            return
-        try:
-            formats = formats_in(reply)
-            self.cluster.keys.set_formats({job: list(states.values()) for job, states in formats.items()})
-            self.applications.on_key_formats(formats)
-        except MALFORMED_REPLY_ERRORS as error:
-            logger.warning("%s listed its jobs in an unexpected form: %s", self.address, error)
 
 
 def formats_in(reply: bytes) -> dict[str, dict[str, str]]:

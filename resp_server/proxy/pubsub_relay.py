@@ -29,7 +29,8 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.execution.context import ServerContext
-from resp_server.forwarding.raw_replies import Steps
+from resp_server.forwarding.answers import ReplyFuture, in_background
+from resp_server.forwarding.raw_replies import Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.net.tls import reason_of
@@ -40,7 +41,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.field_names import has_fields
 from resp_server.proxy.field_notifications import HASH_CLASS, FieldListeners, FieldReadError, FieldReads
 from resp_server.proxy.mapped_keys import MappedKeys, may_name
-from resp_server.proxy.requests import PING, BackgroundSink, ServerRequest
+from resp_server.proxy.requests import PING, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
@@ -758,27 +759,6 @@ def _event_in(channel: bytes, text: bytes) -> tuple[bytes, bytes]:
     return channel.removeprefix(KEYSPACE), text
 
 
-class PublishReplySink(BackgroundSink):
-    """The sink of a server's reply to a PUBLISH."""
-
-    def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
-        self._pending = pending
-        self._count = count
-
-    def fail(self, index: int, error: Exception) -> None:
-        def raised() -> Reply:
-            raise error
-
-        self._pending.resolve(raised)
-
-    def receive(self, reply: bytes) -> None:
-        """Reply with the number of receivers, or with the server's error."""
-        if reply[:1] == b":":
-            self._pending.resolve(lambda: self._count(int(reply[1:])))
-        else:
-            self._pending.resolve(lambda: Frames(reply))
-
-
 class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
@@ -800,13 +780,24 @@ class ProxyMessageBus(MessageBus):
         found = ReceiverCount()  # of the proxy's own clients, because the server counts relay connections
         pending = Pending(2 * cluster.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if kind is SubscriptionKind.SHARD else b"PUBLISH", channel, text))
-        sink = PublishReplySink(pending, lambda count: max(count - found.names, 0) + found.clients)
         address = None if kind is SubscriptionKind.SHARD else home
 
-        def ask() -> None:
-            cluster.send(ServerRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sink, 0, address))
+        async def publish() -> None:
+            sent = ReplyFuture()
+            cluster.send(ServerRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sent, 0, address))
+            try:
+                reply = as_bytes((await sent).reply)
+            except Exception as error:
+                pending.resolve(partial(_raise, error))
+            else:
+                pending.resolve(lambda: receivers(reply))
 
-        self._deliveries.add(self.pubsub.count_in_steps(found, kind, channel), lambda: None, ask)
+        def receivers(reply: bytes) -> Reply:
+            """Return the number of receivers, or the server's error."""
+            return max(int(reply[1:]) - found.names, 0) + found.clients if reply[:1] == b":" else Frames(reply)
+
+        count = self.pubsub.count_in_steps(found, kind, channel)
+        self._deliveries.add(count, lambda: None, lambda: in_background(publish()))
         return pending
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:
@@ -821,6 +812,10 @@ def connect_pubsub(applications: Applications, server: ServerContext, mapped: Ma
     relay = PubsubRelay(applications, server, mapped)
     server.message_bus = ProxyMessageBus(server, applications, relay)
     return relay
+
+
+def _raise(error: Exception) -> Reply:
+    raise error
 
 
 def _too_late() -> Reply:

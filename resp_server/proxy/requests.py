@@ -6,14 +6,15 @@ and the servers (`forwarding/reply_stages.py`). A stage merges several replies i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.answers import ReplyFuture, deliver, joined
+from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import array_in_order, pack
-from resp_server.forwarding.reply_stages import Defer, ReplyAggregator, ReplySink
+from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import slot_of
@@ -89,40 +90,14 @@ class ServerRequest:
         self.sink.put(self.index, b"-%b\r\n" % error.line)
 
 
-class BackgroundSink(ReplySink):
-    """The sink of requests that the proxy sends for itself. Exceptions are logged."""
+class DiscardSink(ReplySink):
+    """Ignores the replies to requests that the proxy sends for itself. Exceptions are logged."""
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        try:
-            self.receive(as_bytes(reply))
-        except Exception as error:
-            self.fail(index, error)
+        """Ignore a reply."""
 
     def fail(self, index: int, error: Exception) -> None:
         internal_error(error)
-
-    def receive(self, reply: bytes) -> None:
-        """Take the reply."""
-
-
-class DiscardSink(BackgroundSink):
-    """Ignores replies."""
-
-
-class AnsweredSink(BackgroundSink):
-    """Calls back when a number of requests were answered, or have failed."""
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._missing = count
-        self._then = then
-
-    def receive(self, reply: bytes) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._then()
-
-    def fail(self, index: int, error: Exception) -> None:
-        self.receive(b"")
 
 
 class RequestSender(Protocol):
@@ -141,9 +116,10 @@ def send_mget_by_slots(
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    aggregator = ReplyAggregator(
-        len(places), partial(array_in_order, places=list(places.values())), sink, index, sender.defer
-    )
-    for number, (slot, some) in enumerate(places.items()):
+    parts = []
+    for slot, some in places.items():
+        parts.append(ReplyFuture(partial(sink.seen_epochs, index)))
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        sender.send(ServerRequest(packed, slot, 2, deadline_s, aggregator, number, sends=1))
+        sender.send(ServerRequest(packed, slot, 2, deadline_s, parts[-1], 0, sends=1))
+    merge = partial(array_in_order, places=list(places.values()))
+    deliver(joined(parts, merge, sender.defer), sink, index)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, pairwise
@@ -20,8 +21,8 @@ from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.execution.histories import HISTORIES_MAX
-from resp_server.forwarding.answers import Called
-from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.answers import Called, ReplyFuture, in_background
+from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer
 from resp_server.net.connecting import connected
@@ -32,7 +33,7 @@ from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.outages import CommonEpoch, Outages, newest_common
 from resp_server.proxy.replica_choice import ReplicaChoice
-from resp_server.proxy.requests import PING, SENDS_MAX, AnsweredSink, BackgroundSink, ServerRequest
+from resp_server.proxy.requests import PING, SENDS_MAX, ServerRequest
 from resp_server.proxy.server_connection import REPLY_BYTES_MAX, ConnectionKey, ServerConnection, ServerProtocol
 from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
@@ -42,6 +43,7 @@ from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 
+TOPOLOGY = pack((b"STATE", b"TOPOLOGY"))
 TIMEOUT_S = 1.0
 # For requests about all of a server's keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
@@ -267,16 +269,23 @@ class StateCluster:
         self._choose_active()
         return True
 
-    def refresh(self, address: str) -> None:
-        """Request a server's topology, unless such a request is pending."""
-        if address not in self._refreshing:
-            self._refreshing.add(address)
-            packed = pack((b"STATE", b"TOPOLOGY"))
-            self.send(ServerRequest(packed, 0, 2, self.deadline_s(), TopologyReplySink(self, address), 0, address))
+    def ask(self, address: str, packed: bytes, *, is_long: bool = False) -> ReplyFuture:
+        """Send a request of the proxy itself to a server."""
+        future = ReplyFuture()
+        self.send(ServerRequest(packed, 0, 2, self.deadline_s(), future, 0, address, is_long=is_long))
+        return future
 
-    def receive_topology(self, reply: bytes, address: str) -> None:
-        """Handle a server's topology: apply it if it is newer."""
-        self._refreshing.discard(address)
+    def refresh(self, address: str) -> None:
+        """Request a server's topology, unless such a request is pending; apply it if it is newer."""
+        if address not in self._refreshing:
+            in_background(self._refresh(address))
+
+    async def _refresh(self, address: str) -> None:
+        self._refreshing.add(address)
+        try:
+            reply = as_bytes((await self.ask(address, TOPOLOGY)).reply)
+        finally:
+            self._refreshing.discard(address)
         if reply[:1] != b"$":
             logger.warning("%s refused to send its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
             return
@@ -497,14 +506,15 @@ class StateCluster:
         for connection in self.connections.values():
             connection.follow()
 
-    def when_followed(self, then: Callable[[], None]) -> None:
-        """Call back once all connected servers have answered `follow_keys`; the others report keys once they are."""
-        connected = [each for each in self.connections.values() if each.is_connected]
-        if not connected:
-            then()
-        sink = AnsweredSink(len(connected), then)
-        for each in connected:
-            each.send(PING, ServerRequest(PING, 0, 2, self.deadline_s(), sink, 0, each.key.address))
+    async def followed(self) -> None:
+        """Wait until all connected servers have answered `follow_keys`; the others report keys once they are."""
+        answers = []
+        for each in [each for each in self.connections.values() if each.is_connected]:
+            answers.append(ReplyFuture())
+            each.send(PING, ServerRequest(PING, 0, 2, self.deadline_s(), answers[-1], 0, each.key.address))
+        for answer in answers:
+            with suppress(Exception):  # a lost connection: the server reports keys once it is connected
+                await answer
 
     def tracking_lost(self) -> None:
         """Invalidate all keys, because a server no longer reports changes of keys that clients read before."""
@@ -692,17 +702,6 @@ class StateCluster:
         for connection in self.connections.values():
             connection.reply_epochs = self.shared_epochs(connection.epochs)
         self.check_alignment()
-
-
-@dataclass
-class TopologyReplySink(BackgroundSink):
-    """Takes a server's reply to STATE TOPOLOGY."""
-
-    cluster: StateCluster
-    address: str
-
-    def receive(self, reply: bytes) -> None:
-        self.cluster.receive_topology(reply, self.address)
 
 
 class LongReply:

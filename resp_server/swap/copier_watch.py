@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.protocol.errors import client_text, internal_error
+from resp_server.forwarding.answers import ReplyFuture, all_of, in_background
+from resp_server.protocol.errors import client_text
 from resp_server.protocol.request_parser import Request
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.key_patterns import may_share_keys
 from resp_server.upstream.mapped_names import exists_request
@@ -35,7 +33,6 @@ WATCH_S = 5.0
 # The keys that are checked of one push of the upstream, and at a time.
 KEYS_PER_PUSH = 64
 CHECKS_MAX = 16
-UPSTREAM, STATES = 0, 1
 EXISTS_ONE = b":1\r\n"
 
 
@@ -58,14 +55,14 @@ class CopierWatch:
 
     def __init__(
         self,
-        check_states: Callable[[Request, ReplySink, int], None],
-        check_upstream: Callable[[bytes, int, ReplySink, int], None],
+        check_states: Callable[[Request], ReplyFuture],
+        check_upstream: Callable[[bytes, int], ReplyFuture],
         clock: Callable[[], float],
     ) -> None:
         self.check_states, self.check_upstream, self._clock = check_states, check_upstream, clock
         self._matchers: Sequence[KeyMatcher] = ()
         self._copied: dict[Rule, Copied] = {}
-        self._checks: set[_Check] = set()
+        self._checks = 0  # that run
 
     def watch(self, *all_rules: Rules) -> Sequence[bytes]:
         """Watch the keys of these lists of rules; return the prefixes of keys to follow."""
@@ -86,8 +83,8 @@ class CopierWatch:
                 for decider in [matcher.decider(database)]
             }
             for rule, database in rules.items():
-                if rule in self._copied and len(self._checks) < CHECKS_MAX:
-                    self._check(rule, key, database)
+                if rule in self._copied and self._checks < CHECKS_MAX:
+                    in_background(self._check(rule, key, database))
 
     def refusal(self, rules: Rules) -> str | None:
         """Return why rules are refused; None: no copier was seen."""
@@ -111,50 +108,35 @@ class CopierWatch:
             "copied_writes": sum(each.count for each in self._copied.values()),
         }
 
-    def end(self, check: _Check, *, is_copied: bool) -> None:
-        """Take the result of a check."""
-        self._checks.discard(check)
-        copied = self._copied.get(check.rule)
-        if copied is None or not is_copied:
+    async def _check(self, rule: Rule, key: bytes, database: int) -> None:
+        """Check whether both sides have a key."""
+        self._checks += 1
+        try:
+            answers = await all_of(
+                [self.check_upstream(key, database), self.check_states(exists_request(rule.state_name_of(key)))]
+            )
+        except Exception:  # it is not known
             return
-        was_running = self._is_running(check.rule)
+        finally:
+            self._checks -= 1
+        if all(each.reply == EXISTS_ONE for each in answers):
+            self._count(rule, key)
+
+    def _count(self, rule: Rule, key: bytes) -> None:
+        """Count a copy of a key."""
+        copied = self._copied.get(rule)
+        if copied is None:
+            return
+        was_running = self._is_running(rule)
         copied.times_s.append(self._clock())
         copied.count += 1
-        copied.example = check.key
-        if not was_running and self._is_running(check.rule):
-            logger.error("rule '%s': %s", check.rule.name, _text(copied))
-
-    def _check(self, rule: Rule, key: bytes, database: int) -> None:
-        check = _Check(self, rule, key)
-        self._checks.add(check)
-        try:
-            self.check_upstream(key, database, check, UPSTREAM)
-            self.check_states(exists_request(rule.state_name_of(key)), check, STATES)
-        except Exception as error:
-            check.fail(STATES, error)
+        copied.example = key
+        if not was_running and self._is_running(rule):
+            logger.error("rule '%s': %s", rule.name, _text(copied))
 
     def _is_running(self, rule: Rule) -> bool:
         times_s = self._copied[rule].times_s
         return len(times_s) == WRITES_MIN and self._clock() - times_s[0] < WINDOW_S
-
-
-class _Check(ReplySink):
-    """Checks whether both sides have a key."""
-
-    def __init__(self, watch: CopierWatch, rule: Rule, key: bytes) -> None:
-        self._watch, self.rule, self.key = watch, rule, key
-        self._replies: dict[int, bool] = {}
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        try:
-            self._replies[index] = reply == EXISTS_ONE
-            if len(self._replies) == 2:
-                self._watch.end(self, is_copied=all(self._replies.values()))
-        except Exception as error:
-            internal_error(error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._watch.end(self, is_copied=False)
 
 
 def _text(copied: Copied) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.forwarding.answers import ReplyFuture, ask
 from resp_server.protocol.request_parser import Request
 from resp_server.swap.copier_watch import WATCH_S, WINDOW_S, WRITES_MIN, CopierWatch
 from resp_server.upstream.rules import Rule, parse_rules
@@ -47,13 +47,13 @@ class Sides:
         self.now_s = 1000.0
         self.watch = CopierWatch(self.ask_states, self.ask_upstream, lambda: self.now_s)
 
-    def ask_states(self, request: Request, sink: ReplySink, index: int) -> None:
+    def ask_states(self, request: Request) -> ReplyFuture:
         self.asked.append(tuple(request))
-        sink.put(index, b":1\r\n" if tuple(request) in self.keys else b":0\r\n")
+        return ask(lambda sink, index: sink.put(index, b":1\r\n" if tuple(request) in self.keys else b":0\r\n"))
 
-    def ask_upstream(self, key: bytes, database: int, sink: ReplySink, index: int) -> None:
+    def ask_upstream(self, key: bytes, database: int) -> ReplyFuture:
         self.asked.append((database, key))
-        sink.put(index, b":1\r\n")
+        return ask(lambda sink, index: sink.put(index, b":1\r\n"))
 
 
 def rules() -> Sequence[Rule]:
