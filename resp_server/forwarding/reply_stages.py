@@ -125,27 +125,6 @@ class ReplyStage(ReplySink):
         return self._sink.seen_epochs(self._index)
 
 
-class _Sending(ReplyStage):
-    """The steps in which a request is sent. is_sent: all are done."""
-
-    is_sent = False
-
-    def end(self, result: None) -> None:
-        """Handle the end of the steps."""
-        self.is_sent = True
-
-    def fail(self, index: int, error: Exception) -> None:
-        self.is_sent = True
-        super().fail(index, error)
-
-
-def send_in_steps(steps: Steps[None], sink: ReplySink, index: int, defer: Defer) -> bool:
-    """Run the steps that send a request; the sink gets their exception. Return True if some steps run later."""
-    sending = _Sending(sink, index)
-    sending.attempt(sending.run_steps, steps, sending.end, defer)
-    return not sending.is_sent
-
-
 class ReplyAggregator(ReplyStage):
     """Merges the replies of several servers. The first error among them is the reply, unless `takes_errors`."""
 

@@ -13,15 +13,14 @@ from functools import partial
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import Policy, Role
 from resp_server.commands.tracking import TrackingOptions, no_such_client
+from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplyAggregator, ReplySink
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_of_any_database
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
 from resp_server.swap.monitor_lines import MonitorLines
@@ -145,20 +144,46 @@ class SwapSubscriptions:
         upstream.on_push = self._push
         if len(parts) > 1 and subscribes(name):
             self._hold(session.id)  # a node may send messages before another one has confirmed
-        sink = _PartsSink(
-            _ConfirmationSink(self._answered, session.id, request, batch, partial(self._confirmed, session.id)),
-            batch.expect(session.is_silent),
-            len(parts),
-            upstream.checked,
-            partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only"),
-        )
-        for number, (part, own) in enumerate(zip(parts, pinned, strict=True)):
-            sent = UpstreamRequest(pack(part.request), sink, number, is_read=False)
+        replies = []
+        for part, own in zip(parts, pinned, strict=True):
+            replies.append(ReplyFuture())
+            sent = UpstreamRequest(pack(part.request), replies[-1], 0, is_read=False)
             sent.confirmations = part.confirmations
             own.is_monitor |= policy_of(name).role is Role.MONITOR
             own.is_for_messages |= part.is_main
             own.is_at_all_masters |= part.is_at_all_masters
             own.send_request(sent, session.protocol)
+        cut = partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only")
+        confirmed = partial(self._confirmed, session.id)
+
+        def answering() -> Answering:
+            return self._confirmation(request, session.id, _at_all(replies, upstream.checked, cut), confirmed)
+
+        batch.answer(answering, session.is_silent)
+
+    async def _confirmation(
+        self,
+        request: Request,
+        client: int,
+        upstream: Answering,
+        then: Callable[[bool], None] = lambda is_confirmed: None,
+    ) -> Answer:
+        """Return the upstream's error, or nothing: then the general path makes the reply. then: gets `is_confirmed`."""
+        try:
+            answer = await upstream
+        except Exception:
+            self._take_confirmation(request, client, False, then)
+            raise
+        is_confirmed = not is_error(answer.reply)
+        self._take_confirmation(request, client, is_confirmed, then)
+        return Answer(b"") if is_confirmed else answer
+
+    def _take_confirmation(
+        self, request: Request, client: int, is_confirmed: bool, then: Callable[[bool], None]
+    ) -> None:
+        if client in self._sessions:
+            self._answered[client] = request, is_confirmed
+        then(is_confirmed)
 
     def begin_module_subscription(self, name: str, session: Session) -> None:
         """Prepare the client's connection for a module's command that may subscribe it; PlainError in RESP2.
@@ -184,11 +209,11 @@ class SwapSubscriptions:
         own = [each for each in self._pinned(session) if each.is_listening]
         if not own:
             return False
-        sink, index = _EndSink(self._answered, session.id, request, batch), batch.expect(is_silent=True)
-        defer = self._upstream_of(session).defer
-        joined = ReplyAggregator(len(own), lambda replies: replies[0], sink, index, defer, takes_errors=True)
-        for number, each in enumerate(own):
-            each.add(UpstreamRequest(RESET, joined, number, is_read=False))
+        replies = []
+        for each in own:
+            replies.append(ReplyFuture())
+            each.add(UpstreamRequest(RESET, replies[-1], 0, is_read=False))
+        batch.answer(lambda: self._confirmation(request, session.id, _at_the_end_of(replies)), is_silent=True)
         return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
@@ -216,11 +241,16 @@ class SwapSubscriptions:
 
         if not is_on:
             upstream.end_tracking(session.id)
-        confirmation = _ConfirmationSink(self._answered, session.id, request, batch, confirm)
-        index = batch.expect(session.is_silent)
-        joined = ReplyAggregator(len(pools), lambda replies: replies[0], confirmation, index, upstream.defer)
-        for part, each in enumerate(pools):
-            TrackingRequest(tracking, session.protocol, joined, part).send(each.pinned, session.id)
+        replies = []
+        for each in pools:
+            replies.append(ReplyFuture())
+            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.pinned, session.id)
+
+        def answering() -> Answering:
+            first = joined(replies, lambda found: found[0], upstream.defer)
+            return self._confirmation(request, session.id, first, confirm)
+
+        batch.answer(answering, session.is_silent)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
         own = [(pool, pool.pinned.get(session.id)) for pool in self._upstream_of(session).pools]
@@ -292,73 +322,30 @@ def is_broadcasting(request: Request) -> bool:
     return b"BCAST" in map(bytes.upper, request[3:])
 
 
-class _PartsSink(ReplySink):
-    """Takes the replies of the nodes that get a request. checked: as `Upstream.checked`.
+async def _at_all(
+    replies: Sequence[ReplyFuture], checked: Callable[[RawReply], RawReply], cut: Callable[[], None]
+) -> Answer:
+    """Return the first error of the nodes that get a request, or nothing. checked: as `Upstream.checked`.
 
-    cut: disconnects the client, which is subscribed at some of the nodes only. The sink gets the first error, if any.
+    cut: disconnects the client if it is subscribed at some of the nodes only.
     """
-
-    def __init__(
-        self,
-        sink: ReplySink,
-        index: int,
-        count: int,
-        checked: Callable[[RawReply], RawReply],
-        cut: Callable[[], None],
-    ) -> None:
-        self._sink, self._index, self._checked, self._cut = sink, index, checked, cut
-        self._missing, self._errors, self._is_over, self._count = count, list[RawReply](), False, count
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        reply = self._checked(reply)
-        if is_error(reply):
-            self._errors.append(reply)
-        self._missing -= 1
-        if self._missing or self._is_over:
-            return
-        if 0 < len(self._errors) < self._count:
-            self._cut()
-        self._sink.put(self._index, self._errors[0] if self._errors else b"")
-
-    def fail(self, index: int, error: Exception) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._sink.fail(self._index, error)
-        if self._count > 1:
-            self._cut()
+    try:
+        answers = await all_of([started(_checked(each, checked)) for each in replies])
+    except Exception:
+        if len(replies) > 1:
+            cut()
+        raise
+    errors = [each for each in answers if is_error(each.reply)]
+    if 0 < len(errors) < len(replies):
+        cut()
+    return errors[0] if errors else Answer(b"")
 
 
-class _ConfirmationSink(ReplySink):
-    """Takes the upstream's reply; the client's batch gets an error, or nothing. on_answer: gets `is_confirmed`."""
-
-    def __init__(
-        self,
-        answered: dict[int, tuple[Request, bool]],
-        client: int,
-        request: Request,
-        batch: ReplyBatch,
-        on_answer: Callable[[bool], None] = lambda is_confirmed: None,
-    ) -> None:
-        self._answered, self._client, self._request, self._batch = answered, client, request, batch
-        self._on_answer = on_answer
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._answer(is_confirmed=not is_error(reply))
-        self._batch.put(index, reply if is_error(reply) else b"")
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._answer(is_confirmed=False)
-        self._batch.fail(index, error)
-
-    def _answer(self, *, is_confirmed: bool) -> None:
-        self._answered[self._client] = self._request, is_confirmed
-        self._on_answer(is_confirmed)
+async def _checked(reply: ReplyFuture, checked: Callable[[RawReply], RawReply]) -> Answer:
+    return Answer(checked((await reply).reply))
 
 
-class _EndSink(_ConfirmationSink):
-    """Takes the upstream's reply to RESET. An error is ignored: the connection is closed anyway."""
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._answer(is_confirmed=True)
-        self._batch.put(index, b"")
+async def _at_the_end_of(replies: Sequence[ReplyFuture]) -> Answer:
+    """Wait for the replies to RESET. An error is ignored: the connection is closed anyway."""
+    await all_of(replies)
+    return Answer(b"")

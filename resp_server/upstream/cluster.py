@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from resp_server.command.spec import CommandSpec
+from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, deliver, in_steps, joined
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplyAggregator, ReplySink, send_in_steps
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, Merge, ReplySink, merge_or_error
 from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -113,36 +114,44 @@ class UpstreamCluster:
             (part,) = plan.parts
             self._send_part(client, protocol, part.slot, pack(part.request), routed.is_read, sink, index, caching)
             return False
-        return send_in_steps(
-            self._send_parts(client, protocol, plan, routed.is_read, sink, index, caching), sink, index, self.defer
-        )
+        is_sent = False
+
+        async def answer() -> Answer:
+            nonlocal is_sent
+            try:
+                sent = self._send_parts(client, protocol, plan, routed.is_read, caching)
+                merge, takes_errors, replies = await in_steps(sent, self.defer)
+            finally:
+                is_sent = True
+            if not takes_errors:
+                return await joined(replies, merge, self.defer)
+            answers = await all_of(replies)
+            return Answer(await in_steps(merge_or_error(merge, [each.reply for each in answers]), self.defer))
+
+        deliver(answer(), sink, index)
+        return not is_sent
 
     def _send_parts(
-        self,
-        client: int,
-        protocol: int,
-        found: Plan | Steps[Plan],
-        is_read: bool,
-        sink: ReplySink,
-        index: int,
-        caching: bytes,
-    ) -> Steps[None]:
+        self, client: int, protocol: int, found: Plan | Steps[Plan], is_read: bool, caching: bytes
+    ) -> Steps[tuple[Merge, bool, Sequence[ReplyFuture]]]:
+        """Send the parts of a request; return how to merge the replies, whether that takes errors, and the replies."""
         plan = (yield from found) if isinstance(found, Generator) else found
-        nodes = [self._node(each) for each in self._table.masters] if plan.on_all_masters else []
-        joined = ReplyAggregator(
-            len(nodes) or len(plan.parts), plan.merge, sink, index, self.defer, takes_errors=plan.takes_errors
-        )
+        replies: list[ReplyFuture] = []
         if plan.on_all_masters:
-            whole = pack(plan.parts[0].request)
-            for number, node in enumerate(nodes):
-                node.send(client, protocol, whole, joined, number, is_read=is_read)
+            nodes = [self._node(each) for each in self._table.masters]
             if not nodes:
-                joined.fail(0, self._unreachable())
-            return
+                raise self._unreachable()
+            whole = pack(plan.parts[0].request)
+            for node in nodes:
+                replies.append(ReplyFuture())
+                node.send(client, protocol, whole, replies[-1], 0, is_read=is_read)
+            return plan.merge, plan.takes_errors, replies
         for number, part in enumerate(plan.parts):
             packed = yield from pack_in_steps(part.request)
             plan.parts[number] = Part(part.slot, ())  # to free all at once would take too long
-            self._send_part(client, protocol, part.slot, packed, is_read, joined, number, caching)
+            replies.append(ReplyFuture())
+            self._send_part(client, protocol, part.slot, packed, is_read, replies[-1], 0, caching)
+        return plan.merge, plan.takes_errors, replies
 
     def _send_part(
         self,
@@ -194,11 +203,13 @@ class UpstreamCluster:
             return
         slot = first_slot(routed, request)
 
-        def send() -> Steps[None]:
-            packed = yield from pack_in_steps(request)
-            self._send_part(client, protocol, slot, packed, False, sink, index, caching, is_blocking=True)
+        async def answer() -> Answer:
+            packed = await in_steps(pack_in_steps(request), self.defer)
+            reply = ReplyFuture()
+            self._send_part(client, protocol, slot, packed, False, reply, 0, caching, is_blocking=True)
+            return await reply
 
-        send_in_steps(send(), sink, index, self.defer)
+        deliver(answer(), sink, index)
 
     def _wait(self, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send WAIT or WAITAOF to all masters; the reply is the least of theirs.
@@ -208,12 +219,14 @@ class UpstreamCluster:
         masters = list(self._table.masters)
         if not masters:
             raise self._unreachable()
-        joined = ReplyAggregator(len(masters), least_of, sink, index, self.defer)
-        for number, address in enumerate(masters):
+        replies = []
+        for address in masters:
             mark = pack((b"SET", name_at(self._table, address), b"", b"PX", b"1"))
+            replies.append(ReplyFuture())
             self._node(address).send_blocking(
-                client, protocol, packed, joined, number, is_about_writes=True, mark_write=mark
+                client, protocol, packed, replies[-1], 0, is_about_writes=True, mark_write=mark
             )
+        deliver(joined(replies, least_of, self.defer), sink, index)
 
     def for_database(self, number: int) -> UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""

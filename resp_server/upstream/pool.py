@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from resp_server.command.spec import CommandSpec
+from resp_server.forwarding.answers import Answer, ask, deliver, in_steps
 from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink, send_in_steps
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.protocol.replies import Reply
@@ -165,24 +166,10 @@ class UpstreamPool:
             self._of_any_role.pin(client, protocol).send_request(sent, protocol)
             return True
         if type(request) is LongRequest:
-            return send_in_steps(
-                self._send_long(client, protocol, routed, request, sink, index, caching), sink, index, self.defer
-            )
+            send = partial(self.send, client, protocol, is_read=routed.is_read, prefix=caching)
+            return send_long(request, send, sink, index, self.defer)
         self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read, prefix=caching)
         return False
-
-    def _send_long(
-        self,
-        client: int,
-        protocol: int,
-        routed: RoutedCommand,
-        request: Request,
-        sink: ReplySink,
-        index: int,
-        caching: bytes,
-    ) -> Steps[None]:
-        packed = yield from pack_in_steps(request)
-        self.send(client, protocol, packed, sink, index, is_read=routed.is_read, prefix=caching)
 
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
@@ -262,17 +249,12 @@ class UpstreamPool:
     ) -> None:
         """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
         if type(request) is LongRequest:
-            send_in_steps(self._block_long(client, protocol, request, sink, index, caching), sink, index, self.defer)
+            send_long(request, partial(self.send_blocking, client, protocol, prefix=caching), sink, index, self.defer)
             return
         is_about_writes = routed.policy.waits_for_writes
         self.send_blocking(
             client, protocol, pack(request), sink, index, is_about_writes=is_about_writes, prefix=caching
         )
-
-    def _block_long(
-        self, client: int, protocol: int, request: Request, sink: ReplySink, index: int, caching: bytes
-    ) -> Steps[None]:
-        self.send_blocking(client, protocol, (yield from pack_in_steps(request)), sink, index, prefix=caching)
 
     def send_blocking(
         self,
@@ -559,3 +541,21 @@ class _ParsingSink(Generic[Found]):
 
     def fail(self, index: int, error: Exception) -> None:
         logger.info("the upstream did not answer COMMAND or HELLO: %s", error)
+
+
+def send_long(
+    request: LongRequest, send: Callable[[Packed, ReplySink, int], object], sink: ReplySink, index: int, defer: Defer
+) -> bool:
+    """Pack a long request in steps, then send it; return True if that is later. The sink gets the reply."""
+    is_packed = False
+
+    async def answer() -> Answer:
+        nonlocal is_packed
+        try:
+            packed = await in_steps(pack_in_steps(request), defer)
+        finally:
+            is_packed = True
+        return await ask(partial(send, packed))
+
+    deliver(answer(), sink, index)
+    return not is_packed
