@@ -2,7 +2,7 @@
 
 Runs on the driver: when a sink is made, to validate the columns, and for the plan of a query's first micro-batch.
 Spark SQL converts the types that it writes in sparkis' format: booleans and dates to text. `row_encoding` converts all
-others in the Python workers, and makes all JSON but that of types that no other way than the sink has.
+others in the Python workers, and makes all JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from state_backend.codec.row_encoding import RowPlan
 from state_backend.model.descriptor import By, Encoding, JsonDecimals, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-# The types that `json_text` writes, beside nested ones.
-JSON_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.NumericType, T.BooleanType, T.NullType)
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 # The options of Spark's JSON for a `time_format`.
 TIME_OPTIONS = ("timestampFormat", "timestampNTZFormat")
@@ -35,14 +33,24 @@ CALENDARS: tuple[type[T.DataType], ...] = YEAR_MONTHS
 if hasattr(T, "CalendarIntervalType"):  # not in Spark 3.5
     CALENDARS = (T.CalendarIntervalType, *YEAR_MONTHS)
 INTERVALS: tuple[type[T.DataType], ...] = (T.DayTimeIntervalType, *CALENDARS)
+TIMES_OF_DAY: tuple[type[T.DataType], ...] = (T.TimeType,) if hasattr(T, "TimeType") else ()  # since Spark 4.1
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
-FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
+FIXED_TYPES: tuple[type[T.DataType], ...] = (
+    T.BooleanType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    *TIMES_OF_DAY,
+)
 SUMS = (Reduce.SUM, Reduce.COUNT)
 # Spark's sum of a decimal has ten digits more than the decimal, and at most 38.
 SUMMED_DIGITS_MAX = 28
 VARIANTS: tuple[type[T.DataType], ...] = (T.VariantType,) if hasattr(T, "VariantType") else ()  # since Spark 4.0
 NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, *VARIANTS)
+PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + TIME_TYPES + TIMES_OF_DAY + INTERVALS + (T.FractionalType,)
+# The types that `json_text` writes, beside nested ones.
+JSON_TYPES: tuple[type[T.DataType], ...] = (*PLAIN_TYPES, *VARIANTS, T.NullType)
 
 
 @dataclass(frozen=True)
@@ -178,16 +186,12 @@ class StateColumns:
     def _text_of(self, column: Column, kind: T.DataType) -> tuple[Column, str]:
         if self.state.time_format is not None and isinstance(kind, TIME_TYPES):
             return _formatted(column, kind, self.state), "text"
-        if isinstance(kind, NESTED_TYPES):
-            return self._json(column, kind)
-        return _text_of(column, kind)
+        return self._json(column, kind) if _is_nested(kind) else _text_of(column, kind)
 
     def _json(self, column: Column, kind: T.DataType) -> tuple[Column, str]:
-        """Return a column from which `row_encoding` makes JSON, or JSON of Spark's, and its form."""
-        if not _has_json(kind):
-            return _sparks_json(column, _json_options(self.state)), "text"
-        rewritten = YEAR_MONTHS if self.state.time_format is None else YEAR_MONTHS + TIME_TYPES
-        return (_rewritten(column, kind, self.state) if _has(kind, rewritten) else column), "json"
+        """Return a column from which `row_encoding` makes JSON, and its form."""
+        needs_rewriting = any(isinstance(each, _rewritten_types(self.state)) for each, _ in _leaves(kind))
+        return (_rewritten(column, kind, self.state) if needs_rewriting else column), "json"
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
@@ -223,9 +227,7 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
 
 
 def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
-    plain = isinstance(
-        kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType) + INTERVALS
-    )
+    plain = isinstance(kind, PLAIN_TYPES)
     column = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
     if role in ("key", "field", "member") and not plain:
         raise DescriptorError(f"{column}, which has no text form; convert it to a string, for example with to_json()")
@@ -233,8 +235,10 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{column}, and a score is a number; cast it to a double")
     if role == "value" and state.reduce is Reduce.COUNT:
         return
-    if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
+    if role == "value" and not plain and not _is_nested(kind):
         raise DescriptorError(f"{column}, which sparkis cannot write; cast it to a string or a number")
+    if role == "value" and (unwritten := _unwritten(kind, state)):
+        raise DescriptorError(f"{column}, and sparkis cannot write {unwritten} in it; make it a string or a number")
     is_compared = role == "value" and state.reduce in (Reduce.MIN, Reduce.MAX)
     if is_compared and state.time_format is not None and isinstance(kind, TIME_TYPES):
         raise DescriptorError(f"{column}, and texts of time_format= do not compare as times do; leave it out")
@@ -253,7 +257,7 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{column}; it must be boolean: true in the rows that empty the list first")
     if role == "expire_at" and not isinstance(kind, (T.TimestampType, T.LongType)):
         raise DescriptorError(f"{column}; it must be a timestamp, or milliseconds since 1970 as a bigint")
-    if role in tuple(By) and (not plain or isinstance(kind, INTERVALS)):
+    if role in tuple(By) and (not plain or isinstance(kind, INTERVALS + TIMES_OF_DAY)):
         raise DescriptorError(f"{column}, whose order sparkis cannot store; choose a time, a number or a text")
     if role == "order_by" and isinstance(kind, (T.MapType, *VARIANTS, *CALENDARS, T.NullType)):
         raise DescriptorError(f"{column}, which cannot be ordered; choose another column")
@@ -388,34 +392,42 @@ def _count_summand(*counted: Column) -> tuple[Column, str]:
     return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
-def _sparks_json(column: Column, options: dict[str, str]) -> Column:
-    """Return a column as JSON. Spark writes only objects, so the text around the value of a single field is removed."""
-    document = F.to_json(F.struct(column.alias("v")), options)
-    return F.when(column.isNotNull(), F.substring(document, 6, 2**31 - 1).substr(F.lit(1), F.length(document) - 6))
+def _is_nested(kind: T.DataType) -> bool:
+    """Return whether a type is written as JSON: also a user-defined type that Spark stores as such a type."""
+    return isinstance(kind.sqlType() if isinstance(kind, T.UserDefinedType) else kind, NESTED_TYPES)
 
 
-def _has_json(kind: T.DataType) -> bool:
-    """Return whether `json_text` writes a type: not user-defined types, times without a date, and places."""
-    return all(isinstance(each, (*JSON_TYPES, *TIME_TYPES, *INTERVALS, *VARIANTS)) for each in _leaves(kind))
+def _unwritten(kind: T.DataType, state: StateDescriptor) -> str:
+    """Return the types in a type of which no JSON is made, such as places; empty if there are none.
+
+    Spark cannot rewrite a part of a user-defined type.
+    """
+    return ", ".join(
+        each.simpleString()
+        for each, is_user_defined in _leaves(kind)
+        if not isinstance(each, JSON_TYPES) or (is_user_defined and isinstance(each, _rewritten_types(state)))
+    )
 
 
-def _has(kind: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
-    """Return whether a type is one of some types, or contains one."""
-    return any(isinstance(each, kinds) for each in _leaves(kind))
-
-
-def _leaves(kind: T.DataType) -> Iterator[T.DataType]:
-    """Yield the types in a type that are not nested."""
-    if isinstance(kind, T.StructType):
+def _leaves(kind: T.DataType, is_user_defined: bool = False) -> Iterator[tuple[T.DataType, bool]]:
+    """Yield the types in a type that are not nested, and whether they are parts of a user-defined type."""
+    if isinstance(kind, T.UserDefinedType):
+        yield from _leaves(kind.sqlType(), True)
+    elif isinstance(kind, T.StructType):
         for each in kind:
-            yield from _leaves(each.dataType)
+            yield from _leaves(each.dataType, is_user_defined)
     elif isinstance(kind, T.ArrayType):
-        yield from _leaves(kind.elementType)
+        yield from _leaves(kind.elementType, is_user_defined)
     elif isinstance(kind, T.MapType):
-        yield from _leaves(kind.keyType)
-        yield from _leaves(kind.valueType)
+        yield from _leaves(kind.keyType, is_user_defined)
+        yield from _leaves(kind.valueType, is_user_defined)
     else:
-        yield kind
+        yield kind, is_user_defined
+
+
+def _rewritten_types(state: StateDescriptor) -> tuple[type[T.DataType], ...]:
+    """Return the types that Spark rewrites inside of others (see `_rewritten`)."""
+    return YEAR_MONTHS if state.time_format is None else YEAR_MONTHS + TIME_TYPES
 
 
 def _as_calendar(interval: Column) -> Column:

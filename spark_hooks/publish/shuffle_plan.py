@@ -208,6 +208,8 @@ class _SharedColumns:
 
 def _is_incomparable(kind: T.DataType | None) -> bool:
     """Return whether Spark cannot hash, or not order, a type."""
+    if isinstance(kind, T.UserDefinedType):
+        return _is_incomparable(kind.sqlType())
     if isinstance(kind, T.StructType):
         return any(_is_incomparable(each.dataType) for each in kind)
     if isinstance(kind, T.ArrayType):

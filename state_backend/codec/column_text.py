@@ -5,6 +5,7 @@ float       the shortest text that reads back the same; no exponent from 1e-7 up
 decimal     plain digits, never an exponent
 date        ISO 8601
 timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only if it is not zero
+time        ISO 8601 without a zone: 10:00:00.25
 interval    ISO 8601: P1Y2M3DT4H5M6.5S, without the parts that are zero, each with its own sign; PT0S for zero
 string      its bytes: Spark does not check that they are UTF-8, so an array of texts may have any bytes
 
@@ -68,6 +69,11 @@ def date_text(column: pa.Array) -> pa.Array:
     """Return dates as ISO 8601."""
     days = column.cast(pa.int32())
     return _with_wide_years(column.cast(pa.string()), days, FIRST_DAY, LAST_DAY, _date_of)
+
+
+def time_text(column: pa.Array) -> pa.Array:
+    """Return times of a day as ISO 8601."""
+    return pc.ascii_rtrim(pc.ascii_rtrim(column.cast(pa.string()), "0"), ".")  # Arrow writes all digits of the fraction
 
 
 def is_interval(kind: pa.DataType) -> bool:

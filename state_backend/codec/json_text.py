@@ -4,7 +4,7 @@ number, boolean   its text, as it is; "nan", "inf", "-inf"; a decimal in quotes,
 text              with \\", \\\\, \\b, \\t, \\n, \\f, \\r; other control characters as \\u001F;
                   U+FFFD in place of bytes that are not UTF-8, but in keys they stay, as two keys would become one
 date, timestamp,  its text in quotes
-interval
+time, interval
 binary            "base64"
 struct, list, map object, array, object; a map's key is its text, its base64 or, if it is nested, its JSON as a text
 variant           the JSON of what it is
@@ -29,6 +29,7 @@ from state_backend.codec.column_text import (
     interval_text,
     is_interval,
     readable_text,
+    time_text,
 )
 from state_backend.codec.variant_text import is_variant, variant_json
 
@@ -103,6 +104,8 @@ def plain_texts(array: pa.Array) -> pa.Array:
         return any_text(as_bytes(array, "timestamp" if kind.tz else "timestamp_ntz"))
     if is_interval(kind):
         return interval_text(array)
+    if pa.types.is_time64(kind):
+        return time_text(array)
     form = next((form for is_kind, form in NUMBERS if is_kind(kind)), None)
     return array.cast(pa.string()) if form is None else any_text(as_bytes(array, form))
 

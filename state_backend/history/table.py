@@ -85,9 +85,9 @@ def read_table(
     - A name already in use is prefixed with `_`.
 
     Columns have the types that Spark gave them: numbers, booleans, decimals, binary, dates, timestamps in UTC, and
-    intervals of days and seconds. Structs, arrays, variants, intervals of years and months, times with a `time_format`
-    and columns without a known type are text. Bytes of a text that are not UTF-8 are U+FFFD, because Arrow's strings
-    cannot hold them; `raw=True` has the bytes.
+    intervals of days and seconds. Structs, arrays, variants, intervals of years and months, times of a day, times with
+    a `time_format` and columns without a known type are text. Bytes of a text that are not UTF-8 are U+FFFD, because
+    Arrow's strings cannot hold them; `raw=True` has the bytes.
 
     Args:
         log: The root of the change log.

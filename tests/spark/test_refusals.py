@@ -96,18 +96,11 @@ def test_a_column_name_with_a_dot_is_a_column(rows: Batches, log: Path):
     sparkis.queryable(rows.df, "s", key="dotted.name", value="v", log=log)
 
 
-@pytest.mark.parametrize(
-    ("sql", "kind"),
-    [
-        ("NULL", "void"),
-        ("TIME'10:00:00'", "time"),
-    ],
-)
-def test_a_type_without_a_text_is_refused_as_key_and_value(rows: Batches, log: Path, sql: str, kind: str):
-    df = rows.df.selectExpr("k", "v", f"{sql} AS odd")
-    with pytest.raises(DescriptorError, match=f"the key column 'odd' has the type {kind}"):
+def test_a_type_without_a_text_is_refused_as_key_and_value(rows: Batches, log: Path):
+    df = rows.df.selectExpr("k", "v", "NULL AS odd")
+    with pytest.raises(DescriptorError, match="the key column 'odd' has the type void"):
         sparkis.queryable(df, "s", key="odd", value="v", log=log)
-    with pytest.raises(DescriptorError, match=f"the value column 'odd' has the type {kind}.*cast it"):
+    with pytest.raises(DescriptorError, match=r"the value column 'odd' has the type void.*cast it"):
         sparkis.queryable(df, "s", key="k", value="odd", log=log)
 
 

@@ -11,14 +11,18 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 import redis
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 import sparkis
 from compat.waiting import eventually
+from spark_hooks.publish.columns import check_columns
 from sparkis import StateDescriptor
 from state_backend.codec.column_text import any_text
 from state_backend.codec.json_text import json_texts
+from state_backend.model.errors import DescriptorError
 from tests.spark.attaching import SEED
 from tests.spark.micro_batches import Batches, start
 
@@ -60,6 +64,14 @@ CASES = [
         '"1969-12-31T23:59:59.999999Z"',
     ),
     Case("wall", "TIMESTAMP_NTZ'2013-07-04 10:00:00.25'", "2013-07-04T10:00:00.25", '"2013-07-04T10:00:00.25"'),
+    Case("time", "TIME'10:00:00.25'", "10:00:00.25", '"10:00:00.25"'),
+    Case(
+        "clocks",
+        "map(TIME'01:02:03', array(TIME'00:00:00', TIME'23:59:59.999999', NULL))",
+        '{"01:02:03":["00:00:00","23:59:59.999999",null]}',
+        '{"01:02:03":["00:00:00","23:59:59.999999",null]}',
+        False,
+    ),
     Case("struct", "named_struct('a', 1, 'b', CAST(NULL AS INT))", '{"a":1,"b":null}', '{"a":1,"b":null}', False),
     Case("array", "array(1, NULL, 3)", "[1,null,3]", "[1,null,3]", False),
     Case("map", "map('x', 1.5D)", '{"x":1.5}', '{"x":1.5}', False),
@@ -118,6 +130,7 @@ def served(
     name = str(request.param)
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", str(name == "large").lower())
     spark.conf.set("spark.sparkis.partitions", "1")
+    spark.conf.set("spark.sql.timeType.enabled", "true")  # off by default
     full = spark.sql(f"SELECT 'full' AS id, {', '.join(f'{case.sql} AS `{case.name}`' for case in CASES)}")
     nulls = [f"IF(id = 'never', `{case.name}`, NULL) AS `{case.name}`" for case in CASES]
     ended = full.withColumn("id", F.lit("ended"))
@@ -200,6 +213,59 @@ def test_keys_that_a_collation_holds_equal_are_two_keys(
     refused = strict.queryName("strict").option("checkpointLocation", str(tmp_path / "strict")).start()
     with pytest.raises(Exception, match="several rows for the key b'strict:s:a'"):
         refused.processAllAvailable()
+
+
+@pytest.mark.versions
+def test_a_user_defined_type_is_the_json_of_what_spark_stores(spark: SparkSession, tmp_path: Path):
+    rows = [("dense", Vectors.dense([1.0, 1e20])), ("sparse", Vectors.sparse(3, [1], [0.5])), ("null", None)]
+    stream = Batches(spark, tmp_path / "rows", "k string")
+    stream.add(*({"k": key} for key, _ in rows))
+    vectors = spark.createDataFrame(
+        rows, T.StructType([T.StructField("k", T.StringType()), T.StructField("v", VectorUDT())])
+    )
+    joined = stream.df.join(vectors, "k").withColumn("nested", F.array(F.struct("v", F.lit(1.0).alias("x"))))
+    states = [
+        StateDescriptor("vector", key="k", value="v"),
+        StateDescriptor("nested", key="k", value="nested", order_by="v"),
+        StateDescriptor("list", key="k", value="vs", kind="list"),
+    ]
+    writer = sparkis.queryable(
+        joined.withColumn("vs", F.array_compact(F.array("v"))), *states, log=tmp_path / "log", mode="append"
+    )
+    start(writer, "q", tmp_path / "checkpoint")
+    texts = {
+        "dense": '{"type":1,"size":null,"indices":null,"values":[1,100000000000000000000]}',
+        "sparse": '{"type":0,"size":3,"indices":[1],"values":[0.5]}',
+        "null": "null",
+    }
+    with sparkis.read_snapshot(tmp_path / "log", "q") as snapshot:
+        for key, text in texts.items():
+            assert snapshot.value(f"q:vector:{key}".encode()) == (None if key == "null" else text.encode())
+            assert snapshot.value(f"q:nested:{key}".encode()) == f'[{{"v":{text},"x":1}}]'.encode()
+            assert list(snapshot.list_elements(f"q:list:{key}".encode(), 0, 1)) == [text.encode()][: key != "null"]
+
+
+class Day(T.UserDefinedType):
+    """A user-defined type that Spark stores as a date."""
+
+    @classmethod
+    def sqlType(cls) -> T.DataType:
+        return T.StructType([T.StructField("day", T.DateType())])
+
+    @classmethod
+    def module(cls) -> str:
+        return cls.__module__
+
+
+def test_what_spark_cannot_rewrite_and_what_has_no_json_is_refused(spark: SparkSession, tmp_path: Path):
+    rows = Batches(spark, tmp_path / "rows", "k string").df
+    days = rows.withColumn("v", F.struct(F.lit(None).cast(Day()).alias("day")))
+    check_columns(days, StateDescriptor("s", "k", "v"), "q")
+    with pytest.raises(DescriptorError, match=r"the value column 'v' .* and sparkis cannot write date in it"):
+        check_columns(days, StateDescriptor("s", "k", "v", time_format="yyyy"), "q")
+    places = rows.withColumn("v", F.expr("array(ST_GeomFromWKB(unhex(k)))"))
+    with pytest.raises(DescriptorError, match=r"and sparkis cannot write geometry\(\d+\) in it"):
+        check_columns(places, StateDescriptor("s", "k", "v"), "q")
 
 
 def test_a_text_that_is_not_utf8_is_its_bytes_and_replaced_in_json(spark: SparkSession, tmp_path: Path):

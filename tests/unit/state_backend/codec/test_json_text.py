@@ -122,6 +122,7 @@ EXAMPLES: list[tuple[str, pa.Array]] = [
     ("timestamp", micros("2013-07-04T10:00:00", "2013-07-04T10:00:00.25", "10000-01-01")),
     ("timestamp_ntz", micros("2013-07-04T10:00:00.000001").cast(pa.timestamp("us"))),
     ("date", pa.array([15890, 2932897], pa.int32()).cast(pa.date32())),
+    ("time", pa.array([36_000_250_000_000, 0], pa.time64("ns"))),
     ("struct", pa.array([{"a": 7.0, "b": None}])),
     ("array", pa.array([[7.0, None]])),
     ("map", pa.array([[(0, 7.0)]], pa.map_(pa.date32(), pa.float64()))),
