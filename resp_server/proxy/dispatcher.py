@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
-from itertools import repeat
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
@@ -441,9 +440,7 @@ class ProxyDispatcher(Dispatcher):
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
-        for each, is_of_states in self._with_sides(session, requests) if is_tracked or session.is_observed else ():
-            if not is_of_states:
-                continue
+        for each in self._of_states(session, requests) if is_tracked or session.is_observed else ():
             command = self.command(each)
             if policy_of(command) is RequestPolicy.BY_KEYS:
                 self._monitor(session, command, each)
@@ -470,9 +467,9 @@ class ProxyDispatcher(Dispatcher):
         targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
         batch.answer(lambda: watch_states(session.watched, targets), session.is_silent)
 
-    def _with_sides(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
-        """Return each queued request, and whether state servers, or this proxy, answer it."""
-        return zip(requests, repeat(True), strict=False)
+    def _of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+        """Return the queued requests that state servers, or this proxy, answer."""
+        return requests
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         """Split a queued request into portions, to check the rights to all of its keys."""

@@ -510,10 +510,11 @@ class SwapDispatcher(SideSender):
         except PlainError:
             return session.next_db
 
-    def _with_sides(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
+    def _of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         database = session.db
         for request in requests:
-            yield request, self._is_of_states(request, database)
+            if self._is_of_states(request, database):
+                yield request
             if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
                 with suppress(PlainError):
                     database = self.databases_of(session).number_of(request[1])

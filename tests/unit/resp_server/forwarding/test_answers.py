@@ -1,0 +1,212 @@
+"""Coroutines that answer requests: when they run, what their sinks get, and how their work is divided among turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+
+import pytest
+
+from resp_server.forwarding.answers import (
+    Answer,
+    Called,
+    ReplyFuture,
+    Turns,
+    all_of,
+    ask,
+    deliver,
+    in_steps,
+    joined,
+    started,
+)
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.reply_stages import STEPS_NS_MAX, ReplySink
+from resp_server.protocol.errors import PlainError
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+
+
+class Sink(ReplySink):
+    """Keeps what it gets. refuses: `put` raises."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.found: list[tuple[int, RawReply | Exception]] = []
+        self._refuses = refuses
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        if self._refuses:
+            raise ValueError("refused")
+        self.found.append((index, reply))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.found.append((index, error))
+
+
+class Later:
+    """The later turns of an event loop."""
+
+    def __init__(self) -> None:
+        self.turns: list[Callable[[], None]] = []
+
+    def __call__(self, then: Callable[[], None]) -> None:
+        self.turns.append(then)
+
+    def run(self) -> int:
+        """Run all turns; return their number."""
+        count = 0
+        while self.turns:
+            self.turns.pop(0)()
+            count += 1
+        return count
+
+
+def spend(nanoseconds: int) -> None:
+    """Use up a part of a turn."""
+    ends_ns = perf_counter_ns() + nanoseconds
+    while perf_counter_ns() < ends_ns:
+        pass
+
+
+def test_a_coroutine_runs_at_once_up_to_a_missing_reply_and_ends_while_the_reply_is_received() -> None:
+    reply, sink, began = ReplyFuture(), Sink(), list[str]()
+
+    async def answer() -> Answer:
+        began.append("sent")
+        return await reply
+
+    deliver(answer(), sink, 3)
+    assert (began, sink.found) == (["sent"], [])
+    reply.put(0, b"+OK\r\n")
+    assert sink.found == [(3, b"+OK\r\n")]
+
+
+def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
+    reply, sink = ReplyFuture(), Sink()
+    reply.put(0, b"+first\r\n")
+    reply.put(0, b"+second\r\n")
+    reply.fail(0, PlainError("late"))
+
+    async def answer() -> Answer:
+        return await reply
+
+    deliver(answer(), sink, 0)
+    assert sink.found == [(0, b"+first\r\n")]
+
+
+def test_an_exception_of_a_coroutine_goes_to_its_sink() -> None:
+    sink, error = Sink(), PlainError("no")
+
+    async def answer() -> Answer:
+        raise error
+
+    deliver(answer(), sink, 1)
+    assert sink.found == [(1, error)]
+
+
+def test_an_exception_of_a_sink_goes_to_the_same_sink() -> None:
+    sink = Sink(refuses=True)
+
+    async def answer() -> Answer:
+        return Answer(b"+OK\r\n")
+
+    deliver(answer(), sink, 1)
+    assert [(index, str(error)) for index, error in sink.found] == [(1, "refused")]
+
+
+def test_a_request_that_cannot_be_sent_raises_where_its_reply_is_awaited() -> None:
+    sink, error = Sink(), PlainError("no server")
+
+    def send(reply: ReplySink, index: int) -> None:
+        raise error
+
+    async def answer() -> Answer:
+        return await ask(send)
+
+    deliver(answer(), sink, 0)
+    assert sink.found == [(0, error)]
+
+
+def test_all_replies_are_awaited_in_any_order_of_their_arrival() -> None:
+    replies, sink = [ReplyFuture() for _ in range(3)], Sink()
+
+    async def answer() -> Answer:
+        return Answer(b"".join([as_bytes(each.reply) for each in await all_of(replies)]))
+
+    deliver(answer(), sink, 0)
+    for at in (2, 0, 1):
+        assert not sink.found
+        replies[at].put(0, b"%d" % at)
+    assert sink.found == [(0, b"012")]
+
+
+def test_the_first_exception_among_several_requests_does_not_wait_for_the_other_replies() -> None:
+    replies, sink, error = [ReplyFuture() for _ in range(3)], Sink(), PlainError("lost")
+
+    async def answer() -> Answer:
+        await all_of(replies)
+        raise AssertionError
+
+    deliver(answer(), sink, 0)
+    replies[1].fail(0, error)
+    assert sink.found == [(0, error)]
+    replies[0].put(0, b"+late\r\n")
+    assert len(sink.found) == 1
+
+
+def test_the_first_error_among_joined_replies_is_the_reply() -> None:
+    sink, later = Sink(), Later()
+    replies = [started(answer_of(each)) for each in (b":1\r\n", b"-ERR a\r\n", b"-ERR b\r\n")]
+    deliver(joined(replies, lambda found: b"".join(map(as_bytes, found)), later), sink, 0)
+    assert sink.found == [(0, b"-ERR a\r\n")]
+
+
+async def answer_of(reply: bytes) -> Answer:
+    """Answer at once."""
+    return Answer(reply)
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_coroutine_waits_for_a_call_that_may_come_at_once(is_later: bool) -> None:
+    sink, later = Sink(), Later()
+
+    async def answer() -> Answer:
+        await Called(later if is_later else lambda then: then())
+        return Answer(b"+OK\r\n")
+
+    deliver(answer(), sink, 0)
+    assert bool(sink.found) is not is_later
+    assert later.run() == is_later
+    assert sink.found == [(0, b"+OK\r\n")]
+
+
+def test_long_work_in_steps_leaves_turns_to_others() -> None:
+    sink, later = Sink(), Later()
+
+    def work() -> Steps[bytes]:
+        for _ in range(4):
+            spend(STEPS_NS_MAX)
+            yield
+        return b"+done\r\n"
+
+    async def answer() -> Answer:
+        return Answer(await in_steps(work(), later))
+
+    deliver(answer(), sink, 0)
+    assert not sink.found
+    assert later.run() >= 4  # more on a busy machine
+    assert sink.found == [(0, b"+done\r\n")]
+
+
+def test_long_work_of_a_coroutine_leaves_turns_to_others() -> None:
+    sink, later = Sink(), Later()
+
+    async def answer() -> Answer:
+        turns = Turns(later)
+        for _ in range(4):
+            spend(STEPS_NS_MAX)
+            await turns
+        return Answer(b"+done\r\n")
+
+    deliver(answer(), sink, 0)
+    assert not sink.found
+    assert later.run() == 4
+    assert sink.found == [(0, b"+done\r\n")]
