@@ -687,7 +687,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if not self._requests and (self.input or self._parser.has_more) and self._answer_or_parse(out):
             return self._has_more()
         requests, limiter = self._requests, self._rate_limiter
-        if limiter is None or not requests:
+        if not requests:  # after a reply that was waited for
+            incomplete = None
+        elif limiter is None:
             incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
             before_limit = requests[:]
