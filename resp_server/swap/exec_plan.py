@@ -36,9 +36,9 @@ from resp_server.session.epoch_feed import Epochs, latest, union_of
 from resp_server.session.session import Session
 from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.exec_listings import QueuedSides
+from resp_server.swap.exec_reads import STATES, UPSTREAM, SplitRead, mapped_split, split_by_backend
 from resp_server.swap.keyspace import KeyspaceSides
 from resp_server.swap.shadow import COMPARISONS_MAX, QueuedRead, Shadow
-from resp_server.swap.side_split import STATES_PART, UPSTREAM_PART, SplitRead, mapped_split, split_by_backend
 from resp_server.swap.upstream_transaction import UpstreamTransaction
 from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.routed_commands import RoutedCommand
@@ -87,7 +87,7 @@ class Overlay(Protocol):
 
 
 class Single(NamedTuple):
-    """A queued command that one backend answers: `UPSTREAM_PART` or `STATES_PART`. at: its position there."""
+    """A queued command that one backend answers: `UPSTREAM` or `STATES`. at: its position there."""
 
     backend: int
     at: int
@@ -158,7 +158,7 @@ class OverlayPlan:
             if route.shadowed:
                 self._add_shadowed(route, at)
             await self._add_for_upstream(routed, request if route.request is None else route.request)
-            return Single(UPSTREAM_PART, at)
+            return Single(UPSTREAM, at)
         if destination is Destination.DROPPED:
             return OK
         if destination is Destination.SELECT:
@@ -179,7 +179,7 @@ class OverlayPlan:
 
     def _add_for_states(self, request: Request) -> Single:
         self.of_states.append(request)
-        return Single(STATES_PART, len(self.of_states) - 1)
+        return Single(STATES, len(self.of_states) - 1)
 
     async def _add_split(self, route: Route, request: Request) -> Split:
         """Add a read that both backends may answer."""
@@ -309,9 +309,9 @@ class OverlayExec(BackendExec):
     async def _merged(self, plan: OverlayPlan, upstream_reply: RawReply) -> Answer:
         """Merge the replies of both backends."""
         backends = {each.backend if type(each) is Single else None for each in plan.places}
-        if backends <= {UPSTREAM_PART}:
+        if backends <= {UPSTREAM}:
             return Answer(upstream_reply, self._states_answer.epochs)
-        if backends == {STATES_PART}:
+        if backends == {STATES}:
             return self._states_answer
         defer = self._overlay.defer
         try:
@@ -344,7 +344,7 @@ def _joined(
     replies: list[RawReply] = []
     for place in places:
         if isinstance(place, Single):
-            replies.append((of_upstream if place.backend == UPSTREAM_PART else of_states)[place.at])
+            replies.append((of_upstream if place.backend == UPSTREAM else of_states)[place.at])
         elif isinstance(place, Split):
             read = place.read
             theirs = of_upstream[place.of_upstream : place.of_upstream + len(read.upstream)]

@@ -15,8 +15,8 @@ from resp_server.swap.preferred_reads import ABSENT
 from resp_server.upstream.mapped_names import StateRead
 from resp_server.upstream.routing import Route
 
-# The parts of a request for both backends.
-UPSTREAM_PART, STATES_PART = 0, 1
+# The backends.
+UPSTREAM, STATES = 0, 1
 
 
 class SplitRead(NamedTuple):
