@@ -187,6 +187,29 @@ def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster)
         assert connection.call("GET", here).value == value
 
 
+def test_an_exec_is_sent_when_all_earlier_requests_of_its_client_have_replies(cluster: Cluster) -> None:
+    slow, fast = cluster.servers
+    with cluster.proxy.connect() as client, cluster.proxy.connect() as other, fast.connect() as direct:
+
+        def execs() -> bytes:
+            return direct.call("INFO", "commandstats").plain.partition(b"cmdstat_exec:")[2].partition(b",")[0]
+
+        assert transaction(client, (b"GET", cluster.of(1))).value
+        before = execs()
+        slow.process.send_signal(signal.SIGSTOP)
+        try:
+            earlier = (b"EXISTS", cluster.of(0), cluster.of(1))
+            client.send(requests([earlier, (b"MULTI",), (b"GET", cluster.of(1)), (b"EXEC",)]))
+            for _ in range(3):  # the proxy has read the client's requests then
+                assert not other.call("GET", cluster.of(1)).is_error
+            assert execs() == before
+        finally:
+            slow.process.send_signal(signal.SIGCONT)
+        replies = [client.read() for _ in range(4)]
+        assert not any(reply.is_error for reply in replies)
+        assert execs() != before
+
+
 def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
     with cluster.proxy.connect() as connection, MessageBus(cluster):
         get = [(b"GET", key) for key in KEYS[:4]]
