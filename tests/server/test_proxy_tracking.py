@@ -126,6 +126,17 @@ def test_broadcasts_begin_once_all_servers_report_changes(cluster: Cluster) -> N
             told |= set(client.read().plain[1])
 
 
+def test_an_exec_invalidates_the_keys_that_it_has_read_after_its_reply(cluster: Cluster) -> None:
+    cluster.wait()
+    with cluster.proxy.connect() as client:
+        client.call("HELLO", "3")
+        client.call("CLIENT", "TRACKING", "ON")
+        client.send(request("MULTI") + request("GET", KEYS[0]) + request("PING") + request("EXEC"))
+        *_, reply = [client.read().plain for _ in range(4)]
+        assert reply == [b"%d" % cluster.values[KEYS[0]], b"PONG"]
+        assert client.read().plain == [b"invalidate", [KEYS[0]]]
+
+
 def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
     client = CachingClient(cluster.proxy.port)
     cluster.wait()
