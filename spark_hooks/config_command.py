@@ -41,7 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsers: Mapping[str, argparse.ArgumentParser], options: argparse.Namespace) -> int:
-    """Check or show; return the exit code. parsers: those of the programs that read configuration files."""
+    """Check or show; return the exit code.
+
+    Args:
+        parsers: The parsers of the programs that read configuration files.
+    """
     path = options.file or os.environ.get(FILE_VARIABLE)
     try:
         file = ConfigFile.read(path) if path else None

@@ -176,7 +176,11 @@ def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Tabl
 
 
 class Feeder:
-    """Writes the files of each day into the streams' folders. days_per_s: the pace; 0: all days at once."""
+    """Writes the files of each day into the streams' folders.
+
+    Args:
+        days_per_s: The pace; 0: all days at once.
+    """
 
     def __init__(self, folder: Path, tables: dict[str, pa.Table], days_per_s: float) -> None:
         self._folder = folder
@@ -388,7 +392,11 @@ class Screen:
         print(line, file=self._terminal)
 
     def show_endpoint(self, endpoint: ServedEndpoint, page_url: str | None) -> None:
-        """Print the addresses, and requests to try. page_url: empty if the page did not start; None: there is none."""
+        """Print the addresses, and requests to try.
+
+        Args:
+            page_url: The address of the page; empty if it did not start; None: there is none.
+        """
         cli = f"redis-cli -p {endpoint.port}"
         page = (
             f"{page_url}  shows it in the browser, live"

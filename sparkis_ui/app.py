@@ -237,7 +237,12 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 def make_app(endpoint: Endpoint, hosts: Sequence[str], *, is_tls: bool = False) -> Guards:
-    """Return the application. hosts: the names under which browsers may reach it. is_tls: browsers use https."""
+    """Return the application.
+
+    Args:
+        hosts: The names under which browsers may reach it.
+        is_tls: Browsers use https.
+    """
     site = Site(endpoint, is_tls)
     app = Starlette(routes=site.routes(), lifespan=site.lifespan, exception_handlers={Exception: _fail})
     return Guards(app, hosts)

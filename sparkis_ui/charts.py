@@ -24,7 +24,9 @@ class Graph(NamedTuple):
 def graph(values: Sequence[float | None], *, slots: int = 0, from_zero: bool = True) -> Graph:
     """Return the graph of values at equal distances, the newest at the right; None is a gap.
 
-    slots: the number of values that fill the width; fewer values begin further right. from_zero: zero is the bottom.
+    Args:
+        slots: The number of values that fill the width; fewer values begin further right.
+        from_zero: Zero is the bottom.
     """
     known = [value for value in values if value is not None]
     if not known:

@@ -110,7 +110,11 @@ class TlsConnection(_Checked, SSLConnection):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address, and the user in its URL. tls: redis-py's options of TLS; None: no TLS."""
+    """An address, and the user in its URL.
+
+    Args:
+        tls: Redis-py's options of TLS; None: no TLS.
+    """
 
     host: str
     port: int

@@ -147,7 +147,12 @@ def states_of(reply: Any) -> list[State]:
 
 @dataclass(frozen=True)
 class Node:
-    """A server of a cluster. slots: the ranges that it owns, none for a replica. replica_of: its master's id."""
+    """A server of a cluster.
+
+    Args:
+        slots: The ranges that it owns, none for a replica.
+        replica_of: Its master's id.
+    """
 
     id: str
     host: str
@@ -294,9 +299,11 @@ class Listing:
 
 @dataclass(frozen=True)
 class User:
-    """The clients of a user. active: those that sent a request within the last two seconds.
+    """The clients of a user.
 
-    requests_per_s, input_per_s, output_per_s: between two listings; None: there is only one, or no counters.
+    Args:
+        active: Those that sent a request within the last two seconds.
+        requests_per_s, input_per_s, output_per_s: Between two listings; None: there is only one, or no counters.
     """
 
     name: str
@@ -312,9 +319,12 @@ class User:
 
 
 def users_of(now: Listing, before: Listing | None = None) -> list[User]:
-    """Return the users of clients, those with the most clients first. before: an earlier listing, for rates.
+    """Return the users of clients, those with the most clients first.
 
     A client that connected since then counts whole. What a client did between the earlier listing and its end is lost.
+
+    Args:
+        before: An earlier listing, for rates.
     """
     by_user: dict[str, list[Mapping[str, str]]] = {}
     for client in now.clients:

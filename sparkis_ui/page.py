@@ -20,10 +20,14 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. read: returns the names for its template. groups: its groups of facts (`polling.TURNS`).
+    """A page.
 
-    is_live: open pages are updated. follows_changes: also at each change of a watched key. key: the key of the keyboard
-    that opens the page.
+    Args:
+        read: Returns the names for its template.
+        groups: Its groups of facts (`polling.TURNS`).
+        is_live: Open pages are updated.
+        follows_changes: Also at each change of a watched key.
+        key: The key of the keyboard that opens the page.
     """
 
     name: str

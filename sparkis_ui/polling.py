@@ -69,7 +69,11 @@ class Cluster:
 
 @dataclass
 class EndpointState:
-    """The facts of the endpoint. errors: the refused groups, with the server's error."""
+    """The facts of the endpoint.
+
+    Args:
+        errors: The refused groups, with the server's error.
+    """
 
     at_s: float = 0.0
     info: dict[str, str] = field(default_factory=dict)

@@ -24,7 +24,12 @@ SCAN_STEPS_MAX = 16
 
 @dataclass
 class Value:
-    """A page of a key's value. kind: the reply of TYPE. rows: fields and values, or ranks, members and scores."""
+    """A page of a key's value.
+
+    Args:
+        kind: The reply of TYPE.
+        rows: Fields and values, or ranks, members and scores.
+    """
 
     key: bytes
     kind: str = "none"
@@ -43,7 +48,12 @@ class Value:
 
 
 async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = b"") -> Value:
-    """Read a page of a value. at: the offset or cursor at which it begins; pattern: of fields or members."""
+    """Read a page of a value.
+
+    Args:
+        at: The offset or cursor at which it begins.
+        pattern: The pattern of fields or members.
+    """
     kind, ttl_ms, located, size = await client.execute_all(
         ("TYPE", key), ("PTTL", key), ("STATE", "LOCATE", key), ("MEMORY", "USAGE", key)
     )
@@ -113,7 +123,10 @@ async def _scan(
 ) -> tuple[list[Any], str]:
     """Return a page of matching elements, and the cursor after it; empty at the end.
 
-    It takes at most `SCAN_STEPS_MAX` steps. items: the number of items of the reply for each element.
+    It takes at most `SCAN_STEPS_MAX` steps.
+
+    Args:
+        items: The number of items of the reply for each element.
     """
     found: list[Any] = []
     count = _page(value)
@@ -155,7 +168,12 @@ def _contains(pattern: bytes) -> bytes:
 
 @dataclass
 class Keys:
-    """A page of keys with their types. cursor: of the next page, empty at the end. steps: the number of SCANs."""
+    """A page of keys with their types.
+
+    Args:
+        cursor: The cursor of the next page, empty at the end.
+        steps: The number of SCANs.
+    """
 
     keys: list[tuple[bytes, str]]
     cursor: str
@@ -167,7 +185,8 @@ async def read_keys(
 ) -> Keys:
     """Return the next keys that match a pattern, by SCAN alone: at least `count_min`, if SCAN soon finds as many.
 
-    nodes: the masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
+    Args:
+        nodes: The masters of a cluster, which are scanned one after another. A cursor is `number of the node:cursor`.
     """
     at_node, _, at = cursor.rpartition(":")
     number, position = decimal(at_node), decimal(at)

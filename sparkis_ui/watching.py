@@ -54,7 +54,11 @@ class Event(NamedTuple):
 
 @dataclass
 class Watched:
-    """A key and its last values. rows: names and values; a name is a field or a member, or empty for a string."""
+    """A key and its last values.
+
+    Args:
+        rows: Names and values; a name is a field or a member, or empty for a string.
+    """
 
     key: bytes
     kind: str = ""
@@ -149,7 +153,11 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     def want(self, keys: Iterable[bytes], patterns: Iterable[bytes], nodes: Sequence[Node] = ()) -> None:
-        """Watch keys and patterns for the next `WANTED_S` seconds. nodes: the masters of a cluster."""
+        """Watch keys and patterns for the next `WANTED_S` seconds.
+
+        Args:
+            nodes: The masters of a cluster.
+        """
         now_s = time.monotonic()
         self._nodes = nodes
         for key in keys:

@@ -89,7 +89,11 @@ _process = ""  # the name that `set_up` gave this process
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text. process: stands for the part if it is given."""
+    """One line of text.
+
+    Args:
+        process: Stands for the part if it is given.
+    """
 
     def __init__(self, process: str = "") -> None:
         super().__init__("%(asctime)s %(levelname)s " + (process or "%(name)s") + ": %(message)s")
@@ -204,7 +208,11 @@ class CountingHandler(logging.StreamHandler[TextIO]):
 
 
 def set_up(levels: str, line_format: str, process: str = "") -> None:
-    """Log to stderr from now on, here and in child processes that start later. process: a name of this process."""
+    """Log to stderr from now on, here and in child processes that start later.
+
+    Args:
+        process: A name of this process.
+    """
     os.environ[CHILD_VARIABLE] = f"{line_format} {levels}"
     root = logging.getLogger()
     if not any(isinstance(each, CountingHandler) for each in root.handlers):

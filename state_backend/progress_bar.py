@@ -10,7 +10,11 @@ WIDTH = 30
 
 
 class ProgressBar:
-    """A bar on standard error, if that is a terminal, removed at the end. noun: what is counted, in the plural."""
+    """A bar on standard error, if that is a terminal, removed at the end.
+
+    Args:
+        noun: What is counted, in the plural.
+    """
 
     def __init__(self, noun: str) -> None:
         self._noun = noun

@@ -55,7 +55,12 @@ class DenialLog:
         now_ms: int,
         entries_max: int,
     ) -> None:
-        """Record a denial. object_name: the command, key or channel; user: the user, or the name of a failed login."""
+        """Record a denial.
+
+        Args:
+            object_name: The command, key or channel.
+            user: The user, or the name of a failed login.
+        """
         new = AclLogEntry(
             REASONS[reason],
             "multi" if is_queued else "toplevel",

@@ -69,8 +69,11 @@ class UserChangeResult:
 class Users:
     """The users of a server. `default` always exists. A user stays the same object when its rules change.
 
-    path: the ACL file; None: no file. limits: rate limits by user name. server_password: the password of the server's
-    own proxies and of other nodes, for a login as `default`; their user is unrestricted and not listed.
+    Args:
+        path: The ACL file; None: no file.
+        limits: Rate limits by user name.
+        server_password: The password of the server's own proxies and of other nodes, for a login as `default`; their
+            user is unrestricted and not listed.
     """
 
     def __init__(

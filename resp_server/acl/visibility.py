@@ -68,7 +68,9 @@ def can_see_job(user: Account, job: str) -> bool:
 class VisibleJob(NamedTuple):
     """A job as a user sees it, with the states of which the user may read keys.
 
-    coverage: by state. is_fully_visible: the user may read all keys of the job.
+    Args:
+        coverage: The coverage by state.
+        is_fully_visible: The user may read all keys of the job.
     """
 
     job: Job

@@ -53,7 +53,8 @@ class NodeView:
     def check_slots(self, slots: Sequence[int], is_readonly: bool, *, may_differ: bool) -> None:
         """Raise the error for reads of these slots that another node has to answer.
 
-        may_differ: the slots may differ, if this node answers them all.
+        Args:
+            may_differ: The slots may differ, if this node answers them all.
         """
         for slot in slots if may_differ else slots[:1]:
             owner = self._owners.get(slot)

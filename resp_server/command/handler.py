@@ -166,7 +166,9 @@ def _converter(name: str, hint: Any) -> Convert | None:
 class CommandHandler:
     """The function of a command. Calling it calls the function, with arguments that are already converted.
 
-    summary: None: that of the reference table. own: the facts of a command that Redis does not have.
+    Args:
+        summary: None: that of the reference table.
+        own: The facts of a command that Redis does not have.
     """
 
     name: str
@@ -187,7 +189,8 @@ class CommandHandler:
 def command(name: str, own: CommandSpec | None = None) -> Callable[[Body], CommandHandler]:
     """Declare a function as a command (`get`) or a subcommand (`client|id`).
 
-    own: the facts of a command that Redis does not have, without arity and summary.
+    Args:
+        own: The facts of a command that Redis does not have, without arity and summary.
     """
 
     def declare(body: Body) -> CommandHandler:

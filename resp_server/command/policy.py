@@ -93,7 +93,11 @@ class FieldKind(Enum):
 
 
 class FieldCommand(NamedTuple):
-    """The command about a field in place of one about a key. name: in upper case."""
+    """The command about a field in place of one about a key.
+
+    Args:
+        name: The name in upper case.
+    """
 
     name: bytes
     kind: FieldKind = FieldKind.VALUE
@@ -102,7 +106,9 @@ class FieldCommand(NamedTuple):
 class SlotSplit(NamedTuple):
     """How a request with keys of several slots is split.
 
-    words: those of each key. joined: how the replies are joined.
+    Args:
+        words: The words of each key.
+        joined: How the replies are joined.
     """
 
     words: int
@@ -121,7 +127,11 @@ PATTERNS = b"p"
 
 
 class Channels(NamedTuple):
-    """A subscribing or unsubscribing command. kind: its prefix."""
+    """A subscribing or unsubscribing command.
+
+    Args:
+        kind: Its prefix.
+    """
 
     verb: Verb
     kind: bytes
@@ -162,8 +172,9 @@ class Role(Enum):
 class Split(NamedTuple):
     """How a long request is split into portions.
 
-    prefix_words: the number of words after the name that each portion repeats. is_counted: the last of them is the
-    number of the words after it.
+    Args:
+        prefix_words: The number of words after the name that each portion repeats.
+        is_counted: The last of them is the number of the words after it.
     """
 
     joined: Joined

@@ -30,7 +30,8 @@ Refusal = Callable[[], ReplyError]
 class Command:
     """A command or subcommand. One without a handler is not served; its reply is the error that `refusal` makes.
 
-    is_refused_when_run: in a transaction the command is queued, and EXEC replies with the error.
+    Args:
+        is_refused_when_run: In a transaction the command is queued, and EXEC replies with the error.
     """
 
     name: str
@@ -121,8 +122,10 @@ class CommandTable:
     ) -> None:
         """Join the reference table with the handlers; DeclarationError if they do not match.
 
-        redis: the reference table. refusals: the error replies of commands, or containers, that are not served.
-        worker_queries: the queries that commands send to the other processes of the server.
+        Args:
+            redis: The reference table.
+            refusals: The error replies of commands, or containers, that are not served.
+            worker_queries: The queries that commands send to the other processes of the server.
         """
         self.worker_queries = {each.name: each for each in worker_queries}
         declared = _by_name(handlers)

@@ -52,7 +52,9 @@ def getbit(context: ReadContext, key: bytes, position: Annotated[int, bit_offset
 class BitRange(NamedTuple):
     """The range of BITCOUNT and BITPOS: positions `start` to `stop`, both inclusive; negative ones count from the end.
 
-    stop: None for the end of the string. counts_bits: positions are bits, else bytes.
+    Args:
+        stop: None for the end of the string.
+        counts_bits: Positions are bits, else bytes.
     """
 
     start: int = 0

@@ -84,7 +84,11 @@ def auth(context: CommandContext, first: bytes, *second: bytes) -> Reply:
 
 
 def _log_in(context: CommandContext, name: bytes, password: bytes, command_name: bytes) -> None:
-    """Authenticate the client; WrongPassError. command_name: for ACL LOG."""
+    """Authenticate the client; WrongPassError.
+
+    Args:
+        command_name: For ACL LOG.
+    """
     user = context.server.users.log_in(name, password)
     if user is None:
         context.record_denial(Reason.AUTH, command_name, name)

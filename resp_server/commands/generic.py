@@ -204,7 +204,9 @@ def scan_reply(
 ) -> Reply:
     """Return a SCAN reply with the items whose names match; long names are matched in steps.
 
-    name_of: returns an item's name. render: makes the reply of the matching items.
+    Args:
+        name_of: Returns an item's name.
+        render: Makes the reply of the matching items.
     """
     if matches is None:
         return [b"%d" % next_cursor, render(list(found))]

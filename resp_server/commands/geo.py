@@ -117,7 +117,11 @@ class DistanceOrder(Enum):
 
 
 class GeoMatch(NamedTuple):
-    """A member inside the searched area. meters: its distance from the center."""
+    """A member inside the searched area.
+
+    Args:
+        meters: Its distance from the center.
+    """
 
     meters: float
     member: bytes
@@ -128,7 +132,10 @@ class GeoMatch(NamedTuple):
 class GeoSearch:
     """The options of a search. The center is a point or a member; the shape is a circle or a box.
 
-    radius, box (width, height): in units of `unit` meters. count: 0 for all.
+    radius, box (width, height): in units of `unit` meters.
+
+    Args:
+        count: 0 for all.
     """
 
     point: Point | None = None
@@ -160,8 +167,9 @@ class GeoSearch:
     def read_options(self, words: Sequence[bytes], read_other: Callable[[bytes, Sequence[bytes]], int]) -> None:
         """Parse all options in Redis' order of checks.
 
-        read_other: parses an option that not all commands have, given the words after it; returns how many of these it
-        used.
+        Args:
+            read_other: Parses an option that not all commands have, given the words after it; returns how many of these
+                it used.
         """
         at = 0
         while at < len(words):

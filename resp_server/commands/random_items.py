@@ -60,8 +60,10 @@ def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:
 class ItemSource:
     """A collection to choose from; each function takes a view.
 
-    size: the number of items. items: all items in any order. draw: steps that search for one random item; a step that
-    found none yields None.
+    Args:
+        size: The number of items.
+        items: All items in any order.
+        draw: Steps that search for one random item; a step that found none yields None.
     """
 
     def __init__(
@@ -139,7 +141,11 @@ def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterat
 
 
 def _selection_sample(items: Iterator[Any], remaining: int, target: int) -> Iterator[Sequence[Any]]:
-    """Choose `target` items in one pass (Knuth's algorithm S). remaining: the number of items."""
+    """Choose `target` items in one pass (Knuth's algorithm S).
+
+    Args:
+        remaining: The number of items.
+    """
     for batch in batched(items):
         chosen = []
         for item in batch:

@@ -87,7 +87,10 @@ def items_reply(
 ) -> Reply:
     """Return the items that `read` yields: at once if they are small, else in steps from a pinned view.
 
-    For a dict, `read` yields keys and values in turn. count: returns the number of items, or pairs, for a view.
+    For a dict, `read` yields keys and values in turn.
+
+    Args:
+        count: Returns the number of items, or pairs, for a view.
     """
     items: list[bytes | None] = []
     size = 0
@@ -135,8 +138,9 @@ def reply_of_chunks(
 ) -> Reply:
     """Return the reply of some chunks: at once if it is small, else in steps from a pinned view.
 
-    count: returns the number of items for a view. With it, items are sent while they are computed, and long values in
-    pieces.
+    Args:
+        count: Returns the number of items for a view. With it, items are sent while they are computed, and long values
+            in pieces.
     """
     if is_small:
         items: list[Any] = []
@@ -215,7 +219,9 @@ def sorted_chunks(
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Sort tuples in steps; iterate over those from rank `start` up to `stop` (exclusive), with empty chunks between.
 
-    by_full_tuple: False: sort by the first items alone; tuples with equal first items keep their order, also reversed.
+    Args:
+        by_full_tuple: False: sort by the first items alone; tuples with equal first items keep their order, also
+            reversed.
     """
     by = None if by_full_tuple else itemgetter(0)
     runs: list[list[tuple[Any, ...]]] = []

@@ -32,8 +32,10 @@ CHUNK_LOOKUPS = 256
 class SortOptions:
     """The options of SORT_RO.
 
-    count: of items; negative for all. by_pattern: None to sort by the items themselves. is_unsorted: BY was given
-    without a `*`, so items are not sorted.
+    Args:
+        count: The count of items; negative for all.
+        by_pattern: None to sort by the items themselves.
+        is_unsorted: BY was given without a `*`, so items are not sorted.
     """
 
     start: int = 0
@@ -46,7 +48,11 @@ class SortOptions:
 
     @classmethod
     def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> SortOptions:
-        """Parse the options in Redis' order of checks. check: raises for a pattern whose keys may not be read."""
+        """Parse the options in Redis' order of checks.
+
+        Args:
+            check: Raises for a pattern whose keys may not be read.
+        """
         options = cls()
         at = 0
         while at < len(words):

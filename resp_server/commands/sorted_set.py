@@ -118,8 +118,9 @@ class ScoreRange:
 class TextRange:
     """Members in a lexicographical range of a set in which all members have the same score.
 
-    low, high: None for `-`, `+`. is_reversed: the search begins at the highest member; if scores differ, it finds
-    another range.
+    Args:
+        low, high: None for `-`, `+`.
+        is_reversed: The search begins at the highest member; if scores differ, it finds another range.
     """
 
     low: bytes | None
@@ -188,7 +189,8 @@ class RangeQuery:
     ) -> RangeQuery:
         """Parse the arguments after the key in Redis' order of checks.
 
-        range_type, is_reversed: fixed by the command; None where options choose (ZRANGE).
+        Args:
+            range_type, is_reversed: Fixed by the command; None where options choose (ZRANGE).
         """
         has_scores, offset, count = False, 0, -1
         at = 0

@@ -35,7 +35,11 @@ SINCE = "0.1.0"
 def _facts(
     *arguments: str, complexity: str = "O(N) where N is the number of jobs", optional: str = "", **others: Any
 ) -> CommandSpec:
-    """Return the facts that most STATE subcommands share. optional: a token that may follow the arguments."""
+    """Return the facts that most STATE subcommands share.
+
+    Args:
+        optional: A token that may follow the arguments.
+    """
     tokens = [{"name": optional.lower(), "type": "pure-token", "token": optional, "flags": ["optional"]}]
     return CommandSpec(
         SINCE,

@@ -12,7 +12,11 @@ SINCE = "0.1.0"
 
 
 def _facts(*arguments: str, changes: bool = True) -> CommandSpec:
-    """Return the facts of a subcommand. changes: it is for administrators."""
+    """Return the facts of a subcommand.
+
+    Args:
+        changes: It is for administrators.
+    """
     return CommandSpec(
         SINCE,
         "server",

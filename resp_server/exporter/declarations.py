@@ -28,7 +28,11 @@ class Merge(Enum):
 
 @dataclass(frozen=True)
 class Label:
-    """A label. values_max: the number of values; `within` another label, for each of that label's values."""
+    """A label.
+
+    Args:
+        values_max: The number of values; `within` another label, for each of that label's values.
+    """
 
     name: str
     values_max: int
@@ -63,7 +67,12 @@ ALL = (*CLIENTS, REGISTRY)
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric. name: as in queries, so a counter's ends in `_total`. of: the programs that have it."""
+    """A metric.
+
+    Args:
+        name: As in queries, so a counter's ends in `_total`.
+        of: The programs that have it.
+    """
 
     name: str
     kind: Kind

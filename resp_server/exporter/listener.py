@@ -42,8 +42,9 @@ class RequestError(Exception):
 class MetricsListener:
     """Answers HTTP requests about a program.
 
-    address: the host and the port, 0 for a free one; None: it does not listen. lag_s_max: the longest lag of a job with
-    which the program is ready; None: any.
+    Args:
+        address: The host and the port, 0 for a free one; None: it does not listen.
+        lag_s_max: The longest lag of a job with which the program is ready; None: any.
     """
 
     def __init__(self, source: Source, address: tuple[str, int] | None, lag_s_max: float | None = None) -> None:

@@ -25,7 +25,11 @@ LISTING_S_MAX = 2.0
 
 
 class ProxySource:
-    """A proxy. upstream_fields: INFO's fields about its upstream; None: it has none."""
+    """A proxy.
+
+    Args:
+        upstream_fields: INFO's fields about its upstream; None: it has none.
+    """
 
     def __init__(
         self, server: Server, applications: Applications, upstream_fields: Callable[[], Mapping[str, object]] | None

@@ -67,7 +67,11 @@ LAG_COUNTS = re.compile(r".*_(was_behind|behind_ms|behind_ms_max|behind_epochs_m
 
 
 def add_process(scrape: Scrape, total: ProcessStats, started_ms: int) -> None:
-    """Add the values that every program has. total: the sum of all its processes."""
+    """Add the values that every program has.
+
+    Args:
+        total: The sum of all its processes.
+    """
     scrape.add("build_info", 1, version=VERSION, core=CORE)
     scrape.add("start_time_seconds", started_ms / MS_PER_S)
     scrape.add("resident_memory_bytes", total.resident_bytes)
@@ -118,7 +122,11 @@ def _groups() -> Mapping[str, str]:
 
 
 def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
-    """Add a server's jobs and states. facts: of `commands.job_facts`."""
+    """Add a server's jobs and states.
+
+    Args:
+        facts: The facts of `commands.job_facts`.
+    """
     scrape.add("jobs", len(facts["jobs"]))
     scrape.add("jobs_unreadable", facts["unreadable"])
     scrape.add("slots", facts["slots"])
@@ -153,7 +161,11 @@ def add_job(scrape: Scrape, job: Mapping[str, Any]) -> None:
 
 
 def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Add the jobs behind a proxy. jobs: the rows of STATE JOBS, a row for each job."""
+    """Add the jobs behind a proxy.
+
+    Args:
+        jobs: The rows of STATE JOBS, a row for each job.
+    """
     scrape.add("jobs", len(jobs))
     for job in sorted(jobs, key=lambda row: str(row["name"])):
         name = job["name"]
@@ -172,7 +184,12 @@ def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def add_state_cluster(scrape: Scrape, fields: Mapping[str, object], unserved: int) -> None:
-    """Add a proxy's servers. fields: INFO's of one application. unserved: its slots without a server."""
+    """Add a proxy's servers.
+
+    Args:
+        fields: INFO's of one application.
+        unserved: Its slots without a server.
+    """
     scrape.add("topology_version", _number(fields["topology_version"]) or 0)
     scrape.add("proxy_moves_total", _number(fields["moves"]) or 0)
     scrape.add("proxy_server_losses_total", _number(fields["losses"]) or 0)
@@ -188,7 +205,11 @@ def add_state_cluster(scrape: Scrape, fields: Mapping[str, object], unserved: in
 
 
 def add_upstream(scrape: Scrape, fields: Mapping[str, object]) -> None:
-    """Add a proxy's upstream. fields: INFO's of the proxy."""
+    """Add a proxy's upstream.
+
+    Args:
+        fields: INFO's of the proxy.
+    """
     scrape.add("upstream_up", fields["upstream_status"] == "up")
     for field, metric in UPSTREAM_NUMBERS.items():
         scrape.add(metric, _number(fields[field]) or 0)

@@ -42,7 +42,11 @@ class Scrape:
         self._seen: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def add(self, name: str, value: float, **labels: str) -> None:
-        """Add a value; one with the same labels is merged with it, as declared. name: without `sparkis_`."""
+        """Add a value; one with the same labels is merged with it, as declared.
+
+        Args:
+            name: Without `sparkis_`.
+        """
         metric = METRICS[f"sparkis_{name}"]
         at, values = self._labels(metric, labels), self._values.setdefault(metric.name, {})
         values[at] = _merged(metric.merge, values[at], value) if at in values else value

@@ -17,8 +17,10 @@ from resp_server.workers.master import Workers
 class Readiness(NamedTuple):
     """What readiness depends on.
 
-    is_loading: clients may not come yet. lags_ms: of each job, how much older the epoch that clients read is than the
-    committed one; None: they read none yet.
+    Args:
+        is_loading: Clients may not come yet.
+        lags_ms: Of each job, how much older the epoch that clients read is than the committed one; None: they read none
+            yet.
     """
 
     is_loading: bool
@@ -36,7 +38,11 @@ class Source(Protocol):
 
 
 class ServerSource:
-    """A server of one process. loading: counts slots that it has to load."""
+    """A server of one process.
+
+    Args:
+        loading: Counts slots that it has to load.
+    """
 
     def __init__(self, server: Server, loading: Callable[[], int] | None = None) -> None:
         self._context = server.context

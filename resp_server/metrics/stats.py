@@ -39,8 +39,10 @@ SUMS = (
 class CommandStats:
     """One command's counters. A rejected call did not run (arity, NOAUTH, READONLY); a failed call replied an error.
 
-    took: the histogram of durations: the number of calls by the number of binary digits of their nanoseconds. Each call
-    of a batch counts with the mean of the batch.
+    Each call of a batch counts with the mean of the batch.
+
+    Args:
+        took: The histogram of durations: the number of calls by the number of binary digits of their nanoseconds.
     """
 
     calls: int = 0

@@ -41,7 +41,11 @@ class ErrorReplyError(ClientError):
 
 
 class Client:
-    """One connection, for one thread. timeout_s: the limit of connecting, and of each wait for bytes."""
+    """One connection, for one thread.
+
+    Args:
+        timeout_s: The limit of connecting, and of each wait for bytes.
+    """
 
     def __init__(
         self,
@@ -74,8 +78,9 @@ class Client:
     ) -> Client:
         """Connect to `redis://[[user]:password@]host[:port]`; ClientError for any other URL.
 
-        other_password: used if the URL has none.
-        `rediss://` means TLS. Then `tls` has the client's certificate, and the CA if this machine does not trust it.
+        Args:
+            other_password: Used if the URL has none. `rediss://` means TLS. Then `tls` has the client's certificate,
+                and the CA if this machine does not trust it.
         """
         try:
             parts = urlsplit(url)

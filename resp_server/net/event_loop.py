@@ -19,7 +19,11 @@ NAME = "uvloop" if IS_UVLOOP else "asyncio"
 
 
 def run(main: Coroutine[Any, Any, Result], *, is_worker: bool = False) -> Result:
-    """Run a coroutine to its end, and return its result. is_worker: another process has said which loop it is."""
+    """Run a coroutine to its end, and return its result.
+
+    Args:
+        is_worker: Another process has said which loop it is.
+    """
     if IS_UVLOOP:
         import uvloop
 

@@ -71,8 +71,10 @@ def listen(
     """Return listening sockets for some hosts, all on one port; port 0: any free port.
 
     Resolves names. A loopback address that the machine does not have is skipped. OSError if another address cannot be
-    bound. If systemd has passed sockets of the port, they are returned. shares_port: another process of this user may
-    listen at the port, too (SO_REUSEPORT).
+    bound. If systemd has passed sockets of the port, they are returned.
+
+    Args:
+        shares_port: Another process of this user may listen at the port, too (SO_REUSEPORT).
     """
     listeners = take_passed(port)
     if listeners:
@@ -122,7 +124,8 @@ def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[so
 def accept_clients(listener: socket.socket, pause: Callable[[], object]) -> Iterator[socket.socket]:
     """Accept waiting clients of a listening socket, as many as one round of the event loop may accept.
 
-    pause: called after a system error; stops listening for `ACCEPT_PAUSE_S`.
+    Args:
+        pause: Called after a system error; stops listening for `ACCEPT_PAUSE_S`.
     """
     for _ in range(ACCEPTS_PER_ROUND):
         try:

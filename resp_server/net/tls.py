@@ -54,8 +54,10 @@ class TlsError(SparkisError):
 class TlsFiles:
     """The paths of PEM files on the machine of the process that loads them. Processes pass on paths, never contents.
 
-    auth_clients: whether clients must present a certificate that the CA signed: `yes`, `no` or `optional`; None: `yes`
-    if there is a CA. prefix: how the options begin that name these files, for errors.
+    Args:
+        auth_clients: Whether clients must present a certificate that the CA signed: `yes`, `no` or `optional`; None:
+            `yes` if there is a CA.
+        prefix: How the options begin that name these files, for errors.
     """
 
     cert: str | None = None
@@ -244,8 +246,11 @@ def _read(option: str, path: str, sign: str) -> str:
 class Certificates:
     """The contexts of a process, renewed when a file changes. Invalid new files are logged, and the old contexts stay.
 
-    client: makes the context for connections to servers. Each new connection checks the files for changes: three system
-    calls of some microseconds, where a handshake takes a millisecond. Open connections are not affected.
+    Each new connection checks the files for changes: three system calls of some microseconds, where a handshake takes a
+    millisecond.
+
+    Args:
+        client: Makes the context for connections to servers. Open connections are not affected.
     """
 
     def __init__(self, files: TlsFiles, client: Callable[[TlsFiles], ssl.SSLContext] = client_context) -> None:
@@ -318,7 +323,8 @@ async def accept_tls(
 ) -> bool:
     """Do the TLS handshake with a client and connect it to a protocol; if it fails, close the socket and return False.
 
-    poller: the compiled core's poller, which then encrypts and decrypts. None: asyncio does.
+    Args:
+        poller: The compiled core's poller, which then encrypts and decrypts. None: asyncio does.
     """
     context = certificates.for_client()
     try:
@@ -371,8 +377,9 @@ class TlsListener:
 
     asyncio's own servers never change their context; here each connection gets the current one.
 
-    take: does the handshake on an accepted socket; returns whether it succeeded.
-    has_room: gets the number of handshakes in progress; returns False if a new connection is to be closed.
+    Args:
+        take: Does the handshake on an accepted socket; returns whether it succeeded.
+        has_room: Gets the number of handshakes in progress; returns False if a new connection is to be closed.
     """
 
     def __init__(

@@ -22,7 +22,11 @@ INTEGER_MAX = 2.0**62
 
 
 class Double(NamedTuple):
-    """A parsed number. is_out_of_range: too large or too small for a double; `value` is the nearest double."""
+    """A parsed number.
+
+    Args:
+        is_out_of_range: Too large or too small for a double; `value` is the nearest double.
+    """
 
     value: float
     is_out_of_range: bool

@@ -261,12 +261,15 @@ def internal_error(error: BaseException) -> PlainError:
 
 
 def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
-    """Convert a store's error to a client's error; is_node: the client talks to a node of a cluster.
+    """Convert a store's error to a client's error;
 
     While a slot is being loaded, a node replies CLUSTERDOWN. Cluster clients then read the slots again and retry:
     redis-py ten times in 2.5 s, ioredis sixteen times in 1.6 s. (node-redis does so only after MOVED.) Cluster clients
     pass LOADING on to their users. After TRYAGAIN they do not read the slots again, and redis-py gives up after 0.4 s.
     Clients without cluster mode retry after LOADING.
+
+    Args:
+        is_node: The client talks to a node of a cluster.
     """
     if isinstance(error, WrongKindError):
         return WrongTypeError()

@@ -88,7 +88,11 @@ class LongPattern:
 
 
 class _CompiledPiece(NamedTuple):
-    """A piece and its search. plain: its bytes, if each set has a single byte; else None."""
+    """A piece and its search.
+
+    Args:
+        plain: Its bytes, if each set has a single byte; else None.
+    """
 
     piece: Piece
     size: int
@@ -139,7 +143,11 @@ class _BytePositions:
 
 
 class _SplitPattern(NamedTuple):
-    """A pattern's pieces: `first` before the first star, `last` after the last one. is_open: the pattern has a star."""
+    """A pattern's pieces: `first` before the first star, `last` after the last one.
+
+    Args:
+        is_open: The pattern has a star.
+    """
 
     first: _CompiledPiece
     inner: Sequence[_CompiledPiece]

@@ -44,9 +44,12 @@ class LongWord:
 
 
 class LongRequest(list[bytes]):
-    """A request of many or long words. size_bytes: their total size.
+    """A request of many or long words.
 
-    long_at: the positions of words that are a `LongWord`. decision: the proxy's route, once it was made in steps.
+    Args:
+        size_bytes: Their total size.
+        long_at: The positions of words that are a `LongWord`.
+        decision: The proxy's route, once it was made in steps.
     """
 
     long_at: Sequence[int] = ()
@@ -97,8 +100,9 @@ _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 class RequestLimits:
     """The limits of one client's unfinished request.
 
-    value_bytes_max: the limit of words after the first two, which become a `LongWord` above `LONG_WORD_BYTES`; 0: they
-    have the limit of all words, `bulk_bytes_max`.
+    Args:
+        value_bytes_max: The limit of words after the first two, which become a `LongWord` above `LONG_WORD_BYTES`; 0:
+            they have the limit of all words, `bulk_bytes_max`.
     """
 
     bulk_bytes_max: int = BULK_BYTES_MAX
@@ -109,10 +113,13 @@ class RequestLimits:
 class RequestParser:
     """The parser of one connection. After an error it parses nothing more; the requests before the error are valid.
 
-    is_restricted: the client has not authenticated yet. `feed` returns one request at a time, because executing it may
-    lift the restriction.
-    in_portions: `feed` works for a bounded time, and may return no request.
-    has_more: more requests are buffered; call `feed(b"")` for them.
+    Args:
+        is_restricted: The client has not authenticated yet. `feed` returns one request at a time, because executing it
+            may lift the restriction.
+        in_portions: `feed` works for a bounded time, and may return no request.
+
+    Attributes:
+        has_more: More requests are buffered; call `feed(b"")` for them.
     """
 
     def __init__(

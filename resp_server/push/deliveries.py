@@ -18,7 +18,12 @@ TURN_NS_MAX = 1_000_000
 
 
 class _Delivery(NamedTuple):
-    """The steps of one delivery. flush: called after each turn. done: called after the last step."""
+    """The steps of one delivery.
+
+    Args:
+        flush: Called after each turn.
+        done: Called after the last step.
+    """
 
     steps: Iterator[None]
     flush: Callable[[], None]

@@ -151,7 +151,11 @@ def heads_of(database: int) -> Heads:
 
 
 class _Position(NamedTuple):
-    """The next event of a job to publish. serial: its number in the series of events that the store calls `id`."""
+    """The next event of a job to publish.
+
+    Args:
+        serial: Its number in the series of events that the store calls `id`.
+    """
 
     id: bytes
     serial: int

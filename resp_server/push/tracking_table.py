@@ -205,7 +205,11 @@ class TrackingTable:
             self.enqueue(client, EVERYTHING)
 
     def enqueue(self, client: TrackingState, invalidation: Invalidation, *, is_after_reply: bool = False) -> None:
-        """Enqueue an invalidation for a client. is_after_reply: to be sent only after the reply that is sent next."""
+        """Enqueue an invalidation for a client.
+
+        Args:
+            is_after_reply: To be sent only after the reply that is sent next.
+        """
         if client.is_on:
             if is_after_reply:
                 client.resend.append(invalidation)

@@ -58,8 +58,9 @@ class _WrongLogError(RegistryClientError):
 class AdvertisedAddress:
     """The address for clients, and facts about the server. host None: the local end of the registry connection.
 
-    zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end this
-    server; empty: none.
+    Args:
+        zone: Servers of one zone may fail together; empty: the host is the zone.
+        driver: The driver that may end this server; empty: none.
     """
 
     host: str | None
@@ -72,8 +73,11 @@ class RegistryClient:
     """Keeps this server a member of a registry. Runs on the event loop's thread.
 
     `on_desired_slots` is called before the appliers get the slots. `on_end` is called when the driver ends its servers;
-    None: this is ignored. `on_refused` is called when a registry refuses this server, because it serves another log:
-    it must answer nothing until slots are desired again. certificates: then the registry has to speak TLS.
+    None: this is ignored. `on_refused` is called when a registry refuses this server, because it serves another log: it
+    must answer nothing until slots are desired again.
+
+    Args:
+        certificates: Then the registry has to speak TLS.
     """
 
     def __init__(

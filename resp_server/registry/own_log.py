@@ -46,10 +46,12 @@ class _Witness(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """How a server's epoch compares with this log. contradiction: empty for none.
+    """How a server's epoch compares with this log.
 
-    is_ahead: this log does not have the epoch. Storage may show it later, so a server that was like this log before is
-    not refused at once.
+    Args:
+        contradiction: Empty for none.
+        is_ahead: This log does not have the epoch. Storage may show it later, so a server that was like this log before
+            is not refused at once.
     """
 
     contradiction: str

@@ -24,10 +24,14 @@ class ReportError(SparkisError):
 class Report:
     """A server's address for clients, the slots that it can answer, and the topology and epochs that it serves.
 
-    is_draining: other servers should take over. topology_version: -1 for none yet. has_room: its store can be written.
-    zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end it; empty:
-    none, it was started by hand. logs: the identity of each log that it serves, by its root; empty: the log has none;
-    None: it was not read yet. An older server reports no logs.
+    Args:
+        is_draining: Other servers should take over.
+        topology_version: -1 for none yet.
+        has_room: Its store can be written.
+        zone: Servers of one zone may fail together; empty: the host is the zone.
+        driver: The driver that may end it; empty: none, it was started by hand.
+        logs: The identity of each log that it serves, by its root; empty: the log has none; None: it was not read yet.
+            An older server reports no logs.
     """
 
     id: str

@@ -80,8 +80,11 @@ CONDITIONS = ("connected", "silent", "draining", "away")
 class RegistryStatus(NamedTuple):
     """What a registry knows, for metrics.
 
-    servers: their number by condition. slots: the number of slots of each server that has some. moving_slots: slots
-    that servers are to get, and have not loaded yet. moved_slots, failovers: since the registry took over.
+    Args:
+        servers: Their number by condition.
+        slots: The number of slots of each server that has some.
+        moving_slots: Slots that servers are to get, and have not loaded yet.
+        moved_slots, failovers: Since the registry took over.
     """
 
     term: int

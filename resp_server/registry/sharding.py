@@ -26,10 +26,14 @@ RETURN_GRACE_S = 10.0
 class Member:
     """A state server as the planner sees it.
 
-    join_order: a number that grows with each server that joins. absent_s: seconds since the last report; 0 while
-    reports arrive. owned_slots: the slots that the server can answer. topology_version: the version that it serves.
-    is_connected: a silent server may still be connected. zone: servers of one zone may fail together; empty: the host
-    is the zone. has_room: its store can be written; without room readers get no newer epochs.
+    Args:
+        join_order: A number that grows with each server that joins.
+        absent_s: Seconds since the last report; 0 while reports arrive.
+        owned_slots: The slots that the server can answer.
+        topology_version: The version that it serves.
+        is_connected: A silent server may still be connected.
+        zone: Servers of one zone may fail together; empty: the host is the zone.
+        has_room: Its store can be written; without room readers get no newer epochs.
     """
 
     id: str
@@ -208,8 +212,11 @@ def _replace(shards: list[Shard], old: Shard, new: Shard) -> None:
 def spread_slots(current: Sequence[SlotSet], owned: Sequence[SlotSet]) -> list[SlotSet]:
     """Return all slots spread evenly over the shards. As few slots as possible move.
 
-    They move first to masters that can answer them already. current: the slots of each shard; owned: those that its
-    master can answer.
+    They move first to masters that can answer them already.
+
+    Args:
+        current: The slots of each shard.
+        owned: Those that its master can answer.
     """
     base, larger = divmod(SLOTS, len(current))
     by_size = sorted(range(len(current)), key=lambda at: -len(current[at]))

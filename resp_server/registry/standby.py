@@ -52,8 +52,10 @@ async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
 def _answers(filesystem: Filesystem, connect: Connect, compared: set[tuple[str, int]]) -> bool:
     """Return whether the log's registry replies. True if the log cannot be read, which makes a takeover impossible.
 
-    NewerFormatError if a newer version's registry wrote the record, OtherLogError. compared: the addresses and terms of
-    the registries whose logs were compared.
+    NewerFormatError if a newer version's registry wrote the record, OtherLogError.
+
+    Args:
+        compared: The addresses and terms of the registries whose logs were compared.
     """
     try:
         record = read_record(filesystem)

@@ -40,8 +40,9 @@ STATES_LOGGED_MAX = 10
 class Visible(NamedTuple):
     """The generation and epoch that readers see of a job. Epochs are ordered by (term, epoch); terms only grow.
 
-    digest: that of the epoch's file; None if it is unknown. log: the root of the job's log; empty in an older server's
-    report.
+    Args:
+        digest: The digest of the epoch's file; None if it is unknown.
+        log: The root of the job's log; empty in an older server's report.
     """
 
     generation: str
@@ -142,8 +143,10 @@ class ApplierProcess:
     While the job is at rest (see `state_backend.apply.idle_job`) it has no applier process; this process polls the log.
 
     owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
-    job is served; `changed` is called when they may have changed. log_watch: notices this process of new files in
-    the folders that the process reports.
+    job is served; `changed` is called when they may have changed.
+
+    Args:
+        log_watch: Notices this process of new files in the folders that the process reports.
     """
 
     def __init__(

@@ -79,13 +79,17 @@ class _ServedLog:
 class Appliers:
     """The appliers of all jobs of some log roots.
 
-    compacted: the logs that the appliers keep short by snapshots. retention_ms: how long these keep files that a
-    snapshot replaces.
-    slots: the slots that the appliers own; `set_desired_slots` changes them.
-    rest_after_s: a job without a new epoch for this long has no applier process until its next epoch.
-    probe_interval_s: the first interval between polls of a log without news; None: that of the log's filesystem.
-    moments: a past moment of each job to serve, by log and name. Then no log is followed, and no other job is served.
-    on_change: called on the event loop's thread when `owned_slots` or `visible` has changed.
+    Args:
+        compacted: The logs that the appliers keep short by snapshots.
+        retention_ms: How long these keep files that a snapshot replaces.
+        slots: The slots that the appliers own; `set_desired_slots` changes them.
+        rest_after_s: A job without a new epoch for this long has no applier process until its next epoch.
+        probe_interval_s: The first interval between polls of a log without news; None: that of the log's filesystem.
+        moments: A past moment of each job to serve, by log and name. Then no log is followed, and no other job is
+            served.
+
+    Attributes:
+        on_change: Called on the event loop's thread when `owned_slots` or `visible` has changed.
     """
 
     def __init__(

@@ -54,8 +54,9 @@ class JobCatalog(ABC):
 class ReportedCatalog(JobCatalog):
     """Another catalog, and reports of the stores that it serves, for a process that reads them as well.
 
-    report: gets `{"event": "open", "job", "of"}` when a store is served, with the applier's event, and `{"event":
-    "forget", "job"}` when a job's store must not be read any more.
+    Args:
+        report: Gets `{"event": "open", "job", "of"}` when a store is served, with the applier's event, and `{"event":
+            "forget", "job"}` when a job's store must not be read any more.
     """
 
     def __init__(self, catalog: JobCatalog, report: Callable[[Mapping[str, Any]], None]) -> None:

@@ -48,8 +48,10 @@ class Server:
     """Answers clients from a keyspace.
 
     Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.
-    has_peer_processes: other processes answer at the same port. A client's request may then follow a reply of theirs,
-    so the view is renewed for each input buffer and not once per round.
+
+    Args:
+        has_peer_processes: Other processes answer at the same port. A client's request may then follow a reply of
+            theirs, so the view is renewed for each input buffer and not once per round.
     """
 
     def __init__(

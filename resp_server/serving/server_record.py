@@ -34,8 +34,9 @@ CONTROL_TIMEOUT_S = 5.0
 class ServerRecord:
     """A running server of a log.
 
-    start: the start time of its process, which tells it from a later process with the same id. options: the options
-    with which it was started; a driver takes over only a server with its own options.
+    Args:
+        start: The start time of its process, which tells it from a later process with the same id.
+        options: The options with which it was started; a driver takes over only a server with its own options.
     """
 
     log: str

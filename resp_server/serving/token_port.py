@@ -139,7 +139,9 @@ class _UnauthenticatedConnection(asyncio.Protocol):
 class TokenPort:
     """Accepts and authenticates the connections of a listening socket. Runs on the event loop's thread.
 
-    name: the port's owner, for error texts. peers_max: the limit of authenticated connections.
+    Args:
+        name: The port's owner, for error texts.
+        peers_max: The limit of authenticated connections.
     """
 
     def __init__(

@@ -9,8 +9,11 @@ from typing import Any, Protocol
 class Account(Protocol):
     """A session's user (see `resp_server.acl.rules.User`). All of its fields but the name may change at any time.
 
-    is_open: no password is needed. is_unrestricted: no request has to be checked. rate_limiter: None without a limit.
-    compiled: the rules in the form of the compiled core.
+    is_open: no password is needed. is_unrestricted: no request has to be checked.
+
+    Args:
+        rate_limiter: None without a limit.
+        compiled: The rules in the form of the compiled core.
     """
 
     name: bytes

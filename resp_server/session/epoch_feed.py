@@ -81,8 +81,9 @@ NEVER_SENT = -1
 class Told(NamedTuple):
     """What a server tells its followers.
 
-    epochs: the newest of each job; None: the job has no epoch yet. stalled: the epochs at which each job can be read
-    whose log cannot be read (`epochs_text`).
+    Args:
+        epochs: The newest of each job; None: the job has no epoch yet.
+        stalled: The epochs at which each job can be read whose log cannot be read (`epochs_text`).
     """
 
     epochs: Mapping[str, JobEpoch | None]

@@ -55,11 +55,17 @@ EVERYTHING = Invalidation(None)
 class TrackingState:
     """One client's tracking options, and its pending invalidations.
 
-    user: returns the client's user; None may read all keys. redirect: the session id of the redirect target; 0: none.
-    is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target has disconnected. is_relayed:
-    invalidations are being relayed to a redirect target at another process. pending: not sent yet. resend: sent once,
-    and sent again after the current reply. as_tuple: a tuple of this object alone, which all keys of the tracking table
-    share that only this client caches.
+    Args:
+        user: Returns the client's user; None may read all keys.
+
+    Attributes:
+        redirect: The session id of the redirect target; 0: none.
+        is_caching_set: The last command was CLIENT CACHING.
+        is_broken: The redirect target has disconnected.
+        is_relayed: Invalidations are being relayed to a redirect target at another process.
+        pending: Not sent yet.
+        resend: Sent once, and sent again after the current reply.
+        as_tuple: A tuple of this object alone, which all keys of the tracking table share that only this client caches.
     """
 
     def __init__(self, session_id: int = 0, user: Callable[[], Account | None] = lambda: None) -> None:
@@ -99,7 +105,11 @@ class TrackingState:
             self.pending.append(invalidation)
 
     def take(self, *, is_within: bool) -> Sequence[Invalidation]:
-        """Return the invalidations to send now. is_within: before or during a reply; they are sent again after it."""
+        """Return the invalidations to send now.
+
+        Args:
+            is_within: Before or during a reply; they are sent again after it.
+        """
         if not is_within:
             taken, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
             return taken

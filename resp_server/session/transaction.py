@@ -46,7 +46,11 @@ class Transaction:
 
 
 class Mark(NamedTuple):
-    """A watched key's digest and epoch (see `execution.watch`). covers_value: the digest covers the key's value."""
+    """A watched key's digest and epoch (see `execution.watch`).
+
+    Args:
+        covers_value: The digest covers the key's value.
+    """
 
     lineage: str
     epoch: int
@@ -68,7 +72,11 @@ class Mark(NamedTuple):
 
 
 def check_watch_limits(watched: Collection[tuple[int, bytes]], new: Collection[bytes]) -> None:
-    """Raise PlainError if a client would watch too many keys. watched: its keys so far, each with its database."""
+    """Raise PlainError if a client would watch too many keys.
+
+    Args:
+        watched: Its keys so far, each with its database.
+    """
     is_over = len(watched) + len(new) > WATCHED_KEYS_MAX
     if is_over or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
         raise PlainError(

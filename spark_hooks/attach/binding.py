@@ -34,7 +34,8 @@ def bind(
 ) -> list[StateQuery]:
     """Return the requested states, each bound to the operator state that it reads; all states if none is requested.
 
-    functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
+    Args:
+        functions: Of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
     """
     session.conf.set(FORMAT_SETTING, checkpoint.format_version())
     found = operator_states(session, checkpoint, batch)

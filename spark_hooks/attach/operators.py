@@ -26,7 +26,11 @@ JOIN_SETTING = "spark.sql.streaming.join.stateFormatVersion"
 
 @dataclass(frozen=True)
 class OperatorState:
-    """One state of an operator. variable: a variable of transformWithState, or the side of a join."""
+    """One state of an operator.
+
+    Args:
+        variable: A variable of transformWithState, or the side of a join.
+    """
 
     operator_id: int
     operator: str

@@ -154,7 +154,8 @@ def described(
 def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[str, str], Attachment]) -> None:
     """Follow the checkpoints, and serve the log if that is requested, until a signal. SparkisError if all end.
 
-    attach: makes the attachment of a checkpoint and a job's name.
+    Args:
+        attach: Makes the attachment of a checkpoint and a job's name.
     """
     if options.reader == "files":  # the other reader has the addresses in a setting of Spark
         announce_to(log_of(options), options.announce, files_of(options))

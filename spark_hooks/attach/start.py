@@ -165,7 +165,11 @@ def attach(
 
 @dataclass(frozen=True)
 class _Start:
-    """The checked arguments of a call of `attach`. spark: None if this process has no Spark."""
+    """The checked arguments of a call of `attach`.
+
+    Args:
+        spark: None if this process has no Spark.
+    """
 
     spark: SparkSession | None
     query: StreamingQuery | None

@@ -82,7 +82,11 @@ class _StructField(NamedTuple):
 
 @dataclass(frozen=True)
 class _ColumnRoles:
-    """The columns of an operator state by their role. distinct: as in `ColumnNames`."""
+    """The columns of an operator state by their role.
+
+    Args:
+        distinct: As in `ColumnNames`.
+    """
 
     key: tuple[_StructField, ...]
     field: tuple[_StructField, ...]
@@ -346,7 +350,11 @@ class StateQuery:
         }
 
     def _named_rows(self, df: DataFrame, batch: int | None) -> DataFrame:
-        """Return the reader's rows with plain columns. batch: the batch of a snapshot; None for changes."""
+        """Return the reader's rows with plain columns.
+
+        Args:
+            batch: The batch of a snapshot; None for changes.
+        """
         is_feed = batch is None
         rows = df.select(
             F.col("batch_id").alias(BATCH) if is_feed else F.lit(batch).cast("long").alias(BATCH),

@@ -63,7 +63,8 @@ class StateColumns:
     def selected(self, df: DataFrame, is_folded: bool = False) -> list[tuple[str, Column]]:
         """Return (role, column) of each column of the state's rows; `shuffle_plan` has the roles.
 
-        is_folded: Spark reduces all rows of a key and field to one row.
+        Args:
+            is_folded: Spark reduces all rows of a key and field to one row.
         """
         state = self.state
         if is_folded:
@@ -108,7 +109,11 @@ class StateColumns:
         return ("l" if self.state.reduce is Reduce.MIN else "x"), column
 
     def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...], is_folded: bool = False) -> RowPlan:
-        """Return the plan by which a task encodes these rows. columns: see `RowPlan`."""
+        """Return the plan by which a task encodes these rows.
+
+        Args:
+            columns: See `RowPlan`.
+        """
         state, form = self.state, self.state.format_for(self.job)
         is_packed_map = state.kind is Kind.MAP and state.field is None
         field = state.field or state.member

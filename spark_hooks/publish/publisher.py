@@ -154,9 +154,10 @@ class Publisher:
     def open(self, run: QueryRun, siblings: Collection[str] = ()) -> LogWriter:
         """Return the run's log writer; the first call opens it, which fences the job's former writer.
 
-        siblings: the ids of the writers of the run's other jobs.
-
         Called by the thread that starts the query and by the thread that runs its batches, in any order.
+
+        Args:
+            siblings: The ids of the writers of the run's other jobs.
         """
         with self._opening:
             if self._writer is None:

@@ -132,7 +132,8 @@ class ShufflePlan:
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the single state's rows, sorted, without a shuffle; each key must be in one partition already.
 
-        first: columns by which the rows are sorted first; they are included in the rows.
+        Args:
+            first: Columns by which the rows are sorted first; they are included in the rows.
         """
         (state,) = self.states
         assert state.where is None

@@ -124,7 +124,11 @@ def _sink_options_of(
     on_bad_key: OnBadKey,
     query: StreamingQuery | None = None,
 ) -> SinkOptions:
-    """Validate the arguments of a call. query: the running query, if `df` is one of its micro-batches."""
+    """Validate the arguments of a call.
+
+    Args:
+        query: The running query, if `df` is one of its micro-batches.
+    """
     _check_choice("mode", mode, get_args(Mode))
     _check_choice("on_rewind", on_rewind, get_args(OnRewind))
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility

@@ -49,7 +49,9 @@ class TooManyRowsError(Exception):
 class Task:
     """Writes one partition of an epoch; picklable.
 
-    hashes_max: the task returns the hashes of its keys, unless it has more rows than this; None: it returns no hashes.
+    Args:
+        hashes_max: The task returns the hashes of its keys, unless it has more rows than this; None: it returns no
+            hashes.
     """
 
     log: str
@@ -120,7 +122,11 @@ def as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
-    """Raise the first error in the results of tasks. batch: the number of the micro-batch; None: each result has it."""
+    """Raise the first error in the results of tasks.
+
+    Args:
+        batch: The number of the micro-batch; None: each result has it.
+    """
     for each in results:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
@@ -163,7 +169,8 @@ def commit(
 ) -> bool:
     """Commit the results of an epoch's tasks; see `LogWriter.commit`.
 
-    extra_inline: inline changes that are not part of the digest that recognizes a replay.
+    Args:
+        extra_inline: Inline changes that are not part of the digest that recognizes a replay.
     """
     changes = changes_of(results, replaces)
     return writer.commit(

@@ -20,10 +20,11 @@ logger = logging.getLogger("sparkis.serve")
 class DetachedEndpoint(endpoints.ServedEndpoint):
     """A server process beside the driver. It outlives a crash of the driver; if `port` is chosen, also its exit.
 
-    outlives_exit: whether the server outlives an orderly exit. Default: if `port` is chosen. has_proxy: clients are
-    answered by a proxy with an upstream, and the server is behind it, without TLS.
-
     If the server dies, it is restarted on the same port with the same store.
+
+    Args:
+        outlives_exit: Whether the server outlives an orderly exit. Default: if `port` is chosen.
+        has_proxy: Clients are answered by a proxy with an upstream, and the server is behind it, without TLS.
     """
 
     def __init__(

@@ -39,9 +39,15 @@ LINGER_S = 600.0
 
 
 class DetachedServer:
-    """The server of one log. command: without port, store and linger time. port: 0: the last one, or any free one.
+    """The server of one log.
 
-    linger_s: how long the server stays without a driver. on_change: called when the control address has changed.
+    Args:
+        command: Without port, store and linger time.
+        port: 0: the last one, or any free one.
+        linger_s: How long the server stays without a driver.
+
+    Attributes:
+        on_change: Called when the control address has changed.
     """
 
     def __init__(
@@ -83,7 +89,11 @@ class DetachedServer:
         return ControlAddress(self.record.control_port, self.record.token, tls=self._tls)
 
     def lifetime_text(self, *, outlives_exit: bool) -> str:
-        """Return a log line that says where the server is and when it ends. outlives_exit: also the driver's exit."""
+        """Return a log line that says where the server is and when it ends.
+
+        Args:
+            outlives_exit: Also the driver's exit.
+        """
         verb = "took over the server of" if self.is_taken_over else "started a server for"
         when = "the driver's end" if outlives_exit else "a crash of the driver"
         stays = "for ever" if self._linger_s == math.inf else f"{self._linger_s:g} s"
@@ -223,8 +233,9 @@ class DetachedServer:
     def _find_server(self, failures: int) -> None:
         """Find the log's server by its record: give up if it was ended, replace it if it died.
 
-        failures: in a row. The driver that started a server restarts it at once; other drivers wait for one failure
-        more.
+        Args:
+            failures: In a row. The driver that started a server restarts it at once; other drivers wait for one failure
+                more.
         """
         record = ServerRecord.read(self.folder)
         if record is None or record.options != self._options:

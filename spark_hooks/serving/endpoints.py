@@ -44,7 +44,9 @@ class Endpoint(ABC):
     def announce(self, job: str, epoch: int, term: int) -> None:
         """Announce a committed epoch to the servers. Never raises an error: the servers also poll the log.
 
-        epoch: -1 if a writer begins. term: that of the epoch's writer.
+        Args:
+            epoch: -1 if a writer begins.
+            term: The term of the epoch's writer.
         """
 
     @abstractmethod
@@ -219,8 +221,9 @@ def announce(log: str, job: str, epoch: int, term: int) -> None:
 def announce_to(log: str, addresses: str, tls: TlsFiles | None = None) -> None:
     """Announce the epochs of a log to its registry and to addresses from now on; ValueError.
 
-    addresses: the setting `ANNOUNCE_SETTING`, `HOST:PORT` with spaces or commas between them. A log in a local folder
-    needs a registry or an address only if its servers run on other machines.
+    Args:
+        addresses: The setting `ANNOUNCE_SETTING`, `HOST:PORT` with spaces or commas between them. A log in a local
+            folder needs a registry or an address only if its servers run on other machines.
     """
     root, wanted = _root(log), tuple(addresses.replace(",", " ").split())
     if _announced_to.get(root) == (wanted, tls):

@@ -86,7 +86,8 @@ class SupervisedProcess:
     def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
         """Start the process and return it with its JSON line; SparkisError if it ends or is not ready in time.
 
-        port: the port of the process before, or None at the first start.
+        Args:
+            port: The port of the process before, or None at the first start.
         """
         log = None if self._log_file is None else self._log_file.open("ab")
         with log or nullcontext():

@@ -13,7 +13,12 @@ COLOURS = 8
 
 
 class Server(NamedTuple):
-    """A server's line. number: its colour. master: the address of a replica's master."""
+    """A server's line.
+
+    Args:
+        number: Its colour.
+        master: The address of a replica's master.
+    """
 
     node: Node
     number: int

@@ -16,7 +16,11 @@ ELEMENTS_SHOWN = 12
 
 
 class Moment(NamedTuple):
-    """A value that the key had from an epoch on. differs: the fields or members whose values changed in this epoch."""
+    """A value that the key had from an epoch on.
+
+    Args:
+        differs: The fields or members whose values changed in this epoch.
+    """
 
     epoch: int | None
     at: str

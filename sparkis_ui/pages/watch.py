@@ -12,7 +12,12 @@ from sparkis_ui.watching import KEYS_MAX, PATTERNS_MAX, POINTS_MIN, Watched
 
 
 class Row(NamedTuple):
-    """A line of a card. whole: the value with all its digits. moved: the number of ranks that a member has gained."""
+    """A line of a card.
+
+    Args:
+        whole: The value with all its digits.
+        moved: The number of ranks that a member has gained.
+    """
 
     name: bytes
     value: str

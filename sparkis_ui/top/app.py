@@ -257,7 +257,11 @@ class Top(App[None]):
             table.focus()
 
     def _where(self, part: str) -> str:
-        """Return the first line. part: says that only a part of the rows is shown."""
+        """Return the first line.
+
+        Args:
+            part: Says that only a part of the rows is shown.
+        """
         hub = self._hub
         info = hub.facts.info
         parts = [hub.endpoint.url, f"sparkis {info['sparkis_version']}" if "sparkis_version" in info else ""]

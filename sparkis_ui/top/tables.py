@@ -20,7 +20,11 @@ SEVERITIES = {"live": GOOD, "online": GOOD, "failing": BAD, "stale": BAD, "unrea
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a row. value: rows are sorted by it; None sorts last."""
+    """A cell of a row.
+
+    Args:
+        value: Rows are sorted by it; None sorts last.
+    """
 
     text: str
     value: Any = None
@@ -29,7 +33,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column. is_number: shown at the right, and sorted from the largest."""
+    """A column.
+
+    Args:
+        is_number: Shown at the right, and sorted from the largest.
+    """
 
     title: str
     is_number: bool = False
@@ -37,9 +45,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. groups: the groups of facts that it needs (`polling.TURNS`). empty: the text in place of rows.
+    """A table.
 
-    rows: returns each row's name, which is the same in each turn, and its cells.
+    Args:
+        groups: The groups of facts that it needs (`polling.TURNS`).
+        empty: The text in place of rows.
+        rows: Returns each row's name, which is the same in each turn, and its cells.
     """
 
     name: str
@@ -52,7 +63,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a table's rows. column: rows are sorted by it; None: rows stay in the order of the facts."""
+    """The order of a table's rows.
+
+    Args:
+        column: Rows are sorted by it; None: rows stay in the order of the facts.
+    """
 
     column: int | None = None
     is_reversed: bool = False
@@ -75,7 +90,11 @@ AS_THEY_COME = Order()
 def rows_of(
     table: Table, found: EndpointState, order: Order = AS_THEY_COME, pattern: str = ""
 ) -> tuple[list[tuple[str, list[Cell]]], int]:
-    """Return a table's first rows in an order, and the number of all rows. pattern: a text that a row contains."""
+    """Return a table's first rows in an order, and the number of all rows.
+
+    Args:
+        pattern: A text that a row contains.
+    """
     rows = [(name, list(cells)) for name, cells in table.rows(found)]
     if pattern:
         wanted = pattern.casefold()
@@ -290,7 +309,11 @@ TABLES = (
 
 
 def summary_of(found: EndpointState, latest: Callable[[str], float | None]) -> list[tuple[str, str]]:
-    """Return the numbers above the tables as (name, text). latest: the last point of a graph."""
+    """Return the numbers above the tables as (name, text).
+
+    Args:
+        latest: The last point of a graph.
+    """
     info = found.info
     hits, misses = (facts.integer(info.get(f"keyspace_{name}")) for name in ("hits", "misses"))
     share = None if not hits and not misses else (hits or 0) / ((hits or 0) + (misses or 0))

@@ -79,7 +79,8 @@ def is_marked(epoch: Epoch, interval_bytes: int, interval_epochs: int) -> bool:
 def intervals_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
     """Return the two intervals between marks: bytes of changes, and epochs.
 
-    base: the newest snapshot, or the first epoch if there is no snapshot.
+    Args:
+        base: The newest snapshot, or the first epoch if there is no snapshot.
     """
     since_bytes = (epoch.log_bytes - base.log_bytes) // CHANGES_PER_INTERVAL
     since_epochs = (epoch.epoch - base.epoch) // CHANGES_PER_INTERVAL

@@ -19,8 +19,9 @@ def split_into_files(
 
     The caller consumes the items of a file before it takes the next file.
 
-    ends_of: the first and the last slot, or key, of an item. A file ends after `FILE_BYTES_MAX` bytes, but not between
-    two items that share a slot or key.
+    Args:
+        ends_of: The first and the last slot, or key, of an item. A file ends after `FILE_BYTES_MAX` bytes, but not
+            between two items that share a slot or key.
     """
     number = size = 0
     last: object = None

@@ -15,7 +15,8 @@ from state_backend.model.errors import SparkisError
 class HeartbeatWatch:
     """Watches a writer's heartbeats by this process's own clock, because clocks of machines differ.
 
-    was_alive: another process saw a heartbeat just now.
+    Args:
+        was_alive: Another process saw a heartbeat just now.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, was_alive: bool = False) -> None:
@@ -47,7 +48,11 @@ class HeartbeatPolls:
         self._pause_s = self._due_s = 0.0
 
     def last(self, writer: str, now_s: float) -> dict[str, Any]:
-        """Return the last heartbeat, which may be one of the writer before; LogError. now_s: by a monotonic clock."""
+        """Return the last heartbeat, which may be one of the writer before; LogError.
+
+        Args:
+            now_s: The time by a monotonic clock.
+        """
         if self._writer != writer:
             self._writer, self._pause_s, self._due_s = writer, 0.0, 0.0
         if now_s >= self._due_s:

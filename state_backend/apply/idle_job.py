@@ -19,7 +19,11 @@ from state_backend.model.errors import SparkisError
 class IdleJob:
     """Polls the log of a job at rest.
 
-    event: the applier's last event (see `applier`). is_stale: as in the applier's reports.
+    Args:
+        event: The applier's last event (see `applier`).
+
+    Attributes:
+        is_stale: As in the applier's reports.
     """
 
     def __init__(self, root: str, job: str, event: Mapping[str, Any]) -> None:

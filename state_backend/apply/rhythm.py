@@ -31,8 +31,9 @@ LOOKS = 16
 class Rhythm:
     """The pauses between an applier's looks at the log, in seconds of any one clock.
 
-    shortest_s, longest_s: the first pause without news, and the limit. finest_s: the shortest pause around the time at
-    which an epoch is expected.
+    Args:
+        shortest_s, longest_s: The first pause without news, and the limit.
+        finest_s: The shortest pause around the time at which an epoch is expected.
     """
 
     def __init__(self, shortest_s: float, longest_s: float, finest_s: float) -> None:
@@ -44,7 +45,12 @@ class Rhythm:
         self._is_announced = False
 
     def looked(self, now_s: float, *, has_news: bool, epochs: int, was_announced: bool) -> None:
-        """Note a look that has ended now. epochs: those that it found; was_announced: a hint was its reason."""
+        """Note a look that has ended now.
+
+        Args:
+            epochs: Those that it found.
+            was_announced: A hint was its reason.
+        """
         if epochs:
             before_s = now_s if was_announced else self._looked_s
             if not math.isnan(self._before_s):

@@ -19,7 +19,8 @@ from state_backend.store.store import Snapshot
 def temporary_store(log: ChangeLog, job: str, clock: Clock = now_ms) -> Iterator[LmdbStore | None]:
     """Yield a store at the last epoch of a job; None if the job has no epoch. LogError if the store cannot be built.
 
-    clock: decides which keys are removed because they have expired.
+    Args:
+        clock: Decides which keys are removed because they have expired.
     """
     errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="sparkis-") as folder:

@@ -39,7 +39,12 @@ FURTHER = ("m2", "m3", "m4", "ck", "xMk", "yMk")
 
 @dataclass(frozen=True)
 class Function:
-    """An aggregate function. buffers: their names in Spark; optional: one more at the end, which some types add."""
+    """An aggregate function.
+
+    Args:
+        buffers: Their names in Spark.
+        optional: One more at the end, which some types add.
+    """
 
     evaluate: Evaluate
     buffers: tuple[str, ...]
@@ -104,7 +109,12 @@ EVIDENT = ("approx_count_distinct", "first", "last")
 
 @dataclass(frozen=True)
 class PlannedFunction:
-    """A function in the plan of a query. name: of its result column; first: the position of its first buffer."""
+    """A function in the plan of a query.
+
+    Args:
+        name: The name of its result column.
+        first: The position of its first buffer.
+    """
 
     name: str
     text: str
@@ -113,7 +123,12 @@ class PlannedFunction:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A function of a query. first: the position of its first buffer; width: the number of its buffers."""
+    """A function of a query.
+
+    Args:
+        first: The position of its first buffer.
+        width: The number of its buffers.
+    """
 
     text: str
     call: FunctionCall
@@ -160,9 +175,12 @@ def parse_aggregate(text: str) -> FunctionCall | None:
 
 
 def match_buffers(calls: Mapping[str, FunctionCall], buffers: Sequence[pa.Field], source: str) -> dict[str, Aggregate]:
-    """Match the functions of a query to its buffers. calls: by their texts, in the query's order.
+    """Match the functions of a query to its buffers.
 
     DescriptorError: the functions do not match the buffers, or match them in several ways.
+
+    Args:
+        calls: The calls by their texts, in the query's order.
     """
     names = [buffer.name for buffer in buffers]
     texts = list(calls)
@@ -192,7 +210,9 @@ def planned_of(
 ) -> dict[int, Sequence[PlannedFunction]]:
     """Return the functions of a query's plan by the numbers of their operators; none if they do not fit the buffers.
 
-    aggregations: the buffers by the numbers of the operators. functions: of each aggregation, in the same order.
+    Args:
+        aggregations: The buffers by the numbers of the operators.
+        functions: The functions of each aggregation, in the same order.
     """
     if not functions:
         return {}
@@ -213,7 +233,10 @@ def results_of(
 ) -> dict[str, Aggregate]:
     """Return the functions of a state by the names of their results: those of the plan, or else the evident ones.
 
-    taken: the names of the key's columns, which no result may have. DescriptorError: the functions do not fit.
+    DescriptorError: the functions do not fit.
+
+    Args:
+        taken: The names of the key's columns, which no result may have.
     """
     if planned is None:
         functions = list(_evident(buffers))
@@ -245,8 +268,10 @@ def default_columns(
 ) -> tuple[str, ...]:
     """Return the default columns of the value: the results, and the buffers that belong to none of them.
 
-    raw: the default columns of each field of the value. is_buffer: by field. is_planned: the plan is known, so
-    buffers without a result are left out: readers cannot use them.
+    Args:
+        raw: The default columns of each field of the value.
+        is_buffer: Whether each field is of a buffer, by field.
+        is_planned: The plan is known, so buffers without a result are left out: readers cannot use them.
     """
     covered = {at for each in results.values() for at in range(each.first, each.end)}
     names = {each.first: name for name, each in results.items()}

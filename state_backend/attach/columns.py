@@ -53,7 +53,12 @@ KEY, VALUE = "key", "value"
 
 @dataclass(frozen=True)
 class Column:
-    """A column. root, path: `key` or `value`, and positions of fields in it. constant: its text in every row."""
+    """A column.
+
+    Args:
+        root, path: `key` or `value`, and positions of fields in it.
+        constant: Its text in every row.
+    """
 
     name: str
     kind: pa.DataType
@@ -86,7 +91,11 @@ class ResultColumn:
 
     @classmethod
     def of(cls, name: str, aggregate: Aggregate, fields: Sequence[Column]) -> Self:
-        """Return the column of a function. fields: those of the value, by position."""
+        """Return the column of a function.
+
+        Args:
+            fields: The fields of the value, by position.
+        """
         columns = tuple(fields[aggregate.first : aggregate.end])
         kind = aggregate.evaluate([pa.nulls(0, each.kind) for each in columns]).type
         return cls(name, kind, aggregate, columns)
@@ -134,7 +143,12 @@ class ComputedColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a state by role. distinct: as in `ColumnNames`; window: the one with `start` and `end`."""
+    """The columns of a state by role.
+
+    Args:
+        distinct: As in `ColumnNames`.
+        window: The one with `start` and `end`.
+    """
 
     state: State
     name: str
@@ -257,7 +271,12 @@ def kind_of(state: State) -> Kind:
 
 
 def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | None = None) -> Columns:
-    """Return the columns of a state. name: its default name in keys; planned: the aggregate functions of its query."""
+    """Return the columns of a state.
+
+    Args:
+        name: Its default name in keys.
+        planned: The aggregate functions of its query.
+    """
     key = list(_without_windows(_key_columns(state)))
     fields: list[Column] = []
     if state.form is StateForm.JOIN and not state.is_list:

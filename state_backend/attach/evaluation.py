@@ -29,7 +29,12 @@ Buffers = Sequence[pa.Array]
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of an aggregate function. kind: the type declared for its first argument; arguments: the others."""
+    """A call of an aggregate function.
+
+    Args:
+        kind: The type declared for its first argument.
+        arguments: The others.
+    """
 
     name: str
     kind: pa.DataType | None = None

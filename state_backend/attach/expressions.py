@@ -39,7 +39,11 @@ HINT = "write an expression of docs/attach.md, or use Spark's reader: reader='sp
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed expression. names: the columns that it uses."""
+    """A parsed expression.
+
+    Args:
+        names: The columns that it uses.
+    """
 
     text: str
     names: frozenset[str]

@@ -38,7 +38,8 @@ def look_up(
 ) -> tuple[int, dict[str, str]]:
     """Return a batch, and the JSON of a key's value by state; of one state, if its name is given.
 
-    expressions: further columns, as the `columns` of an `AttachedState`.
+    Args:
+        expressions: Further columns, as the `columns` of an `AttachedState`.
     """
     lookup = _Lookup(checkpoint, key, name, progress, expressions or {}, form)
     return with_batch(checkpoint, batch, lambda chosen: (chosen, lookup.values(chosen)))

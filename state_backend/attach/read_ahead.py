@@ -39,7 +39,11 @@ WITHOUT_IDS = BatchCommit(None, {})
 
 
 class ReadAhead:
-    """A thread that reads the changes of one batch, and writes them as change files. watch: for this thread only."""
+    """A thread that reads the changes of one batch, and writes them as change files.
+
+    Args:
+        watch: For this thread only.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int, watch: FolderWatch
@@ -67,7 +71,9 @@ class ReadAhead:
     def content(self, batch_stores: BatchStores, ends_s: float) -> EpochContent | None:
         """Return what was written of `partitions`, once the batch is committed; None if all has to be read again.
 
-        batch_stores: that of the committed batch. ends_s: when no further partition is begun, by the monotonic clock.
+        Args:
+            batch_stores: The stores of the committed batch.
+            ends_s: When no further partition is begun, by the monotonic clock.
         """
         self._ends_s = ends_s
         self._is_committed = True

@@ -53,7 +53,8 @@ AUTOGROUP = Path("/proc/self/autogroup")  # Linux: the niceness of this session 
 class _Read:
     """A request to read the whole state, or the changes of a batch, into a folder of a log.
 
-    is_ahead: the batch is not committed yet.
+    Args:
+        is_ahead: The batch is not committed yet.
     """
 
     root: str
@@ -70,7 +71,8 @@ class _Read:
 class ProcessReader(StateReader):
     """Has a child process read and write; used by one thread, except for `close`.
 
-    is_ended: tells whether the driver's Spark was stopped. The attachment then ends when all batches are read.
+    Args:
+        is_ended: Tells whether the driver's Spark was stopped. The attachment then ends when all batches are read.
     """
 
     batches_max = BATCHES_MAX

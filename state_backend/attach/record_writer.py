@@ -32,7 +32,11 @@ class RecordWriter:
         self._is_list = [state.state.is_list for state in states]
 
     def write(self, target: ChangeFileWriter, decoded: Decoded, *, is_complete: bool) -> EpochContent:
-        """Write rows; the last row of a key counts. is_complete: each key occurs once, so that no rows are merged."""
+        """Write rows; the last row of a key counts.
+
+        Args:
+            is_complete: Each key occurs once, so that no rows are merged.
+        """
         skipped = SkippedRows()
         runs = self.runs(decoded, skipped, is_complete=is_complete)
         files: list[ChangeFile] = []
@@ -50,7 +54,11 @@ class RecordWriter:
         return EpochContent(files, inline, rows, skipped_rows=skipped.count)
 
     def runs(self, decoded: Decoded, skipped: SkippedRows, *, is_complete: bool) -> Iterator[pa.RecordBatch]:
-        """Yield rows as sorted runs of change records. is_complete: as in `write`."""
+        """Yield rows as sorted runs of change records.
+
+        Args:
+            is_complete: As in `write`.
+        """
         for run in in_runs(self._encoded(decoded, skipped)):
             ordered = sorted_by_position(run)
             positions = positions_in(ordered)

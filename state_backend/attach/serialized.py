@@ -161,7 +161,11 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _interpolated(values: Any, counts: Any, fraction: float) -> float:
-    """Return a percentile of sorted values. counts: for each value, the number of values up to it."""
+    """Return a percentile of sorted values.
+
+    Args:
+        counts: For each value, the number of values up to it.
+    """
     position = float(counts[-1] - 1) * fraction
     lower, higher = math.floor(position), math.ceil(position)
     low = float(values[np.searchsorted(counts, lower + 1)])

@@ -46,7 +46,8 @@ StorePartition = tuple[int, int]
 class Shard:
     """Some partitions of the state, and the folder of a log for their change files.
 
-    is_complete: the state as of the batch is read, not the changes that the batch made.
+    Args:
+        is_complete: The state as of the batch is read, not the changes that the batch made.
     """
 
     checkpoint: str

@@ -50,9 +50,11 @@ def attach_files(
 ) -> Attachment:
     """Follow a checkpoint without Spark, in a thread of this process.
 
-    reader: makes the reader, which may have a process of its own. functions: those of each aggregation of the query, if
-    its plan is known. is_ended: ends the wait for the first committed batch early. timeout_s: the longest wait. The
-    other arguments are those of `sparkis.attach`.
+    Args:
+        reader: Makes the reader, which may have a process of its own.
+        functions: The functions of each aggregation of the query, if its plan is known.
+        is_ended: Ends the wait for the first committed batch early.
+        timeout_s: The longest wait. The other arguments are those of `sparkis.attach`.
     """
     check_name("job", job)
     checkpoint = Checkpoint.at(location)
@@ -101,7 +103,9 @@ def bind(
 
     A state that sparkis does not read is left out with a warning. UnsupportedStateError if it is requested, or if no
     other state is there.
-    functions: of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
+
+    Args:
+        functions: Of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
     """
     for _ in range(TRIES_MAX):
         batch = checkpoint.newest_batch()

@@ -122,7 +122,9 @@ class StateEncoder:
     ) -> dict[str, pa.Array]:
         """Return rows without null elements of lists, because null means "no list"; RowError if they are not skipped.
 
-        owner: the list of each row. The next element of the list empties it, if a skipped element would have done so.
+        Args:
+            owner: The list of each row. The next element of the list empties it, if a skipped element would have done
+                so.
         """
         is_deleted = read["d"].to_numpy(zero_copy_only=False).copy()
         values = [column for name, column in read.items() if name.startswith("v")]
@@ -277,7 +279,11 @@ def _may_contain(column: AnyColumn, separator: str) -> bool:
 
 
 def newest_of_each(run: pa.RecordBatch, is_list: Sequence[bool]) -> pa.RecordBatch:
-    """Return a run with the last change of each key and field. Lists keep all changes. is_list: by state."""
+    """Return a run with the last change of each key and field. Lists keep all changes.
+
+    Args:
+        is_list: Whether each state is a list, by state.
+    """
     rows = run.num_rows
     names = run.column("state").indices.to_numpy()
     keys = run.column("key").dictionary_encode()

@@ -100,11 +100,15 @@ class AttachedState:
 class ColumnNames:
     """The columns of an operator's state by their role; see `descriptor_of`.
 
-    source: the state, for errors. kind: LIST, MAP for a map with its own key, else VALUE. key, field: the parts of the
-    key, and of a map's own key. value: all fields of the value. distinct: the columns that `key` or `field` of a state
-    must have, because keys may differ in one of them alone.
-    default_value: the fields of the value that can be written. named_value: instead of it, where `columns` only names
-    functions: these and the functions without a name. window: the column that PARTS_OF_WINDOW may replace.
+    Args:
+        source: The state, for errors.
+        kind: LIST, MAP for a map with its own key, else VALUE.
+        key, field: The parts of the key, and of a map's own key.
+        value: All fields of the value.
+        distinct: The columns that `key` or `field` of a state must have, because keys may differ in one of them alone.
+        default_value: The fields of the value that can be written.
+        named_value: Instead of it, where `columns` only names functions: these and the functions without a name.
+        window: The column that PARTS_OF_WINDOW may replace.
     """
 
     source: str
@@ -147,7 +151,11 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 class ValueField(NamedTuple):
-    """A field of an operator's value. has_text: whether it can be written, as a text or as JSON."""
+    """A field of an operator's value.
+
+    Args:
+        has_text: Whether it can be written, as a text or as JSON.
+    """
 
     name: str
     is_window: bool
@@ -159,9 +167,10 @@ def default_value_columns(
 ) -> list[list[str]]:
     """Return the default columns of each field of a value that can be written.
 
-    by_name: the fields that are columns by their name, because it is unique; others are columns by their position.
-    of_key: the columns of the key. is_session: the value repeats the key, and has the session's end, which the key
-    lacks.
+    Args:
+        by_name: The fields that are columns by their name, because it is unique; others are columns by their position.
+        of_key: The columns of the key.
+        is_session: The value repeats the key, and has the session's end, which the key lacks.
     """
     found: list[list[str]] = []
     for index, field in enumerate(fields):
@@ -177,7 +186,11 @@ def default_value_columns(
 
 
 def single_window(windows: Sequence[str], used: Collection[str]) -> str | None:
-    """Return the key's only window, if PARTS_OF_WINDOW can be further names of it; used: the names in the key."""
+    """Return the key's only window, if PARTS_OF_WINDOW can be further names of it;
+
+    Args:
+        used: The names in the key.
+    """
     return windows[0] if len(windows) == 1 and not {*PARTS_OF_WINDOW} & {*used} else None
 
 
@@ -289,7 +302,9 @@ def _check_names(names: ColumnNames, requested: AttachedState, descriptor: State
 def index_of(found: Sequence[str], origins: Sequence[tuple[int, str | None]], requested: AttachedState) -> int:
     """Return the index of the operator's state that a user requests; DescriptorError if it is not exactly one.
 
-    found: the states, for the error; origins: their operators and variables.
+    Args:
+        found: The states, for the error.
+        origins: Their operators and variables.
     """
     indices = [index for index, origin in enumerate(origins) if requested.matches(*origin)]
     if len(indices) == 1:
@@ -321,8 +336,10 @@ def named_value_of(
 ) -> tuple[str, ...]:
     """Return the value where `columns` only names aggregate functions: the named ones, and those without a name.
 
-    expressions: the names of the columns. named, others: the buffers of each function with a name in `columns`, and of
-    the other default columns of the value. Empty if another expression makes a part of the value.
+    Args:
+        expressions: The names of the columns.
+        named, others: The buffers of each function with a name in `columns`, and of the other default columns of the
+            value. Empty if another expression makes a part of the value.
     """
     own = [name for name in expressions if name not in names.of_key]
     if not own or set(own) - named.keys():

@@ -57,11 +57,13 @@ COMMITS_CACHED = 4
 
 @dataclass(frozen=True)
 class BatchStores:
-    """The state of a query as of a batch. operators: also those without a readable state.
+    """The state of a query as of a batch.
 
-    unread: the operators and variables that sparkis does not know how to read. has_metadata: whether the operators have
-    metadata, which Spark writes since 4.0. partition_count: changes if the state is repartitioned; some partitions may
-    have no rows yet, and no files.
+    Args:
+        operators: Also those without a readable state.
+        unread: The operators and variables that sparkis does not know how to read.
+        has_metadata: Whether the operators have metadata, which Spark writes since 4.0.
+        partition_count: Changes if the state is repartitioned; some partitions may have no rows yet, and no files.
     """
 
     batch: int

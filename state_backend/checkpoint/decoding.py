@@ -42,7 +42,12 @@ COMMA = 0x2C
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How a provider writes keys and values. has_version: a version byte precedes each row. name: for errors."""
+    """How a provider writes keys and values.
+
+    Args:
+        has_version: A version byte precedes each row.
+        name: The name, for errors.
+    """
 
     has_version: bool
     has_checksums: bool

@@ -30,7 +30,11 @@ READ_BYTES = 1 << 20
 
 
 def decompressed(content: pa.Buffer, name: str) -> Iterator[bytes]:
-    """Yield the content of a compressed file in parts of bounded size. name: the file's name, for errors."""
+    """Yield the content of a compressed file in parts of bounded size.
+
+    Args:
+        name: The file's name, for errors.
+    """
     first = bytes(memoryview(content)[:8])
     try:
         if first == LZ4:

@@ -59,7 +59,11 @@ CRC_TABLE = _table()
 
 
 def crc32c_in_python(data: bytes, crc: int = 0) -> int:
-    """Return CRC-32C (Castagnoli) of bytes; crc: that of the bytes before."""
+    """Return CRC-32C (Castagnoli) of bytes;
+
+    Args:
+        crc: The CRC of the bytes before.
+    """
     table, crc = CRC_TABLE, crc ^ M
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8

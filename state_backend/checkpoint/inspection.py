@@ -54,7 +54,11 @@ def with_batch(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], 
 
 
 def inspect(checkpoint: Checkpoint, batch: int | None, progress: Progress, *, counts: bool) -> dict[str, Any]:
-    """Return the facts as values of JSON. counts: also rows and bytes."""
+    """Return the facts as values of JSON.
+
+    Args:
+        counts: Also rows and bytes.
+    """
     return with_batch(checkpoint, batch, lambda chosen: _inspect(checkpoint, chosen, progress, counts=counts))
 
 

@@ -34,7 +34,11 @@ class BatchOffsets:
 
 @dataclass(frozen=True)
 class BatchCommit:
-    """A batch's commit. ids: by operator and partition, the ids of its stores' files; empty in format 1."""
+    """A batch's commit.
+
+    Args:
+        ids: The ids of the stores' files, by operator and partition; empty in format 1.
+    """
 
     next_watermark_ms: int | None
     ids: Mapping[int, tuple[tuple[str, ...], ...]]
@@ -42,7 +46,11 @@ class BatchCommit:
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """A store of an operator, as its metadata describes it. schema_paths: of v2; absolute, as the writer saw them."""
+    """A store of an operator, as its metadata describes it.
+
+    Args:
+        schema_paths: The schema paths of v2; absolute, as the writer saw them.
+    """
 
     name: str
     prefix_columns: int = 0
@@ -51,7 +59,11 @@ class StoreInfo:
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """An operator, as its metadata describes it. properties: of transformWithState and newer joins."""
+    """An operator, as its metadata describes it.
+
+    Args:
+        properties: The properties of transformWithState and newer joins.
+    """
 
     number: int
     name: str

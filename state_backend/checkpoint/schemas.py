@@ -42,7 +42,12 @@ class KeyForm(StrEnum):
 
 @dataclass(frozen=True)
 class KeyEncoding:
-    """The form of keys. prefix_columns: of PREFIX; ordinals: the ordered columns of RANGE."""
+    """The form of keys.
+
+    Args:
+        prefix_columns: The number of columns of PREFIX.
+        ordinals: The ordered columns of RANGE.
+    """
 
     form: KeyForm = KeyForm.WHOLE
     prefix_columns: int = 0
@@ -53,7 +58,8 @@ class KeyEncoding:
 class StoreSchema:
     """The rows of a store, or of one family of it: key, value, and how keys are encoded.
 
-    family: the column family in RocksDB; None if the store has none.
+    Args:
+        family: The column family in RocksDB; None if the store has none.
     """
 
     family: str | None
@@ -63,7 +69,11 @@ class StoreSchema:
 
 
 def parse_store_schemas(content: bytes, name: str, prefix_columns: int = 0) -> list[StoreSchema]:
-    """Return the schemas in a schema file. prefix_columns: of the store, as its operator's metadata says (v1, v2)."""
+    """Return the schemas in a schema file.
+
+    Args:
+        prefix_columns: The prefix columns of the store, as its operator's metadata says (v1, v2).
+    """
     reader = _Reader(content, name)
     version = reader.text()
     if version not in ("v1", "v2", "v3"):

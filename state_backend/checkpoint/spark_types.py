@@ -75,7 +75,11 @@ VARIANT = SIMPLE["variant"]
 
 
 def parse_schema(text: str | bytes, name: str) -> pa.DataType:
-    """Return the Arrow type of a Spark schema, written as JSON. name: that of the file, for errors."""
+    """Return the Arrow type of a Spark schema, written as JSON.
+
+    Args:
+        name: The name of the file, for errors.
+    """
     try:
         return arrow_type(json.loads(text), name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

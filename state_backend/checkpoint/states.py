@@ -77,9 +77,11 @@ VARIABLES = {"ValueState": StateForm.VALUE, "ListState": StateForm.LIST, "MapSta
 class State:
     """One state of an operator.
 
-    name: as in the table above. family: the column family in RocksDB; None if the store has none. key, value: the
-    columns as Spark stores them; with a time to live, the value has the column `ttlExpirationMs`. is_list: a key has
-    several values.
+    Args:
+        name: As in the table above.
+        family: The column family in RocksDB; None if the store has none.
+        key, value: The columns as Spark stores them; with a time to live, the value has the column `ttlExpirationMs`.
+        is_list: A key has several values.
     """
 
     operator: int
@@ -101,7 +103,11 @@ class State:
 
 @dataclass(frozen=True)
 class UnreadableState:
-    """An operator, or one variable of it, whose state sparkis does not read, and why. name: "" if it is not known."""
+    """An operator, or one variable of it, whose state sparkis does not read, and why.
+
+    Args:
+        name: "" if it is not known.
+    """
 
     operator: int
     name: str
@@ -124,7 +130,9 @@ def states_of(
 ) -> tuple[list[State], list[UnreadableState]]:
     """Return the states of an operator, and what of it cannot be read.
 
-    schemas: of each of its stores. name: of its folder, for errors.
+    Args:
+        schemas: The schemas of each of its stores.
+        name: The name of its folder, for errors.
     """
     found: list[State | UnreadableState]
     if operator.name == JOIN:
@@ -227,7 +235,9 @@ def infer_operator(
 ) -> tuple[str, int]:
     """Return the name of an operator of Spark 3.5, which writes no metadata, and the columns of its keys' prefix.
 
-    aggregations_have_keys: the values of aggregations have the columns of their keys: format 1, of before Spark 2.4.
+    Args:
+        aggregations_have_keys: The values of aggregations have the columns of their keys: format 1, of before Spark
+            2.4.
     """
     if DEFAULT_STORE not in schemas:
         return JOIN, 0

@@ -39,7 +39,8 @@ class StoreFiles(Protocol):
     def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
         """Return whether a file has the changes that made a version; None if only other partitions can tell.
 
-        committed_ns: when the version's batch was committed.
+        Args:
+            committed_ns: When the version's batch was committed.
         """
 
     def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
@@ -63,7 +64,11 @@ Decoded = Iterator[tuple[State, pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Provider:
-    """How a state store provider of Spark stores its files. has_versions: a version byte precedes each row."""
+    """How a state store provider of Spark stores its files.
+
+    Args:
+        has_versions: A version byte precedes each row.
+    """
 
     open: Callable[[CheckpointFiles, str, bool], StoreFiles]
     has_versions: bool
@@ -85,10 +90,12 @@ class PartitionRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class StateStore:
-    """A store of an operator. index: its number among the operator's stores.
+    """A store of an operator.
 
-    partitions: the numbers of those that have been written, in order. commit_of: returns a batch's commit, which names
-    the files of checkpoint format 2.
+    Args:
+        index: Its number among the operator's stores.
+        partitions: The numbers of those that have been written, in order.
+        commit_of: Returns a batch's commit, which names the files of checkpoint format 2.
     """
 
     files: CheckpointFiles

@@ -48,7 +48,11 @@ MICROSECOND_NS = 1000
 
 
 def decode_rows(content: bytes, rows: Numbers, sizes: Numbers, schema: pa.StructType, name: str) -> pa.StructArray:
-    """Return rows that begin at some positions of a buffer. name: that of the file, for errors."""
+    """Return rows that begin at some positions of a buffer.
+
+    Args:
+        name: The name of the file, for errors.
+    """
     try:
         return _Decoder(np.frombuffer(content, np.uint8)).rows(rows, sizes, schema)
     except (_Damage, pa.ArrowInvalid) as error:

@@ -115,7 +115,11 @@ def _interval(months: int, days: int, micros: int) -> str:
 def _with_wide_years(
     texts: pa.Array, counts: pa.Array, first: int, last: int, text_of: Callable[[int], str]
 ) -> pa.Array:
-    """Rewrite the texts of times that are not from `first` to `last`, which is rare. counts: the times as numbers."""
+    """Rewrite the texts of times that are not from `first` to `last`, which is rare.
+
+    Args:
+        counts: The times as numbers.
+    """
     bounds = pc.min_max(counts).as_py()
     if bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last):
         return texts
@@ -221,7 +225,11 @@ def validity_of(column: pa.Array) -> npt.NDArray[np.uint8] | None:
 
 
 def bytes_of(ends: bytes, content: bytes, validity: pa.Buffer | None = None) -> pa.Array:
-    """Return the texts that the compiled core made as an array. ends: where they begin and end, as i32."""
+    """Return the texts that the compiled core made as an array.
+
+    Args:
+        ends: Where they begin and end, as i32.
+    """
     used = int.from_bytes(ends[-4:], sys.byteorder)
     buffers = [validity, pa.py_buffer(ends), pa.py_buffer(content).slice(0, used)]
     return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, buffers)

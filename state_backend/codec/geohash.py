@@ -40,7 +40,12 @@ Point = tuple[float, float]
 
 
 class Cell(NamedTuple):
-    """A rectangle of the map. bits: its geohash. step: the number of bits of each coordinate, as Redis calls it."""
+    """A rectangle of the map.
+
+    Args:
+        bits: Its geohash.
+        step: The number of bits of each coordinate, as Redis calls it.
+    """
 
     bits: int
     step: int
@@ -173,7 +178,12 @@ class Circle:
 
 @dataclass(frozen=True)
 class Box:
-    """A box around its center. width, height: in units; unit: meters per unit."""
+    """A box around its center.
+
+    Args:
+        width, height: The sides, in units.
+        unit: Meters per unit.
+    """
 
     center: Point
     width: float
@@ -286,7 +296,11 @@ def _is_covered(bounds: Area, center: Cell) -> bool:
 
 
 def distance_text(meters: float, unit: float) -> bytes:
-    """Return a distance with four decimals, rounded like in Redis. unit: meters per unit."""
+    """Return a distance with four decimals, rounded like in Redis.
+
+    Args:
+        unit: Meters per unit.
+    """
     scaled = meters / unit * 10000.0
     number = round(scaled) if -inf < scaled < inf else LONG_MIN
     sign, number = ("-", -number) if number < 0 else ("", number)

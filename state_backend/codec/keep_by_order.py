@@ -31,7 +31,11 @@ LENGTH_BYTES = 2
 
 
 class RowOrder(NamedTuple):
-    """How a state selects rows. length_max, drops_late: of a list."""
+    """How a state selects rows.
+
+    Args:
+        length_max, drops_late: Those of a list.
+    """
 
     keeps_greatest: bool
     prefers_later: bool
@@ -48,7 +52,11 @@ class RowOrder(NamedTuple):
 class OrderedList:
     """A list while rows are put into it.
 
-    orders: of its elements, ascending. elements: indexes in the list as it was, and new values.
+    Args:
+        orders: The orders of its elements, ascending.
+
+    Attributes:
+        elements: Indexes in the list as it was, and new values.
     """
 
     def __init__(self, row_order: RowOrder, orders: Iterable[bytes]) -> None:

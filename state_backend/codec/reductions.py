@@ -32,7 +32,9 @@ class Reduction(NamedTuple):
     """How a state's values are folded.
 
     fold(old, new): returns the result as text; ValueError or InvalidOperation for a text of another type.
-    pattern: every value matches it.
+
+    Args:
+        pattern: Every value matches it.
     """
 
     fold: Callable[[bytes, bytes], bytes]
@@ -42,7 +44,10 @@ class Reduction(NamedTuple):
 class _ColumnType(NamedTuple):
     """A group of column types with the same folding.
 
-    pattern: every value matches it. sort_key: for `min` and `max`. add: None if values cannot be added.
+    Args:
+        pattern: Every value matches it.
+        sort_key: For `min` and `max`.
+        add: None if values cannot be added.
     """
 
     pattern: bytes
@@ -150,7 +155,11 @@ def _reduction(reduce: Reduce, column_type: _ColumnType) -> Reduction:
 
 
 def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> bytes:
-    """Return the result of a FOLD. old: the value of its key, or field; None if there is none."""
+    """Return the result of a FOLD.
+
+    Args:
+        old: The value of its key, or field; None if there is none.
+    """
     if reduction is None or change.value is None:
         raise StoreError(
             f"a change folds a value into the key {change.key[:100]!r}, but its state {change.state!r} has no reduce=; "

@@ -62,7 +62,8 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 class RowError(SparkisError):
     """A row cannot be written; the message names the state and the column.
 
-    is_bad: for each row of the batch, whether it is such a row; None if it is no single row's fault.
+    Args:
+        is_bad: For each row of the batch, whether it is such a row; None if it is no single row's fault.
     """
 
     def __init__(self, message: str, is_bad: Mask | None = None) -> None:
@@ -153,7 +154,10 @@ def encode(
 
     The rows of a state are adjacent (with several states, the upper bits of the column g are the state's number), and
     so are the rows of a key. The last row of a key wins; all rows of a list count. Rows that were not shuffled may have
-    any order; then the last row of a key in each run wins. Raises RowError. skipped: counts the rows that are left out.
+    any order; then the last row of a key in each run wins. Raises RowError.
+
+    Args:
+        skipped: Counts the rows that are left out.
     """
     names = names_of(plans)
     for run in in_runs(_all_changes(plans, names, batches, digest, skipped or SkippedRows())):
@@ -399,7 +403,11 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
 
 
 def joined_texts(parts: list[bytes | pa.Array], rows: int) -> pa.Array:
-    """Return each row's parts as one text. parts: arrays, or bytes that are the same in all rows."""
+    """Return each row's parts as one text.
+
+    Args:
+        parts: Arrays, or bytes that are the same in all rows.
+    """
     if change_records is None or not rows:
         return joined_in_arrow(parts, rows)
     given = [part if isinstance(part, bytes) else _content(part) for part in parts]
@@ -482,7 +490,11 @@ def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:
 def _check_size(
     plan: RowPlan, role: str, columns: Sequence[str], texts: pa.Array, bytes_max: int, *, is_by_row: bool = True
 ) -> None:
-    """Raise RowError for a text that is too long. is_by_row: each row of the batch has one text."""
+    """Raise RowError for a text that is too long.
+
+    Args:
+        is_by_row: Each row of the batch has one text.
+    """
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > bytes_max:
         named = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}"
@@ -641,7 +653,11 @@ def _rows_with(column: pa.Array, is_bad: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Encode elements as packed lists. counts: the number of elements of each list."""
+    """Encode elements as packed lists.
+
+    Args:
+        counts: The number of elements of each list.
+    """
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))

@@ -28,7 +28,11 @@ SCANNED_KEYS = 1_000
 
 
 class Difference(NamedTuple):
-    """A key that differs. change: `added`, `removed` or `changed`."""
+    """A key that differs.
+
+    Args:
+        change: `added`, `removed` or `changed`.
+    """
 
     change: str
     state: str
@@ -36,9 +40,12 @@ class Difference(NamedTuple):
 
 
 def differences(before: Snapshot, after: Snapshot, state: str | None = None) -> Iterator[Difference]:
-    """Iterate over the keys that were added, removed or changed, in store order. state: only keys of this state.
+    """Iterate over the keys that were added, removed or changed, in store order.
 
     A key is changed if its value differs, or if another state has it.
+
+    Args:
+        state: Only keys of this state.
     """
     before_keys, after_keys = _keys(before, state), _keys(after, state)
     old, new = next(before_keys, None), next(after_keys, None)

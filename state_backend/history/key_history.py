@@ -29,7 +29,9 @@ from state_backend.store.memory_store import MemoryStore
 class Version(NamedTuple):
     """A value that a key had from an epoch on, and its kind; both are None if the key did not exist then.
 
-    clock_ms: the epoch's time. is_oldest: the log begins at this epoch, so the key may have had the value earlier.
+    Args:
+        clock_ms: The epoch's time.
+        is_oldest: The log begins at this epoch, so the key may have had the value earlier.
     """
 
     epoch: int
@@ -72,7 +74,8 @@ def _segments(past: PastJobLog, readable: ReadableEpochs) -> Iterator[tuple[int,
 def _newest(versions: Iterator[Version], count: int, bytes_max: int, at_least: int) -> tuple[list[Version], bool]:
     """Return the last versions that fit, the newest first, and whether older ones were left out.
 
-    at_least: so many are returned even if they are larger than `bytes_max`.
+    Args:
+        at_least: So many are returned even if they are larger than `bytes_max`.
     """
     newest: deque[Version] = deque()
     size, has_more = 0, False

@@ -192,7 +192,11 @@ class _Rows:
         self.schema = pa.schema(fields)
 
     def _split(self, form: KeyFormat, text: bytes) -> re.Pattern[bytes]:
-        """Return the pattern of the keys, with a group for each column. text: that of columns with any text."""
+        """Return the pattern of the keys, with a group for each column.
+
+        Args:
+            text: The text of columns with any text.
+        """
         is_iso = self._state.time_format is None and len(form.columns) > 1
         kinds = (self._state.columns.get(name) for name in form.columns)
         groups = [INSTANT if is_iso and kind in INSTANTS else text for kind in kinds]

@@ -142,7 +142,11 @@ GetItem = Callable[[bytes], bytes | None]
 
 
 class Items(NamedTuple):
-    """Some fields of a map, or members of a set: (value, expire_at_ms) by name. size: the size of the map or set."""
+    """Some fields of a map, or members of a set: (value, expire_at_ms) by name.
+
+    Args:
+        size: The size of the map or set.
+    """
 
     found: Mapping[bytes, tuple[bytes, int]]
     size: int
@@ -172,8 +176,10 @@ def items_of(record: bytes | None, names: Sequence[bytes], get: GetItem) -> Item
 class KeyBefore(NamedTuple):
     """A key before an epoch changes it.
 
-    rows: the epoch's changes of the key (see `records.rows_in`). first_events: the events of a stale record that the
-    changes replace (see `stale_events`). names, items: the items that the changes name.
+    Args:
+        rows: The epoch's changes of the key (see `records.rows_in`).
+        first_events: The events of a stale record that the changes replace (see `stale_events`).
+        names, items: The items that the changes name.
     """
 
     kind: Kind

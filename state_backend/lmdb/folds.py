@@ -37,7 +37,11 @@ class Folds:
     def as_puts(
         self, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: WrittenState
     ) -> Iterable[tuple[Any, ...]]:
-        """Return the changes of one key, with PUTs in place of FOLDs. record: the key's live record."""
+        """Return the changes of one key, with PUTs in place of FOLDs.
+
+        Args:
+            record: The key's live record.
+        """
         changes = list(map(Change._make, rows))
         # By field, after the changes so far. The field of a value is empty.
         current: dict[bytes, bytes | None] = {}

@@ -49,7 +49,11 @@ class KeyCounts:
         )
 
     def add_new(self, new: Mapping[tuple[int, int], int]) -> None:
-        """Add new keys that do not expire. new: how many, by (slot, state number)."""
+        """Add new keys that do not expire.
+
+        Args:
+            new: How many, by (slot, state number).
+        """
         for (_, number), count in new.items():
             self._keys[number] += count
 

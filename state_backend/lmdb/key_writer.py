@@ -165,7 +165,11 @@ class KeyWriter:
 
 
 class WrittenState(NamedTuple):
-    """The facts of a state that a write transaction needs. is_replaced: the epoch has the state's full content."""
+    """The facts of a state that a write transaction needs.
+
+    Args:
+        is_replaced: The epoch has the state's full content.
+    """
 
     number: int
     kind: Kind
@@ -195,5 +199,7 @@ class KindWriter(Protocol):
     ) -> None:
         """Apply the changes of one key, given its store key and its live record.
 
-        rows: see `records.rows_in`; without FOLDs. keeps_old: False if the changes replace the record's content.
+        Args:
+            rows: See `records.rows_in`; without FOLDs.
+            keeps_old: False if the changes replace the record's content.
         """

@@ -347,7 +347,11 @@ class LargeMap(NamedTuple):
 
 
 class LargeSet(NamedTuple):
-    """The payload of a large set, or of a large sorted set. next_node: the number of the tree's next new node."""
+    """The payload of a large set, or of a large sorted set.
+
+    Args:
+        next_node: The number of the tree's next new node.
+    """
 
     set_id: int
     size: int

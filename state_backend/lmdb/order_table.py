@@ -29,7 +29,11 @@ PAST_ALL_POSITIONS = b"\xff" * (POSITION_BYTES + 1)  # sorts after each position
 
 
 def name_of_order(key: bytes, field: bytes | None = None, position: bytes | None = None) -> bytes:
-    """Return the name of a row of `orders`. position: the key's, if it is known."""
+    """Return the name of a row of `orders`.
+
+    Args:
+        position: The key's, if it is known.
+    """
     name = (position or store_key_of(key)) + blake2b(key, digest_size=KEY_HASH_BYTES).digest()
     return name if field is None else name + blake2b(field, digest_size=FIELD_HASH_BYTES).digest()
 
@@ -110,7 +114,8 @@ def with_orders(
 ) -> Iterator[tuple[Any, ...]]:
     """Turn the changes that build a key of an ordered state into FOLDs with their orders; return others unchanged.
 
-    changes: (op, key, field, value, expire_at_ms), in the order of a list's elements.
+    Args:
+        changes: (op, key, field, value, expire_at_ms), in the order of a list's elements.
     """
     order = orders.get(key)
     if kind is Kind.LIST and order is not None:

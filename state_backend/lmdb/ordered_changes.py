@@ -28,9 +28,12 @@ class OrderedChanges:
     def selected(
         self, key: bytes, record: bytes | None, rows: Iterable[tuple[Any, ...]], state: WrittenState
     ) -> list[tuple[Any, ...]]:
-        """Return the changes of one key that take effect. record: the key's live record.
+        """Return the changes of one key that take effect.
 
         Call `write_orders` after they are applied: the writers may delete the key, with its orders, first.
+
+        Args:
+            record: The key's live record.
         """
         changes = list(map(Change._make, rows))
         if state.kind is Kind.LIST:
@@ -61,8 +64,9 @@ class OrderedChanges:
     def write_orders(self, key: bytes, *, has_value: bool) -> None:
         """Write the orders of the changes that were selected last, those of a key.
 
-        has_value: the key exists now. A map without fields does not, nor does a value that has expired. Another state
-        may have the key next, and its value would have the order.
+        Args:
+            has_value: The key exists now. A map without fields does not, nor does a value that has expired. Another
+                state may have the key next, and its value would have the order.
         """
         if not has_value:
             self._unwritten.clear()

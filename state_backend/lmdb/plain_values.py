@@ -114,7 +114,8 @@ class PlainValues:
     def put_runs(self, runs: list[pa.RecordBatch], pages: Pages) -> list[pa.RecordBatch]:
         """Write the plain changes of some runs in the store's order, with the compiled core; return the others.
 
-        pages: the pages of the version that the transaction began with.
+        Args:
+            pages: The pages of the version that the transaction began with.
         """
         import numpy as np
         import pyarrow as pa
@@ -165,8 +166,10 @@ class PlainValues:
     ) -> None:
         """Count written records, and record changed keys and events.
 
-        new: how many keys are new, by (slot, state number). names: keys of written records. are_new: for each of
-        `names`, whether it is new.
+        Args:
+            new: How many keys are new, by (slot, state number).
+            names: Keys of written records.
+            are_new: For each of `names`, whether it is new.
         """
         keys = self._keys
         keys.changed += changed

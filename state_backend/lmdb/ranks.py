@@ -90,7 +90,9 @@ class InnerNode(NamedTuple):
 class RankTree:
     """Reads the tree of one sorted set.
 
-    inner: a cache for up to `INNER_MAX` unpacked inner nodes, by number; the caller clears it when the tree changes.
+    Args:
+        inner: A cache for up to `INNER_MAX` unpacked inner nodes, by number; the caller clears it when the tree
+            changes.
     """
 
     def __init__(
@@ -146,7 +148,10 @@ class RankTree:
     ) -> Iterator[list[tuple[bytes, float]]]:
         """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time.
 
-        With `is_reversed` from the last to the first. number: the node of the subtree in which the ranks count.
+        With `is_reversed` from the last to the first.
+
+        Args:
+            number: The node of the subtree in which the ranks count.
         """
         if start >= stop:
             return
@@ -169,9 +174,11 @@ class RankTree:
 
 @dataclass(slots=True)
 class _Child:
-    """A node as its parent sees it. size: the number of members in its subtree.
+    """A node as its parent sees it.
 
-    entries, bytes_: its numbers of entries (members or children) and of bytes; only if the node was just written.
+    Args:
+        size: The number of members in its subtree.
+        entries, bytes_: Its numbers of entries (members or children) and of bytes; only if the node was just written.
     """
 
     lower_bound: Pair
@@ -187,7 +194,11 @@ class _Child:
 
 
 class RankTreeWriter(RankTree):
-    """Changes the tree of one sorted set. next_node: the number of the next new node."""
+    """Changes the tree of one sorted set.
+
+    Args:
+        next_node: The number of the next new node.
+    """
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, next_node: int) -> None:
         super().__init__(txn, table, set_id)

@@ -42,7 +42,8 @@ Count = Callable[[bytes], int]
 def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes, items_max: int) -> Iterator[int]:
     """Iterate over numbers that add up to the size of a key, given its record. Each number takes a bounded time.
 
-    items_max: about so many items of a large map, list or set are read; the size of the others is extrapolated.
+    Args:
+        items_max: About so many items of a large map, list or set are read; the size of the others is extrapolated.
     """
     form, payload = record[FORM_AT], payload_of(record)
     yield len(at) + len(record) + ROW_BYTES

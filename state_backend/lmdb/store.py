@@ -90,7 +90,8 @@ class LmdbStore(Store):
 
     LMDB forbids to open one folder twice in a process: the writer's own readers use its `snapshot`.
 
-    as_of_ms: the clock reading of all snapshots, in a store of a past moment.
+    Args:
+        as_of_ms: The clock reading of all snapshots, in a store of a past moment.
     """
 
     _file: int | None = None  # a descriptor of the data file
@@ -241,7 +242,8 @@ class LmdbStore(Store):
     ) -> ExpiryTransaction:
         """Return an object that makes the changes of a write transaction.
 
-        slots: the slots to change, if the store does not own all slots; default: the owned ones.
+        Args:
+            slots: The slots to change, if the store does not own all slots; default: the owned ones.
         """
         if meta.slot_ownership is None:
             return ExpiryTransaction(txn, self.tables, meta, now_ms)
@@ -331,9 +333,12 @@ class LmdbStore(Store):
     def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:
         """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and record the progress.
 
-        portion: runs with rows of these slots only; all such runs if the epoch replaces states. progress: the progress
-        after the portion. Slots that have reached the epoch of the owned ones are owned from then on. Returns about how
-        many changes made a difference.
+        Returns about how many changes made a difference.
+
+        Args:
+            portion: Runs with rows of these slots only; all such runs if the epoch replaces states.
+            progress: The progress after the portion. Slots that have reached the epoch of the owned ones are owned from
+                then on.
         """
         with self._write_transaction() as txn:
             meta = self._meta(txn)

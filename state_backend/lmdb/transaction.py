@@ -140,7 +140,8 @@ class LmdbTransaction:
     def apply_all(self, runs: Iterable[pa.RecordBatch], pages: Pages | None) -> None:
         """Apply runs, the changes of each key in their order.
 
-        pages: the pages of the version that the transaction began with; None without the compiled core.
+        Args:
+            pages: The pages of the version that the transaction began with; None without the compiled core.
         """
         if pages is None or self._replaced_numbers:
             for run in runs:
@@ -198,7 +199,12 @@ class LmdbTransaction:
         rows: Sequence[tuple[Any, ...]],
         state: WrittenState,
     ) -> KeyBefore:
-        """Describe a key before it is changed. found: its store key and its record, live or not. record: a live one."""
+        """Describe a key before it is changed.
+
+        Args:
+            found: Its store key and its record, live or not.
+            record: A live one.
+        """
         first_events = b""
         at, stale = found
         if stale is not None and record is None and not self._keys.counts.is_announced(at, stale):

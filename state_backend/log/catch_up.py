@@ -34,9 +34,11 @@ def check_timeout(catch_up_timeout: float | None) -> None:
 class CatchUp:
     """The catch-up of one query run.
 
-    The thread that commits epochs calls `on_commit`, another thread calls `check`. timeout_s: the longest time for
-    which a generation is held back; None: no limit. is_idle: tells whether the query looked for input after an epoch,
-    and found none.
+    The thread that commits epochs calls `on_commit`, another thread calls `check`.
+
+    Args:
+        timeout_s: The longest time for which a generation is held back; None: no limit.
+        is_idle: Tells whether the query looked for input after an epoch, and found none.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class CatchUp:
     def check(self, *, is_behind: bool = False) -> None:
         """Check whether the input is idle, the timeout has passed, or another process has made the state visible.
 
-        is_behind: the query has committed batches that are not in the log yet.
+        Args:
+            is_behind: The query has committed batches that are not in the log yet.
         """
         held_back, last = self._writer.held_back, self._writer.last
         if held_back is None or last is None:

@@ -49,7 +49,8 @@ PREFETCHED_BYTES_MAX = 32 << 20
 class CurrentGeneration:
     """A generation of a job that is being written, or visible, and its writer.
 
-    held_back: in the visible generation, the newer generation that is being written, but is not visible yet.
+    Args:
+        held_back: In the visible generation, the newer generation that is being written, but is not visible yet.
     """
 
     generation: str
@@ -356,8 +357,9 @@ class ChangeLog:
     def folders_of_new_jobs(self, jobs: Collection[str]) -> list[str]:
         """Return the local folders in which a new job begins: the root, and the folders of jobs that have not begun.
 
-        jobs: those that have begun. A job has begun with the first file in its folder `terms`. Empty if the log is
-        elsewhere.
+        Args:
+            jobs: Those that have begun. A job has begun with the first file in its folder `terms`. Empty if the log is
+                elsewhere.
         """
         root = self.filesystem.local_folder("")
         if root is None:

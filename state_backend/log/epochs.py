@@ -98,9 +98,11 @@ def rows_of_slots(run: pa.RecordBatch, slots: SlotSet) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class EpochContent:
-    """The content of an epoch as `LogWriter.commit` takes it. replaces: the states whose full content this is.
+    """The content of an epoch as `LogWriter.commit` takes it.
 
-    skipped_rows: the rows that were left out, because they cannot be written.
+    Args:
+        replaces: The states whose full content this is.
+        skipped_rows: The rows that were left out, because they cannot be written.
     """
 
     files: Sequence[ChangeFile] = ()
@@ -174,7 +176,8 @@ class Epoch:
     def from_bytes(cls, stored: bytes, path: str, number: int | None = None) -> Epoch:
         """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError.
 
-        number: the epoch in the file's path.
+        Args:
+            number: The epoch in the file's path.
         """
         try:
             content = checked_object(stored, needs_checksum=True)

@@ -41,9 +41,13 @@ def check_evolution(
 ) -> list[str]:
     """Return notes for the user about changed states; DescriptorError for a change that is refused.
 
-    before: the states in the log. ever: `before` and the states that were left out earlier. now: the new states. All
-    are as the log stores them (`StateDescriptor.for_job`). rewrites_states: each state is written again in full, so
-    that no old keys remain.
+    All are as the log stores them (`StateDescriptor.for_job`).
+
+    Args:
+        before: The states in the log.
+        ever: `before` and the states that were left out earlier.
+        now: The new states.
+        rewrites_states: Each state is written again in full, so that no old keys remain.
     """
     names = {state.name for state in now}
     old = {state.name: state for state in ever}

@@ -36,10 +36,11 @@ logger = logging.getLogger("sparkis.log")
 class Description:
     """The description of a generation in a term. `version` increases when the states change.
 
-    dropped: states of earlier epochs that the query no longer has; the next epoch empties them.
-    source: where an attachment reads the states (see `spark_hooks.attach`); None if the query itself publishes.
-    incomplete: states that began in the middle of the query, and lack keys that have not changed since.
-    renamed_from: the job's name before `sparkis rename`.
+    Args:
+        dropped: States of earlier epochs that the query no longer has; the next epoch empties them.
+        source: Where an attachment reads the states (see `spark_hooks.attach`); None if the query itself publishes.
+        incomplete: States that began in the middle of the query, and lack keys that have not changed since.
+        renamed_from: The job's name before `sparkis rename`.
     """
 
     job: str
@@ -101,8 +102,9 @@ class Description:
 class Claim:
     """A writer's claim to a job, from a term on.
 
-    checkpoint: the location of the query's checkpoint; empty if the writer does not know it. heartbeat_interval_s: the
-    interval of the writer's heartbeats; 0 if it sends none.
+    Args:
+        checkpoint: The location of the query's checkpoint; empty if the writer does not know it.
+        heartbeat_interval_s: The interval of the writer's heartbeats; 0 if it sends none.
     """
 
     term: int
@@ -123,9 +125,11 @@ class Claim:
 class Term:
     """The outcome of a claim.
 
-    reason: start, restart, return, rewind, rename, drop, or void. generation: the name of its folder; empty if the term
-    is void or drops the job. renamed_to: the new name of a job that was dropped by a rename. is_held_back: readers
-    continue to see the generation before, until this one is made visible (see `visibility`).
+    Args:
+        reason: Start, restart, return, rewind, rename, drop, or void.
+        generation: The name of its folder; empty if the term is void or drops the job.
+        renamed_to: The new name of a job that was dropped by a rename.
+        is_held_back: Readers continue to see the generation before, until this one is made visible (see `visibility`).
     """
 
     term: int

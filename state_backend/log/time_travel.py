@@ -28,7 +28,11 @@ AS_OF_HELP = "an epoch's number, or a time: ISO 8601, UTC without an offset, or 
 
 
 class Moment(NamedTuple):
-    """A job at a past epoch. clock_ms: what expires by this time has expired."""
+    """A job at a past epoch.
+
+    Args:
+        clock_ms: What expires by this time has expired.
+    """
 
     generation: str
     epoch: int
@@ -38,7 +42,8 @@ class Moment(NamedTuple):
 class ReadableEpochs(NamedTuple):
     """The epochs at which a job's state can be read.
 
-    starts_at_first_epoch: `first` is the first epoch of the job's generation.
+    Args:
+        starts_at_first_epoch: `first` is the first epoch of the job's generation.
     """
 
     generation: CurrentGeneration

@@ -27,7 +27,12 @@ and readers see the old state. Needs no server and no Spark; servers switch once
 
 
 class HeldBack(NamedTuple):
-    """A held-back generation. visible: the last epoch that readers see. since_ms: when the generation began."""
+    """A held-back generation.
+
+    Args:
+        visible: The last epoch that readers see.
+        since_ms: When the generation began.
+    """
 
     visible: Epoch
     since_ms: int

@@ -79,7 +79,11 @@ class Late(StrEnum):
 
 
 def check_name(noun: str, name: object) -> str:
-    """Return a name that can be part of a key and of a path; DescriptorError for any other. noun: `job` or `state`."""
+    """Return a name that can be part of a key and of a path; DescriptorError for any other.
+
+    Args:
+        noun: `job` or `state`.
+    """
     if not isinstance(name, str) or not name:
         raise DescriptorError(f"the {noun} name must be a non-empty string, not {name!r}")
     size = len(name.encode("utf-8", "replace"))

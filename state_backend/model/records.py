@@ -116,7 +116,10 @@ def schema() -> pa.Schema:
 def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """Turn changes into sorted runs of bounded size; changes of one key keep their order.
 
-    states: the names of all states. ChangeError for a change that is too long, KeyError for one of another state.
+    ChangeError for a change that is too long, KeyError for one of another state.
+
+    Args:
+        states: The names of all states.
     """
     names = list(states)
     index = {name: number for number, name in enumerate(names)}

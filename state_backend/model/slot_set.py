@@ -17,7 +17,11 @@ from state_backend.model.slots import HASH_BITS, SLOTS
 
 @dataclass(frozen=True)
 class SlotSet:
-    """A set of slots. Made by `of` or `parse`; `ALL` and `NONE` are constants. ranges: (first, last), in order."""
+    """A set of slots. Made by `of` or `parse`; `ALL` and `NONE` are constants.
+
+    Args:
+        ranges: (first, last), in order.
+    """
 
     ranges: tuple[tuple[int, int], ...] = ()
 

@@ -38,7 +38,11 @@ _packing = None if _lookup is None else compiled_module("state_backend.native.pa
 
 
 def pages_of(environment: Any, file: int) -> Pages | None:
-    """Return the pages of an open environment of py-lmdb; None without the core. file: its open data file."""
+    """Return the pages of an open environment of py-lmdb; None without the core.
+
+    Args:
+        file: Its open data file.
+    """
     return None if _lookup is None or _packing is None else _lookup.Pages(environment, file)
 
 

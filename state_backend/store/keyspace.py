@@ -40,16 +40,21 @@ UNREADABLE = (0, -1)
 class Job:
     """One job of a server: its open store, and the last report of its applier.
 
-    is_stale: no writer sends heartbeats: the query is stopped, restarting, or unreachable. error: why epochs are not
-    applied, or empty. is_incomplete: the state may lack keys, because the log began later than the query.
-    skipped_rows: rows that were left out since the generation began, because they cannot be written.
-    held_back_epoch, held_back_since_ms: the last epoch of a newer generation that is held back, and when that
-    generation began. recent_epochs: the commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest
-    last. renamed_from: the former name of the job, under which it is served until this one is open.
-    as_of_ms: the past moment that is served, if the log is not followed. log: the log root; empty: there is no log.
-    log_id: the identity of the log that filled the store; empty: unknown.
-    applied_epochs, apply_ns: the epochs that this server has applied, and the time in which it did. state_bytes: the
-    bytes of each state, in all slots, in the newest snapshot in the log; None if there is no snapshot, or an old one.
+    Args:
+        is_stale: No writer sends heartbeats: the query is stopped, restarting, or unreachable.
+        error: Why epochs are not applied, or empty.
+        is_incomplete: The state may lack keys, because the log began later than the query.
+        skipped_rows: Rows that were left out since the generation began, because they cannot be written.
+        held_back_epoch, held_back_since_ms: The last epoch of a newer generation that is held back, and when that
+            generation began.
+        recent_epochs: The commit time and the number of changes of up to RECENT_EPOCHS epochs, the newest last.
+        renamed_from: The former name of the job, under which it is served until this one is open.
+        as_of_ms: The past moment that is served, if the log is not followed.
+        log: The log root; empty: there is no log.
+        log_id: The identity of the log that filled the store; empty: unknown.
+        applied_epochs, apply_ns: The epochs that this server has applied, and the time in which it did.
+        state_bytes: The bytes of each state, in all slots, in the newest snapshot in the log; None if there is no
+            snapshot, or an old one.
     """
 
     name: str
@@ -99,9 +104,11 @@ class Job:
 class Keyspace:
     """The jobs by name. Changed only between requests, on the server's own thread.
 
-    unreadable: by job, why it cannot be read here; None while the job is being opened. Reads of such a job's keys are
-    errors, because "the key does not exist" would be a wrong reply. The key formats of a job that cannot be read may be
-    unknown, so a key of no other job may be its key. version: changes with the jobs.
+    Args:
+        unreadable: By job, why it cannot be read here; None while the job is being opened. Reads of such a job's keys
+            are errors, because "the key does not exist" would be a wrong reply. The key formats of a job that cannot be
+            read may be unknown, so a key of no other job may be its key.
+        version: Changes with the jobs.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -128,7 +135,8 @@ class Keyspace:
     def refuse(self, name: str, reason: str | None) -> None:
         """Make reads of a job's own name space, `name:...`, an error, unless the job is open.
 
-        reason: why the job cannot be read; None while it is being opened.
+        Args:
+            reason: Why the job cannot be read; None while it is being opened.
         """
         if name not in self.jobs and self.unreadable.get(name, "") != reason:
             self.unreadable[name] = reason

@@ -74,8 +74,9 @@ class PinnedEpochs:
     ) -> dict[str, Snapshot] | None:
         """Return snapshots of all jobs at the requested epochs; None if one of them is not pinned.
 
-        requested: an epoch of each job of the keyspace, and of no other job. The call also begins, or prolongs,
-        pinning.
+        Args:
+            requested: An epoch of each job of the keyspace, and of no other job. The call also begins, or prolongs,
+                pinning.
         """
         self._until_ms = now_ms + IDLE_MS_MAX
         self._update_all(now_ms)

@@ -18,9 +18,10 @@ from state_backend.store.store import AppliedEpoch
 class Loading:
     """Slots that are being loaded from the log, and the progress.
 
-    epoch, term, clock_ms: of the last epoch that is loaded in full; epoch is -1 before the first.
-    snapshot: the epoch of the snapshot that is being loaded; -1 while an epoch is being loaded.
-    runs: how many runs of that snapshot or epoch are loaded.
+    Args:
+        epoch, term, clock_ms: Those of the last epoch that is loaded in full; epoch is -1 before the first.
+        snapshot: The epoch of the snapshot that is being loaded; -1 while an epoch is being loaded.
+        runs: How many runs of that snapshot or epoch are loaded.
     """
 
     slots: SlotSet
@@ -35,7 +36,9 @@ class Loading:
 class SlotOwnership:
     """The slots of a store.
 
-    removing: slots that are not owned, but may still have keys. changed_at: the epoch at which `owned` changed last.
+    Args:
+        removing: Slots that are not owned, but may still have keys.
+        changed_at: The epoch at which `owned` changed last.
     """
 
     owned: SlotSet = ALL

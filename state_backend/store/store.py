@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 class AppliedEpoch:
     """The last epoch that a store applied, and the counts after it.
 
-    epoch, term: -1 and 0 before the first epoch. keys: the number of keys of each state, without announced keys (see
-    `Store.expire`); a map whose fields have all expired is counted until it is removed. expiring: the number of keys
-    that expire. expiring_maps: the number of maps with fields that expire. expired_keys, expired_fields: the numbers of
-    announced keys and of removed fields since the store was made. expiry_batches: the number of announced batches of
-    expired keys.
+    Args:
+        epoch, term: -1 and 0 before the first epoch.
+        keys: The number of keys of each state, without announced keys (see `Store.expire`); a map whose fields have all
+            expired is counted until it is removed.
+        expiring: The number of keys that expire.
+        expiring_maps: The number of maps with fields that expire.
+        expired_keys, expired_fields: The numbers of announced keys and of removed fields since the store was made.
+        expiry_batches: The number of announced batches of expired keys.
     """
 
     generation: str
@@ -97,7 +100,11 @@ def as_bytes(value: Value) -> bytes:
 
 
 class EpochChanges(NamedTuple):
-    """The changes of one epoch, as sorted runs. replaces: states of which the runs have the full content."""
+    """The changes of one epoch, as sorted runs.
+
+    Args:
+        replaces: States of which the runs have the full content.
+    """
 
     epoch: int
     term: int
@@ -373,11 +380,14 @@ class Snapshot(ABC):
     ) -> tuple[int, list[bytes]]:
         """Visit about `count` keys in slot order; return the next cursor (0 at the end) and the keys of some kinds.
 
-        Fewer keys are visited, even none, where many have expired or are large: the time of a call is bounded. kinds:
-        None for all. only_expiring: only keys that expire.
+        Fewer keys are visited, even none, where many have expired or are large: the time of a call is bounded.
 
         A cursor is the first position that was not visited yet. A call never ends within a position. So a key that
         exists during the full scan is returned exactly once, on any server that has it.
+
+        Args:
+            kinds: None for all.
+            only_expiring: Only keys that expire.
         """
 
     @abstractmethod
@@ -389,7 +399,11 @@ class Snapshot(ABC):
         """
 
     def runs(self, states: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Iterate over `changes` as sorted runs. states: the names of all states, for the runs' dictionary."""
+        """Iterate over `changes` as sorted runs.
+
+        Args:
+            states: The names of all states, for the runs' dictionary.
+        """
         return runs_of(self.changes(), states)
 
     @abstractmethod

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 class Filesystem(ABC):
     """File operations below one root.
 
-    heartbeat_interval_s: the interval of a writer's heartbeats. probe_interval_s_max, jobs_interval_s_max: the longest
-    intervals at which readers poll for epochs, and for jobs. probe_interval_s: the one after news; it doubles while
-    there is none. probe_interval_s_min: the shortest one, while an epoch is expected. Polling is cheap in a folder, and
-    costs money in an object store. checks_interval_s: the time between two polls that also look for a new writer and
-    for missing epochs; polls in between look for the next epoch only. reads_at_a_time: above 1 where a request takes
-    long, and several of them take no longer.
+    Args:
+        heartbeat_interval_s: The interval of a writer's heartbeats.
+        probe_interval_s_max, jobs_interval_s_max: The longest intervals at which readers poll for epochs, and for jobs.
+        probe_interval_s: The one after news; it doubles while there is none.
+        probe_interval_s_min: The shortest one, while an epoch is expected. Polling is cheap in a folder, and costs
+            money in an object store.
+        checks_interval_s: The time between two polls that also look for a new writer and for missing epochs; polls in
+            between look for the next epoch only.
+        reads_at_a_time: Above 1 where a request takes long, and several of them take no longer.
     """
 
     root: str

@@ -64,8 +64,10 @@ class ObjectStoreFilesystem(Filesystem):
     def __init__(self, uri: str, location: str, **options: Any) -> None:
         """Open a bucket.
 
-        uri: the address as the user wrote it, for messages and for other processes. location: the address for obstore.
-        options: for obstore's store, beyond those from the environment.
+        Args:
+            uri: The address as the user wrote it, for messages and for other processes.
+            location: The address for obstore.
+            options: For obstore's store, beyond those from the environment.
         """
         import obstore.store  # imported here because it is an extra
 
