@@ -28,9 +28,9 @@ from resp_server.client.connection import Connection
 from resp_server.client.round import Round, RoundClient
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import Sender, WriteQueue
-from resp_server.config import ServerConfig
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.apply.applier import Applier
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog

@@ -190,6 +190,9 @@ def _controls(name: str) -> Callable[[], Subcommand]:
 
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
+    from resp_server.settings.programs import add_settings
+    from resp_server.settings.setting import ATTACH
+
     parser.add_argument(
         "--checkpoint", action="append", required=True, metavar="PATH", help="the query's checkpoint; may be repeated"
     )
@@ -242,32 +245,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
         help="the reaction if the log was written from an operator with another name or schema (default %(default)s)",
     )
     _add_reader_options(parser)
-    _add_server_options(parser)
-
-
-def _add_server_options(parser: argparse.ArgumentParser) -> None:
-    from resp_server.net.tls import add_tls_options
-    from resp_server.programs.command_line import seconds, tcp_port
-    from resp_server.programs.listening import DEFAULT_PORT, add_bind_option, add_password_options
-    from resp_server.programs.metrics_options import add_metrics_options
-    from spark_hooks.serving.detached_server import LINGER_S
-
-    parser.add_argument(
-        "--serve", action="store_true", help="also serve the log, by a server that all attachments of the log share"
-    )
-    parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="the port of --serve (default %(default)s)")
-    add_bind_option(parser)
-    parser.add_argument("--store", metavar="FOLDER", help="the folder of the stores (default: in the user's cache)")
-    parser.add_argument(
-        "--linger",
-        type=seconds,
-        default=LINGER_S,
-        metavar="SECONDS",
-        help="how long the server stays after the last attachment was killed (default %(default)g)",
-    )
-    add_password_options(parser)
-    add_tls_options(parser)
-    add_metrics_options(parser)
+    add_settings(parser, ATTACH)
 
 
 def _add_state_options(parser: argparse.ArgumentParser) -> None:
@@ -330,8 +308,8 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
-    from resp_server.programs.command_line import tcp_port
-    from resp_server.programs.listening import DEFAULT_PORT
+    from resp_server.settings.option_values import tcp_port
+    from resp_server.settings.server import DEFAULT_PORT
     from sparkis_ui import DEFAULT_PAGE_PORT
 
     parser.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s)")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from resp_server.net.client import without_login
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import FILE_VARIABLE, ConfigFile, Configuration, check_all
+from resp_server.settings.programs import TABLE
 from state_backend.log_lines import hide_secrets
 
 DESCRIPTION = "Check a configuration file, or show each option of a program and where its value is from."
@@ -21,7 +22,7 @@ examples:
   sparkis config show serve --config sparkis.toml
   SPARKIS_MAXCLIENTS=500 sparkis config show proxy --json
 """
-SECRETS = {"requirepass"}
+SECRETS = {row.option for row in TABLE if row.is_secret}
 URLS = {"url", "upstream"}
 
 
@@ -96,7 +97,7 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, (list, tuple)):
         text = shlex.join(map(str, value))  # as the environment has it
     elif isinstance(value, Mapping):
-        text = " ".join(map(str, value.values()))
+        text = " ".join(str(number) for limits in value.values() for number in limits)  # of clients' output
     else:
         text = str(value)
     return without_login(text) if name in URLS and "://" not in text else hide_secrets(text)

@@ -35,9 +35,9 @@ from compat.fuzz.subject import REQUESTS, FoundError, RecordingTransport, Subjec
 from compat.fuzz.targets import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SCRIPTED, STATES, TWO, USER, fill
 from resp_server import native
 from resp_server.client.connection import Connection
-from resp_server.config import ServerConfig
 from resp_server.net.tls import TlsFiles
 from resp_server.serving.server import Server
+from resp_server.settings.server import OUTPUT_LIMITS, ServerConfig
 from state_backend.codec.checksums import CHECK_BYTES, with_checksum
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.slots import POSITIONS
@@ -279,8 +279,8 @@ def of_sockets(rng: random.Random, folder: str) -> Iterator[None]:
         config = ServerConfig(
             port=0,
             hosts=("127.0.0.1",),
-            clients_max=50,
-            output_bytes_max=rng.choice((1 << 18, 1 << 25)),
+            maxclients=50,
+            client_output_buffer_limit={**OUTPUT_LIMITS, "normal": (rng.choice((1 << 18, 1 << 25)), 0, 0)},
             tls=files,
             tls_port=0,
         )

@@ -24,8 +24,8 @@ from resp_server.execution.context import ServerContext
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.swap.dispatcher import SwapDispatcher
+from resp_server.upstream.limits import PINNED_MAX
 from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.pinned import PINNED_MAX
 from resp_server.upstream.pushed_frames import CONFIRMATIONS, MESSAGES, first_word, is_monitor_line
 from resp_server.upstream.rules import Rules, parse_rules
 from resp_server.upstream.upstream import upstream_at

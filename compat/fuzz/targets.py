@@ -18,7 +18,6 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
@@ -26,6 +25,7 @@ from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -81,7 +81,7 @@ class Target:
         self.store = _filled() if options & EPOCHS else _shared()
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
         # Socket pairs have no TCP keepalive.
-        self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)
+        self._config = ServerConfig(password=password, rate_limits=limits, tcp_keepalive=0)
         self.server = self._started_server()
         self.server.start_sweeping()
 

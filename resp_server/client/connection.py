@@ -320,7 +320,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             server.stats.output_bytes += len(replies)
             session.output_bytes += len(replies)
             self._transport.write(replies)
-            if len(replies) + server.config.output_pause_bytes > server.config.output_bytes_max:
+            if len(replies) + server.config.output_pause_bytes > server.config.client_output_buffer_limit["normal"][0]:
                 self._check_output()
         except Exception as error:
             self.close_on_error(error)
@@ -802,7 +802,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return
         if stream.is_done:
             self._end_stream()
-        elif stream.buffered_bytes > self._server_context.config.output_bytes_max:
+        elif stream.buffered_bytes > self._server_context.config.output_limits(is_subscriber=False)[0]:
             self._server_context.stats.closed_for_output += 1
             self.abort(f"a reply of more than {stream.buffered_bytes} bytes")
             self.session.close()
@@ -828,8 +828,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Apply new request limits; disconnect a client that was over the soft output limit for too long."""
         self._parser.limits = limits
         config, is_subscriber = self._server_context.config, self.session.is_subscriber
-        soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
-        soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
+        _, soft_bytes, soft_seconds = config.output_limits(is_subscriber=is_subscriber)
         if not soft_bytes or self.output_bytes <= soft_bytes:
             self._over_soft_limit_since_ms = None
         elif self._over_soft_limit_since_ms is None:
@@ -840,8 +839,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def _check_output(self) -> None:
         """Disconnect a client that is over the hard output limit."""
-        config = self._server_context.config
-        bytes_max = config.subscriber_output_bytes_max if self.session.is_subscriber else config.output_bytes_max
+        bytes_max, *_ = self._server_context.config.output_limits(is_subscriber=self.session.is_subscriber)
         if self.output_bytes <= bytes_max:
             return
         self._write_queue.flush()  # only output that the socket does not accept counts

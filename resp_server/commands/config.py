@@ -1,260 +1,91 @@
 """CONFIG: settings by Redis' names, and those of them that may change while the server runs.
 
-A modifiable setting is a field of `ServerConfig`. CONFIG SET replaces the `ServerConfig` of every process
-(`ServerContext.configure`); code reads it from `ServerContext.config` each time.
+A modifiable setting is a row of `settings.server`, so it is a field of `ServerConfig`. CONFIG SET replaces the
+`ServerConfig` of every process (`ServerContext.configure`); code reads it from `ServerContext.config` each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from resp_server.command.handler import OneOrMore, command, integer, worker_query
+from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
-from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
+from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
-from resp_server.push.keyspace_notifications import ClassesError, classes_of, config_letters, letters_of
-from state_backend import log_lines
+from resp_server.settings.config_values import SettingError, text_of
+from resp_server.settings.server import ROWS, ServerConfig
+from resp_server.settings.setting import InConfig, Setting
 
 WILDCARDS = frozenset(b"*?[")
-INT32_MAX = 2**31 - 1
-CLIENTS_MAX = 2**32 - 1
-MIB = 1 << 20
-# Upper bounds of what CONFIG SET accepts for a client's output buffer, query buffer and one bulk string.
-OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
-BULK_BYTES_MAX = 512 << 20
-UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
-
-Render = Callable[[ServerContext], str]
-Parse = Callable[[bytes], Any]
 
 
-class SettingError(ValueError):
-    """An invalid value of a setting; the text is Redis'."""
+class Readable(NamedTuple):
+    """How CONFIG has a setting. row: None: sparkis cannot change it, and CONFIG SET accepts only its present value.
 
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: how CONFIG GET renders it, and how CONFIG SET parses it into a field of ServerConfig, or several.
-
-    A setting without a field cannot change. is_modifiable: Redis can change it, so CONFIG SET accepts its present
-    value; any value of an immutable setting is refused. in_file: makes what CONFIG REWRITE writes, if the option has
-    other values than the setting.
+    is_immutable: CONFIG SET refuses any value, as in Redis.
     """
 
-    render: Render
-    field: str = ""
-    parse: Parse = bytes.decode
-    is_modifiable: bool = False
-    in_file: Render | None = None
-
-    @property
-    def fields(self) -> Collection[str]:
-        """All fields of ServerConfig that the setting changes."""
-        return OUTPUT_FIELDS if self.parse is output_limits else {self.field}
+    render: Callable[[ServerContext], str]
+    row: Setting | None = None
+    is_immutable: bool = False
 
 
-def immutable(field: str) -> Setting:
-    """Declare a setting that is fixed when the server starts."""
-    return Setting(lambda server: _text(getattr(server.config, field)))
+def constant(value: str) -> Readable:
+    """Return a setting of Redis that has only one possible value here."""
+    return Readable(lambda server: value)
 
 
-def constant(value: str) -> Setting:
-    """Declare a setting of Redis that has only one possible value here."""
-    return Setting(lambda server: value, is_modifiable=True)
+def immutable(render: Callable[[ServerContext], str]) -> Readable:
+    """Return a setting that is fixed when the server starts."""
+    return Readable(render, is_immutable=True)
 
 
-def modifiable(field: str, parse: Parse, render: Callable[[Any], str] | None = None) -> Setting:
-    """Declare a setting that may change while the server runs. render: makes its text; None: the plain value."""
-    return Setting(lambda server: (render or _text)(getattr(server.config, field)), field, parse, True)
-
-
-def integer_between(minimum: int, maximum: int) -> Parse:
-    """Return a parser of integers."""
-
-    def parse(word: bytes) -> int:
-        try:
-            value = integer(word)
-        except ReplyError:
-            raise SettingError("argument couldn't be parsed into an integer") from None
-        return _checked(value, minimum, maximum)
-
-    return parse
-
-
-def memory_size(minimum: int, maximum: int) -> Parse:
-    """Return a parser of sizes in bytes, such as `64mb`."""
-
-    def parse(word: bytes) -> int:
-        text = word.decode("latin-1").lower()
-        digits = text.rstrip("bkmg")
-        unit = UNITS.get(text[len(digits) :])
-        if unit is None or not digits.isdecimal() or not digits.isascii():
-            raise SettingError("argument must be a memory value")
-        return _checked(int(digits) * unit, minimum, maximum)
-
-    return parse
-
-
-def yes_or_no(word: bytes) -> bool:
-    """Parse `yes` or `no`."""
-    if word.lower() not in (b"yes", b"no"):
-        raise SettingError("argument must be 'yes' or 'no'")
-    return word.lower() == b"yes"
-
-
-def _checked(value: int, minimum: int, maximum: int) -> int:
-    if not minimum <= value <= maximum:
-        raise SettingError(f"argument must be between {minimum} and {maximum} inclusive")
-    return value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+def of_row(row: Setting, config: InConfig) -> Readable:
+    """Return the setting of a row, which is a field of ServerConfig."""
+    return Readable(lambda server: config.render(getattr(server.config, row.name)), row, not row.is_modifiable)
 
 
 def _port(server: ServerContext) -> str:
     return str(server.process.port if server.process.port != server.process.tls_port else 0)
 
 
-# The fields of each client class: hard limit, soft limit, soft seconds.
-OUTPUT_LIMITS = {
-    "normal": ("output_bytes_max", "output_soft_bytes", "output_soft_seconds"),
-    "pubsub": ("subscriber_output_bytes_max", "subscriber_output_soft_bytes", "subscriber_output_soft_seconds"),
-}
-
-OUTPUT_FIELDS = {field for fields in OUTPUT_LIMITS.values() for field in fields}
-
-
-def _output_limits(server: ServerContext) -> str:
-    return " ".join(
-        f"{name} {' '.join(str(getattr(server.config, field)) for field in fields)}"
-        for name, fields in OUTPUT_LIMITS.items()
-    )
-
-
-def output_limits(word: bytes) -> Mapping[str, int]:
-    """Parse `normal 1gb 0 0 pubsub 32mb 8mb 60`, or one of the two classes; a hard limit of 0 is refused."""
-    words = word.decode("latin-1").split()
-    if not words or len(words) % 4:
-        raise SettingError("Wrong number of arguments in buffer limit configuration.")
-    fields: dict[str, int] = {}
-    for name, hard, soft, seconds in zip(*[iter(words)] * 4, strict=True):
-        if name.lower() not in OUTPUT_LIMITS:
-            raise SettingError("Invalid client class specified in buffer limit configuration.")
-        try:
-            sizes = (memory_size(1, OUTPUT_BYTES_MAX)(hard.encode()), memory_size(0, OUTPUT_BYTES_MAX)(soft.encode()))
-            limits = (*sizes, integer_between(0, INT32_MAX)(seconds.encode()))
-        except SettingError:
-            text = "Error in hard, soft or soft_seconds setting in buffer limit configuration."
-            raise SettingError(f"{text} A hard limit is 1 to {OUTPUT_BYTES_MAX}") from None
-        fields |= zip(OUTPUT_LIMITS[name.lower()], limits, strict=True)
-    return fields
-
-
-def event_classes(word: bytes) -> str:
-    """Parse the classes of keyspace events; return their letters."""
-    try:
-        return letters_of(classes_of(word.decode("latin-1")))
-    except ClassesError as error:
-        raise SettingError(str(error)) from None
-
-
-# Redis' levels, and those that log the same here.
-LEVELS = {"debug": "debug", "verbose": "info", "notice": "info", "warning": "warning", "nothing": "nothing"}
-SHOWN_LEVELS = {"info": "notice", "error": "warning"}
-
-
-def log_levels(word: bytes) -> str:
-    """Parse a level of Redis or of `--loglevel`, and the levels of some parts: `notice,sparkis.tls=debug`."""
-    found = []
-    for each in word.decode("utf-8", "replace").lower().split(","):
-        part, is_given, level = each.rpartition("=")
-        if level not in LEVELS and level not in log_lines.LEVELS:
-            raise SettingError(f"argument(s) must be one of the following: {', '.join(LEVELS)}")
-        if is_given and part not in log_lines.PARTS:
-            known = ", ".join(log_lines.PARTS)
-            raise SettingError(f"{client_text(part.encode())} is no part of sparkis; give one of {known}")
-        found.append(f"{part}{is_given}{LEVELS.get(level, level)}")
-    return ",".join(found)
-
-
-def shown_levels(levels: str) -> str:
-    """Return levels by Redis' names."""
-    parts = (each.rpartition("=") for each in levels.lower().split(","))
-    return ",".join(f"{part}{equals}{SHOWN_LEVELS.get(level, level)}" for part, equals, level in parts)
-
-
-SETTINGS: dict[str, Setting] = {
-    "aclfile": immutable("acl_file"),
+# What Redis has and sparkis cannot change.
+FIXED = {
     "acl-pubsub-default": constant("resetchannels"),
-    "acllog-max-len": modifiable("acl_log_entries_max", integer_between(0, 2**63 - 1)),
     "appendonly": constant("no"),
-    "bind": immutable("hosts"),
-    "client-query-buffer-limit": modifiable("query_buffer_bytes_max", memory_size(MIB, QUERY_BUFFER_BYTES_MAX)),
-    "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_modifiable=True),
-    "cluster-enabled": Setting(lambda server: "no" if server.cluster is None else "yes"),
-    "daemonize": Setting(lambda server: "no"),
-    "databases": immutable("databases"),
+    "cluster-enabled": immutable(lambda server: "no" if server.cluster is None else "yes"),
+    "daemonize": immutable(lambda server: "no"),
     "hide-user-data-from-log": constant("no"),
-    "io-threads": Setting(lambda server: "1"),
-    "latency-monitor-threshold": modifiable("latency_over_ms", integer_between(0, 2**63 - 1)),
+    "io-threads": immutable(lambda server: "1"),
     "latency-tracking": constant("yes"),
     "latency-tracking-info-percentiles": constant("50 99 99.9"),
-    "loglevel": Setting(
-        lambda server: shown_levels(server.config.log_levels),
-        "log_levels",
-        log_levels,
-        is_modifiable=True,
-        in_file=lambda server: server.config.log_levels,
-    ),
     "locale-collate": constant("C"),  # SORT_RO ALPHA compares bytes
     "max-new-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
     "max-new-tls-connections-per-cycle": constant(str(ACCEPTS_PER_ROUND)),
-    "maxclients": modifiable("clients_max", integer_between(1, CLIENTS_MAX)),
     "maxmemory": constant("0"),
     "maxmemory-policy": constant("noeviction"),
-    "notify-keyspace-events": modifiable("notify_events", event_classes, config_letters),
-    "port": Setting(_port, is_modifiable=True),
-    "protected-mode": modifiable("protected_mode", yes_or_no),
-    "proto-max-bulk-len": modifiable("bulk_bytes_max", memory_size(MIB, BULK_BYTES_MAX)),
+    "port": Readable(_port),
     "replica-read-only": constant("yes"),
     "replica-serve-stale-data": constant("yes"),
-    "requirepass": modifiable("password", lambda word: word.decode("utf-8", "surrogateescape") or None),
     "save": constant(""),
     "slave-read-only": constant("yes"),
     "slave-serve-stale-data": constant("yes"),
-    "slowlog-log-slower-than": modifiable("slow_over_us", integer_between(-1, 2**63 - 1)),
-    "slowlog-max-len": modifiable("slow_entries_max", integer_between(0, 2**63 - 1)),
-    "tcp-backlog": immutable("backlog_connections"),
-    "tcp-keepalive": modifiable("tcp_keepalive_seconds", integer_between(0, INT32_MAX)),
-    "tracking-table-max-keys": modifiable("tracked_keys_max", integer_between(0, 2**63 - 1)),
-    "tls-port": Setting(lambda server: str(server.process.tls_port), is_modifiable=True),
-    "timeout": modifiable("idle_timeout_seconds", integer_between(0, INT32_MAX)),
+    "tls-port": Readable(lambda server: str(server.process.tls_port)),
 }
-
-
-def changes_of(name: str, value: bytes) -> Mapping[str, Any]:
-    """Return the fields of ServerConfig that a modifiable setting changes, with their new values; SettingError."""
-    setting = SETTINGS[name]
-    parsed = setting.parse(value)
-    return parsed if isinstance(parsed, dict) else {setting.field: parsed}
-
-
+OF_ROWS = {row.option: of_row(row, row.config) for row in ROWS.values() if row.config is not None}
+SETTINGS = dict(sorted((FIXED | OF_ROWS).items()))
 TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file": "ca"}
 
 
-def tls_file(field: str) -> Setting:
-    """Declare a TLS file; the server reloads a changed file by itself."""
-    return Setting(lambda server: _text(getattr(server.config.tls, field)))
+def tls_file(field: str) -> Readable:
+    """Return the setting of a TLS file; the server reloads a changed file by itself."""
+    return immutable(lambda server: text_of(getattr(server.config.tls, field)))
 
 
-def settings_of(server: ServerContext) -> Mapping[str, Setting]:
+def settings_of(server: ServerContext) -> Mapping[str, Readable]:
     """Return the settings of a server; some exist only with TLS or in a cluster."""
     settings = dict(SETTINGS)
     if server.config.tls is not None:
@@ -280,7 +111,7 @@ def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
 
 
 def _matching_settings(
-    server: ServerContext, settings: Mapping[str, Setting], patterns: Sequence[bytes]
+    server: ServerContext, settings: Mapping[str, Readable], patterns: Sequence[bytes]
 ) -> Iterator[Sequence[bytes]]:
     """Match patterns in steps; the last chunk has the matched settings, name and value in turn."""
     # The name of each matched setting, and the name to reply with: the client's own spelling if it typed a name.
@@ -318,21 +149,27 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
             raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
-        if not settings[name].is_modifiable:
+        if settings[name].is_immutable:
             raise _failed(client_text(as_typed), "can't set immutable config")
         if name in names[:at]:
             raise _failed(client_text(as_typed), "duplicate parameter")
     changes: dict[str, Any] = {}
     for name, (_, value) in zip(names, pairs, strict=True):
-        setting = settings[name]
-        if setting.field:
+        row = settings[name].row
+        if row is not None:
             try:
-                changes |= changes_of(name, value)
+                changes |= change_of(row, value, server.config)
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-        elif value.decode("utf-8", "replace") != setting.render(server):
+        elif value.decode("utf-8", "replace") != settings[name].render(server):
             raise _failed(name, "can't set immutable config")
     return changes
+
+
+def change_of(row: Setting, value: bytes, config: ServerConfig) -> Mapping[str, Any]:
+    """Return the field of ServerConfig that a modifiable setting changes, with its new value; SettingError."""
+    assert row.config is not None and row.config.parse is not None
+    return {row.name: row.joined(getattr(config, row.name), row.config.parse(value))}
 
 
 def _failed(name: str, reason: str) -> PlainError:
@@ -366,11 +203,10 @@ def config_rewrite(context: CommandContext) -> Reply:
     # Imported here, because it takes 20 ms, and few servers rewrite a file.
     from resp_server.commands.config_rewrite import rewrite
 
-    changed = set(server.config.changed_fields)
     values = {
-        name: (setting.in_file or setting.render)(server)
-        for name, setting in SETTINGS.items()
-        if changed.intersection(setting.fields)
+        name: (row.config.in_file or row.config.render)(getattr(server.config, row.name))
+        for name, row in ((name, each.row) for name, each in SETTINGS.items())
+        if row is not None and row.config is not None and row.name in server.config.changed_fields
     }
     rewrite(server.config.config_file, server.config.config_table, values)
     return OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command.handler import command, integer
-from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import (
     NoAuthError,
@@ -17,6 +16,7 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import OK, Reply
 from resp_server.session.session import RESP2
+from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 
 # Redis reads a database's number as a C int.

@@ -13,13 +13,13 @@ from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import command, worker_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
-from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.net import event_loop
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 from state_backend.model.clock import iso_text
 from state_backend.store.store import AppliedEpoch, Snapshot
@@ -144,7 +144,7 @@ def _clients(context: CommandContext, total: ProcessStats) -> Section:
     return {
         "connected_clients": total.clients,
         "cluster_connections": 0,
-        "maxclients": context.server.config.clients_max,
+        "maxclients": context.server.config.maxclients,
         "client_recent_max_input_buffer": 0,
         "client_recent_max_output_buffer": total.largest_output_bytes,
         "blocked_clients": total.paused,

@@ -142,7 +142,7 @@ def _age(seconds: int) -> str:
 @command("latency|doctor")
 def latency_doctor(context: CommandContext) -> Reply:
     """Returns a human-readable latency analysis report."""
-    is_monitored = context.server.config.latency_over_ms > 0
+    is_monitored = context.server.config.latency_monitor_threshold > 0
     return context.server.gather(
         latency_events, None, lambda responses: Verbatim(report(LatencyEvents.merged(responses), is_monitored).encode())
     )

@@ -13,9 +13,9 @@ from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
-from resp_server.push.keyspace_notifications import ClassesError, classes_of
 from resp_server.push.message_bus import POST, post_of
 from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.settings.event_classes import ClassesError, classes_of
 
 # Channel names of a reply that is made at once (guess: well below a millisecond); more are sent in steps.
 NAMES_AT_ONCE = 1_024

@@ -25,7 +25,7 @@ def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
     requested = COUNT
     if count is not None:
         requested = integer_at_least(count, -1, "count should be greater than or equal to -1")
-    entries_max = context.server.config.slow_entries_max
+    entries_max = context.server.config.slowlog_max_len
     count_max = entries_max if requested < 0 else min(requested, entries_max)
 
     def merge(responses: Sequence[list[list[Any]]]) -> Reply:
@@ -56,7 +56,7 @@ def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
 @command("slowlog|len")
 def slowlog_len(context: CommandContext) -> Reply:
     """Returns the number of entries in the slow log."""
-    entries_max = context.server.config.slow_entries_max
+    entries_max = context.server.config.slowlog_max_len
     return context.server.gather(slow_count, None, lambda responses: min(sum(responses), entries_max))
 
 

@@ -14,7 +14,6 @@ from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
 from resp_server.command.handler import WorkerQuery
 from resp_server.command.table import CommandTable
-from resp_server.config import ServerConfig
 from resp_server.execution.histories import Histories
 from resp_server.execution.loading_waits import LoadingWaits
 from resp_server.execution.slow_requests import SlowRequests
@@ -34,6 +33,7 @@ from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
 from resp_server.session.transaction import ReadPoint
+from resp_server.settings.server import ServerConfig
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
@@ -131,8 +131,8 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.process = ProcessInfo(self.clock())
         config = self.config
-        self.users = Users(self.table, config.password, config.acl_file, config.limits, config.server_password)
-        self.tracking = TrackingTable(self.config.tracked_keys_max)
+        self.users = Users(self.table, config.password, config.aclfile, config.rate_limits, config.server_password)
+        self.tracking = TrackingTable(self.config.tracking_table_max_keys)
         self._stalled: set[str] = set()  # jobs whose log cannot be read here, so that they get no newer epoch
         self._held: dict[str, _HeldEpoch] = {}  # jobs that are read at an earlier epoch meanwhile
         self.view = self._own_view(self.process.started_ms)
@@ -220,11 +220,11 @@ class ServerContext:
         if "password" in changes:
             self.users.set_password(changes["password"])
             self.apply_user_changes()
-        if "log_levels" in changes:
-            log_lines.set_levels(changes["log_levels"])
+        if "loglevel" in changes:
+            log_lines.set_levels(changes["loglevel"])
         self.slow_requests.configure()
         self.notifications.configure()
-        self.tracking.limit(self.config.tracked_keys_max)
+        self.tracking.limit(self.config.tracking_table_max_keys)
         self.update_observation()
 
     def reset_statistics(self) -> None:
@@ -236,7 +236,7 @@ class ServerContext:
     @property
     def is_observed(self) -> bool:
         """Tell whether requests are monitored, timed or paused individually; then the fast path is off."""
-        is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
+        is_measured = 0 <= self.config.slowlog_log_slower_than < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
     def update_observation(self) -> None:
@@ -558,7 +558,7 @@ class CommandContext:
             user=session.user.name if user is None else user,
             client=server.clients.describe(session),
             now_ms=self.now_ms,
-            entries_max=server.config.acl_log_entries_max,
+            entries_max=server.config.acllog_max_len,
         )
 
     def pin(self) -> KeyspaceView:

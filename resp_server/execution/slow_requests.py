@@ -7,10 +7,10 @@ from typing import Protocol
 
 from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
-from resp_server.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
 from resp_server.metrics.slow_log import SlowLog
 from resp_server.session.session import Session
+from resp_server.settings.server import ServerConfig
 from state_backend.model.clock import Clock
 
 NEVER_NS = 1 << 63
@@ -36,24 +36,24 @@ class SlowRequests:
     def threshold_ns(self) -> int:
         """The duration from which on a request is recorded."""
         config = self._host.config
-        slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
-        return min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
+        slow_ns = config.slowlog_log_slower_than * 1000 if config.slowlog_log_slower_than >= 0 else NEVER_NS
+        return min(slow_ns, config.latency_monitor_threshold * 1_000_000 or NEVER_NS)
 
     def configure(self) -> None:
         """Apply changed settings."""
-        self.log.cut(self._host.config.slow_entries_max)
+        self.log.cut(self._host.config.slowlog_max_len)
 
     def record(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
         """Record a request, if it was slow."""
         config, flags = self._host.config, command.facts.flags
         microseconds = nanoseconds // 1000
-        if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
-            now_ms, entries_max = self._host.clock(), config.slow_entries_max
+        if 0 <= config.slowlog_log_slower_than <= microseconds and "skip_slowlog" not in flags:
+            now_ms, entries_max = self._host.clock(), config.slowlog_max_len
             words = redacted(command.policy.redaction, words)
             self.log.add(now_ms, microseconds, words, session.address, session.name, entries_max)
         self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
 
     def record_event(self, name: str, milliseconds: int) -> None:
         """Record an event for LATENCY, if it took long."""
-        if 0 < self._host.config.latency_over_ms <= milliseconds:
+        if 0 < self._host.config.latency_monitor_threshold <= milliseconds:
             self.latency.add(name, self._host.clock(), milliseconds)

@@ -42,7 +42,7 @@ class ProxySource:
         scrape, context = Scrape(), self._context
         total = ProcessStats.from_json(process_stats.respond(context, None))
         add_process(scrape, total, context.process.started_ms)
-        add_clients(scrape, total, context.config.clients_max)
+        add_clients(scrape, total, context.config.maxclients)
         add_listed_jobs(scrape, await self._listed_jobs())
         for cluster in self._applications.each:
             add_state_cluster(scrape, cluster.info_fields(), SLOTS - sum(cluster.slots.counts.values()))

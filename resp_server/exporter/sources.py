@@ -53,7 +53,7 @@ class ServerSource:
         total = ProcessStats.from_json(process_stats.respond(context, None))
         facts = job_facts.respond(context, None)
         add_process(scrape, total, context.process.started_ms)
-        add_clients(scrape, total, context.config.clients_max)
+        add_clients(scrape, total, context.config.maxclients)
         add_server(scrape, facts)
         if self._loading is not None:
             scrape.add("slots_loading", self._loading())

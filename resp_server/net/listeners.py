@@ -35,7 +35,7 @@ BPF_RETURN = 0x06
 
 
 class ListenOptions(Protocol):
-    """The options of a server's listening sockets; see `resp_server.config.ServerConfig`."""
+    """The options of a server's listening sockets; see `resp_server.settings.server.ServerConfig`."""
 
     @property
     def hosts(self) -> Sequence[str]: ...
@@ -46,7 +46,7 @@ class ListenOptions(Protocol):
     @property
     def tls_port(self) -> int | None: ...
     @property
-    def backlog_connections(self) -> int: ...
+    def tcp_backlog(self) -> int: ...
     @property
     def shares_port(self) -> bool: ...
 
@@ -65,9 +65,7 @@ def raise_file_limit(clients: int) -> None:
         log.warning("%d clients may be too many: files stay limited to %d (%s)", clients, soft, error)
 
 
-def listen(
-    hosts: Sequence[str], port: int, backlog_connections: int, *, shares_port: bool = False
-) -> list[socket.socket]:
+def listen(hosts: Sequence[str], port: int, tcp_backlog: int, *, shares_port: bool = False) -> list[socket.socket]:
     """Return listening sockets for some hosts, all on one port; port 0: any free port.
 
     Resolves names. A loopback address that the machine does not have is skipped. OSError if another address cannot be
@@ -82,7 +80,7 @@ def listen(
     for host in hosts:
         try:
             for address in _addresses(host, port):
-                listeners.append(_listener(address, port, backlog_connections, shares_port=shares_port))
+                listeners.append(_listener(address, port, tcp_backlog, shares_port=shares_port))
                 port = listeners[-1].getsockname()[1]
         except OSError as error:
             if host in LOOPBACK and listeners:
@@ -106,7 +104,7 @@ def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[so
     """Return a server's listening sockets: (those without TLS, those with TLS). OSError."""
 
     def listen_at(port: int) -> list[socket.socket]:
-        return listen(config.hosts, port, config.backlog_connections, shares_port=config.shares_port)
+        return listen(config.hosts, port, config.tcp_backlog, shares_port=config.shares_port)
 
     first = listen_at(config.port)
     if config.tls is None:
@@ -183,9 +181,9 @@ def _addresses(host: str, port: int) -> list[tuple[int, str]]:
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 
-def _listener(address: tuple[int, str], port: int, backlog_connections: int, *, shares_port: bool) -> socket.socket:
+def _listener(address: tuple[int, str], port: int, tcp_backlog: int, *, shares_port: bool) -> socket.socket:
     family, host = address
-    listener = socket.create_server((host, port), family=family, backlog=backlog_connections, reuse_port=shares_port)
+    listener = socket.create_server((host, port), family=family, backlog=tcp_backlog, reuse_port=shares_port)
     listener.setblocking(False)
     return listener
 

@@ -110,24 +110,6 @@ class TlsFiles:
         return VERIFY_MODES[self.auth_clients or ("no" if self.ca is None else "yes")]
 
 
-def add_tls_options(parser: argparse.ArgumentParser, *, for_server: bool = True) -> None:
-    """Add the options for TLS files to a command."""
-    group = parser.add_argument_group("TLS")
-    group.add_argument(
-        CERT_OPTION,
-        metavar="FILE",
-        help="the certificate to present" + ("; with it the port speaks TLS" if for_server else ""),
-    )
-    group.add_argument(KEY_OPTION, metavar="FILE", help="its private key")
-    group.add_argument(CA_OPTION, metavar="FILE", help="the CA that must have signed the certificates of peers")
-    if for_server:
-        group.add_argument(
-            AUTH_CLIENTS_OPTION,
-            choices=tuple(VERIFY_MODES),
-            help="whether clients must present a certificate of that CA (default: yes if a CA is given)",
-        )
-
-
 def files_of(options: argparse.Namespace) -> TlsFiles | None:
     """Return the files that the options name, or None if they name none; TlsError if they contradict each other."""
     found = TlsFiles(

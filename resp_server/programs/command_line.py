@@ -1,4 +1,4 @@
-"""The common part of our programs: option types, logging, and error messages."""
+"""The common part of our programs: logging, and error messages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple
 
-from resp_server.net.addresses import PORT_MAX, host_and_port
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.server")
-
-LOOPBACK = "127.0.0.1"
-
-
-class Address(NamedTuple):
-    """Where to listen; port 0: any free one."""
-
-    host: str
-    port: int
 
 
 class CommandLineError(ValueError):
@@ -106,44 +95,6 @@ class Program:
         return self.run(parser.parse_args(arguments))
 
 
-def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
-    """Return the parser of an option's integer; ArgumentTypeError for another text, described by `what`."""
-
-    def read(text: str) -> int:
-        # The length is checked first, because int() of very many digits is slow.
-        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(last)) and first <= int(text) <= last):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {first} to {last}")
-        return int(text)
-
-    return read
-
-
-# The type of --port; 0: any free port.
-tcp_port = whole_number(0, PORT_MAX, "a port")
-
-
-def http_address(text: str) -> Address:
-    """Parse the value of --metrics."""
-    port = text.removeprefix(":")
-    try:
-        return Address(*host_and_port(text if ":" in port else f"{LOOPBACK}:{port}", port_min=0))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not [HOST:]PORT, such as 9379, 10.0.0.1:9379 or [::1]:9379"
-        ) from None
-
-
-def seconds(text: str) -> float:
-    """Parse a number of seconds."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
-    return number
-
-
 def mistakes_of(error: Exception) -> Sequence[str]:
     """Return the lines about an error: one for each mistake of a command line; without secrets."""
     lines = error.mistakes if isinstance(error, CommandLineError) else [message_of(error)]
@@ -160,29 +111,3 @@ def message_of(error: Exception) -> str:
 def _end_before_start(number: int, frame: FrameType | None) -> None:
     logger.info("%s: ends before it has started", signal.Signals(number).name)
     raise SystemExit(0)
-
-
-def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `run` needs."""
-    parser.add_argument(
-        "--loglevel",
-        type=_levels,
-        default="info",
-        metavar="LEVEL[,PART=LEVEL...]",
-        help="the lowest level that is logged: debug, info, warning, error or nothing; and that of some parts, as in "
-        "warning,sparkis.tls=debug (default %(default)s)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=log_lines.FORMATS,
-        default="text",
-        help="json: each line of the log is a JSON object (default %(default)s)",
-    )
-
-
-def _levels(text: str) -> str:
-    try:
-        log_lines.parse_levels(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text

@@ -7,30 +7,22 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from resp_server.commands.config import SETTINGS
-from resp_server.config import ServerConfig
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import Configuration
 from resp_server.programs.listening import config_of
-from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
+from resp_server.settings.programs import TABLE, rows_for
+from resp_server.settings.server import ROWS, ServerConfig
+from resp_server.settings.setting import REGISTRY
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.server")
 
-FIELDS = {field for setting in SETTINGS.values() for field in setting.fields if field}
-LOG_OPTIONS = {"loglevel", "log-format"}
-# The options whose values are in these fields.
-APPLIED = {
-    "requirepass",
-    "requirepass-file",
-    "notify-keyspace-events",
-    "protected-mode",
-    "maxclients",
-    "timeout",
-    *REDIS_SETTINGS,
-    *LOG_OPTIONS,
-}
+# The fields of ServerConfig that may change while a server runs, and the options that change them.
+FIELDS = {row.name for row in ROWS.values() if row.is_modifiable}
+APPLIED = {row.option for row in TABLE if row.is_modifiable or row.at_once}
+# Those that a program without Redis clients has.
+LOG_OPTIONS = {row.option for row in rows_for(REGISTRY) if row.option in APPLIED}
 
 
 class Configurable(Protocol):

@@ -15,35 +15,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
-from resp_server.programs.command_line import seconds
-
 logger = logging.getLogger("sparkis.server")
 
-# Less than the 30 s after which Kubernetes kills a pod.
-TIMEOUT_S = 10.0
 # A shell sends SIGINT to all processes of a group, and the supervisor forwards its own: that is one signal (guess).
 SAME_SIGNAL_S = 0.5
 
 Step = Callable[[float], Awaitable[None]]
-
-
-def add_drain_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `Drain` needs."""
-    parser.add_argument(
-        "--drain-delay",
-        type=seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="after SIGTERM, serve new clients for this time while /readyz says no: until balancers have noticed "
-        "(default %(default)g)",
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=seconds,
-        default=TIMEOUT_S,
-        metavar="SECONDS",
-        help="then finish requests for at most this time (default %(default)g)",
-    )
 
 
 class Drain:

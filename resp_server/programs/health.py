@@ -10,8 +10,9 @@ import sys
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client, ErrorReplyError, check_loaded
-from resp_server.net.tls import add_tls_options, files_of
-from resp_server.programs.command_line import http_address, seconds
+from resp_server.net.tls import files_of
+from resp_server.settings.option_values import http_address, seconds
+from resp_server.settings.programs import add_settings
 from state_backend.model.errors import SparkisError
 
 READY, NOT_READY, NO_ANSWER = 0, 1, 3
@@ -59,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the wait for an answer (default 4)",
     )
-    add_tls_options(parser, for_server=False)
+    add_settings(parser, "health")
 
 
 def run(options: argparse.Namespace) -> int:

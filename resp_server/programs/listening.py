@@ -1,4 +1,4 @@
-"""The common parts of programs that answer Redis clients: their options, their users, and the wait for a signal."""
+"""The common parts of programs that answer Redis clients: their settings, their users, and the wait for a signal."""
 
 from __future__ import annotations
 
@@ -15,136 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import AccessError, Users
-from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
-from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
-from resp_server.net.listeners import LOOPBACK
 from resp_server.net.passed_sockets import passed_ports
-from resp_server.net.tls import CA_OPTION, TlsFiles, add_tls_options, files_of, server_context
-from resp_server.programs.command_line import Mistakes, add_log_options, tcp_port, whole_number
+from resp_server.net.tls import CA_OPTION, TlsFiles, files_of, server_context
+from resp_server.programs.command_line import Mistakes
 from resp_server.programs.configuration import Configuration
-from resp_server.programs.draining import Drain, add_drain_options
-from resp_server.programs.metrics_options import add_metrics_options
-from resp_server.programs.redis_settings import add_redis_settings, redis_settings_of
-from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+from resp_server.programs.draining import Drain
+from resp_server.settings.server import ROWS, ServerConfig
 
 logger = logging.getLogger("sparkis.server")
-
-DEFAULT_PORT = 7379
-
-
-def add_listening_options(
-    parser: argparse.ArgumentParser,
-    port: int | None = DEFAULT_PORT,
-    port_help: str = "TCP port (default %(default)s; 0: a free one)",
-) -> None:
-    """Add the options that all programs with Redis clients have."""
-    parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
-    add_bind_option(parser)
-    _add_user_options(parser)
-    parser.add_argument(
-        "--notify-keyspace-events",
-        type=_event_classes,
-        default="",
-        metavar="CLASSES",
-        help="the classes of keyspace notifications, as in Redis (default: none)",
-    )
-    _add_client_limits(parser)
-    parser.add_argument(
-        "--reuse-port",
-        choices=("yes", "no"),
-        default="no",
-        help="yes: the next process may listen at the same port before this one ends (SO_REUSEPORT; default no)",
-    )
-    add_drain_options(parser)
-    add_redis_settings(parser)
-    add_log_options(parser)
-    add_tls_options(parser)
-    add_metrics_options(parser)
-
-
-def add_bind_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the addresses for Redis clients."""
-    parser.add_argument(
-        "--bind",
-        nargs="+",
-        default=list(LOOPBACK),
-        metavar="ADDRESS",
-        help="addresses to listen on (default: loopback)",
-    )
-
-
-def add_password_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the users of Redis clients."""
-    parser.add_argument(
-        "--requirepass",
-        metavar="PASSWORD",
-        help=f"the password for AUTH; safer: {PASSWORD_VARIABLE} in the environment",
-    )
-    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
-    parser.add_argument("--aclfile", metavar="FILE", help="the file of the users and their rules, as in Redis")
-
-
-def _add_user_options(parser: argparse.ArgumentParser) -> None:
-    add_password_options(parser)
-    parser.add_argument(
-        "--rate-limit",
-        action="append",
-        type=_limit,
-        default=[],
-        metavar="USER=COMMANDS[,BYTES]",
-        help="the limits of a user: commands, and bytes, per second; may be repeated",
-    )
-
-
-def _add_client_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--protected-mode",
-        choices=("yes", "no"),
-        default="yes",
-        help="yes: without a password, serve only clients on this machine (default yes)",
-    )
-    parser.add_argument(
-        "--maxclients",
-        type=whole_number(1, CLIENTS_MAX, "a number of connections"),
-        default=10_000,
-        metavar="N",
-        help="connections at a time (default %(default)s)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=whole_number(0, INT32_MAX, "a number of seconds"),
-        default=0,
-        metavar="SECONDS",
-        help="close clients that are idle for longer (default: never)",
-    )
-
-
-def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of programs that can have a plain port and a port with TLS."""
-    parser.add_argument(
-        "--tls-port",
-        type=tcp_port,
-        metavar="PORT",
-        help="a port with TLS; --port is then plain (default: TLS at --port)",
-    )
-
-
-def _limit(text: str) -> RateLimit:
-    try:
-        return RateLimit.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _event_classes(text: str) -> str:
-    try:
-        return letters_of(classes_of(text))
-    except ClassesError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
@@ -162,25 +43,18 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     mistakes.raise_if_any()
     configuration: Configuration | None = getattr(options, "configuration", None)
     file = None if configuration is None else configuration.file
+    values = {name: row.value_of(options) for name, row in ROWS.items() if row.programs and hasattr(options, row.dest)}
     return ServerConfig(
-        config_file=None if file is None else str(Path(file.path).resolve()),
-        config_table="" if configuration is None else configuration.program,
-        tls=tls,
-        tls_port=getattr(options, "tls_port", None),
-        shares_port=options.reuse_port == "yes",
-        hosts=tuple(options.bind),
-        port=options.port,
-        password=password,
-        server_password=os.environ.get(SERVER_PASSWORD_VARIABLE) or None,
-        acl_file=options.aclfile,
-        limits=tuple(options.rate_limit),
-        notify_events=options.notify_keyspace_events,
-        log_levels=options.loglevel,
-        protected_mode=options.protected_mode == "yes",
-        role=options.role,
-        clients_max=options.maxclients,
-        idle_timeout_seconds=options.timeout,
-        **redis_settings_of(options),
+        **values
+        | {
+            "password": password,
+            "server_password": os.environ.get(SERVER_PASSWORD_VARIABLE) or None,
+            "rate_limits": tuple(options.rate_limit),
+            "role": getattr(options, "role", "master"),
+            "tls": tls,
+            "config_file": None if file is None else str(Path(file.path).resolve()),
+            "config_table": "" if configuration is None else configuration.program,
+        }
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.exporter.proxy_source import ProxySource
 from resp_server.net import event_loop
@@ -19,31 +18,33 @@ from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.programs.analyzed_states import key_formats_of_log
-from resp_server.programs.command_line import Mistakes, Program, whole_number
+from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
     EndedBeforeStartError,
     Shutdown,
-    add_listening_options,
-    add_tls_port_option,
     config_of,
     load_users,
     log_started,
     report_ports,
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
-from resp_server.programs.upstream_options import add_upstream_options, swap_of
+from resp_server.programs.upstream_options import swap_of
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.request_policy import APPLICATIONS_MAX
-from resp_server.proxy.state_cluster import TIMEOUT_S, StateCluster
+from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
-from resp_server.serving.token import add_token_option, token_of
+from resp_server.serving.token import token_of
+from resp_server.settings.groups import MS_PER_S
+from resp_server.settings.programs import add_settings
+from resp_server.settings.server import ServerConfig
+from resp_server.settings.setting import PROXY
 from resp_server.swap.dispatcher import SwapDispatcher
 from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
@@ -54,8 +55,6 @@ from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.proxy")
 
-MS_PER_S = 1000
-TIMEOUT_MS_MAX = 60_000
 KNOWN_POLL_S = 0.02
 
 DESCRIPTION = """\
@@ -75,45 +74,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a proxy to a command."""
-    parser.add_argument(
-        "--log",
-        action="append",
-        default=[],
-        metavar="ROOT",
-        help="a log root; its registry writes the topology there; may be repeated",
-    )
-    parser.add_argument(
-        "--registry",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="a registry, which announces each new topology; may be repeated",
-    )
-    add_token_option(parser)
-    parser.add_argument(
-        "--cluster",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file with the topology of the servers; reloaded when it changes; may be repeated",
-    )
-    parser.add_argument(
-        "--server-timeout",
-        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
-        default=int(TIMEOUT_S * MS_PER_S),
-        metavar="MS",
-        help="the time limit for a server's reply, in milliseconds (default %(default)s)",
-    )
-    add_upstream_options(parser)
-    add_listening_options(parser)
-    add_tls_port_option(parser)
-    parser.add_argument(
-        "--server-tls",
-        choices=("yes", "no"),
-        help="whether servers and registries speak TLS (default: yes if a TLS file is given)",
-    )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(role="master")
+    add_settings(parser, PROXY)
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -193,7 +154,7 @@ async def answer_clients(
     shutdown = Shutdown(
         watches_input=options.child and unused is None, lifeline=supervised.get("lifeline"), drain=drain
     )
-    raise_file_limit(config.clients_max + (options.upstream_pinned if swap else 0))
+    raise_file_limit(config.maxclients + (options.upstream_pinned if swap else 0))
     applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
     server = _make_server(options, config, applications, swap)
     server.context.state_servers = applications.info_fields
@@ -280,7 +241,7 @@ def _make_server(
         )
 
     if swap is not None:
-        config = replace(config, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+        config = replace(config, proto_max_bulk_len=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
     if options.upstream_auth == "client":
         config = replace(config, password=secrets.token_hex())  # so that clients have to log in
     config = replace(config, server_password=None)  # no process logs in to a proxy with it

@@ -10,27 +10,27 @@ import socket
 import sys
 from ipaddress import ip_address
 
-from resp_server.cluster.topology import NODES_MAX
 from resp_server.exporter.registry_source import RegistrySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.listeners import LOOPBACK, cannot_listen, raise_file_limit
-from resp_server.net.tls import Certificates, add_tls_options, certificates_of, server_files_of
-from resp_server.programs.command_line import Mistakes, Program, add_log_options, tcp_port, whole_number
+from resp_server.net.tls import Certificates, certificates_of, server_files_of
+from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import Shutdown
-from resp_server.programs.metrics_options import add_metrics_options, check_metrics, listener_of
+from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
-from resp_server.serving.token import add_token_option, token_of
+from resp_server.serving.token import token_of
 from resp_server.serving.token_port import UNAUTHENTICATED_MAX
+from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import REGISTRY
 from state_backend.log.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
 
-DEFAULT_PORT = 7377
 # The exit code of a registry that another one has replaced; a supervisor must not restart it.
 FENCED_CODE = 3
 
@@ -50,33 +50,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a registry to a command."""
-    parser.add_argument("--log", required=True, metavar="PATH", help="the log root; registry.json is written there")
-    parser.add_argument(
-        "--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)"
-    )
-    parser.add_argument(
-        "--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default %(default)s)"
-    )
-    parser.add_argument(
-        "--advertise", metavar="HOST", help="this machine's address for state servers (default: the --bind address)"
-    )
-    parser.add_argument(
-        "--replicas",
-        type=whole_number(0, NODES_MAX - 1, "a number of replicas"),
-        default=0,
-        metavar="N",
-        help="replicas of each slot, if there are enough servers (default %(default)s)",
-    )
-    parser.add_argument(
-        "--standby",
-        action="store_true",
-        help="take over when the log's registry has not answered for two seconds (its driver may have ended)",
-    )
-    add_token_option(parser)
-    add_tls_options(parser)
-    add_log_options(parser)
-    add_metrics_options(parser, has_jobs=False)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    add_settings(parser, REGISTRY)
 
 
 def serve(options: argparse.Namespace) -> int:

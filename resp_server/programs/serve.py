@@ -24,21 +24,18 @@ from typing import Any, BinaryIO
 
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
-from resp_server.config import ServerConfig
 from resp_server.exporter.sources import ServerSource, WorkersSource
 from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import TlsFiles, certificates_of
-from resp_server.programs.command_line import Mistakes, Program, http_address, tcp_port, whole_number
+from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
     EndedBeforeStartError,
     Shutdown,
-    add_listening_options,
-    add_tls_port_option,
     config_of,
     load_users,
     log_started,
@@ -46,7 +43,7 @@ from resp_server.programs.listening import (
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.supervisor import SUPERVISED, supervise
-from resp_server.programs.upstream_options import add_upstream_options, swap_of
+from resp_server.programs.upstream_options import swap_of
 from resp_server.serving.announcement_port import AnnouncementListener
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
@@ -54,19 +51,19 @@ from resp_server.serving.driver_leases import UNUSED_CODE, DriverLeases
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog, ReportedCatalog
 from resp_server.serving.server import Server
 from resp_server.serving.server_record import remove_record, remove_store
+from resp_server.settings.programs import add_settings
+from resp_server.settings.server import ServerConfig
+from resp_server.settings.setting import SERVE
 from resp_server.workers.master import Workers
-from state_backend.apply.compact import add_retention_option
 from state_backend.apply.store_log import check_stores
 from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
-from state_backend.log.time_travel import AS_OF_HELP, AsOf, BeforeFirstEpochError, Moment, moment_of
+from state_backend.log.time_travel import AsOf, BeforeFirstEpochError, Moment, moment_of
 from state_backend.model.errors import LogError, LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
 
-# More than any machine has free cores (guess); each worker takes about 50 MB.
-WORKERS_MAX = 64
 # The server listens when its jobs are loaded, or after this time; then it replies LOADING until they are (guess).
 LOADING_GRACE_S = 5.0
 # When a proxy is killed, its state server locks the store folder for a moment longer (guess).
@@ -88,74 +85,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a server to a command."""
-    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
-    add_listening_options(parser)
-    add_tls_port_option(parser)
-    parser.add_argument("--store", metavar="FOLDER", help="the folder of the stores (default: in the user's cache)")
-    parser.add_argument(
-        "--role",
-        choices=("master", "slave"),
-        default="master",
-        help="the role in HELLO, ROLE and INFO (default master)",
-    )
-    parser.add_argument(
-        "--workers",
-        type=whole_number(1, WORKERS_MAX, "a number of processes"),
-        default=1,
-        metavar="N",
-        help="processes that serve the port; with --upstream: that read the states behind it (default %(default)s)",
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="FILE",
-        help="serve as a node of a Redis Cluster with the topology in this file; reloaded when it changes",
-    )
-    parser.add_argument(
-        "--cluster-node",
-        metavar="HOST:PORT",
-        help="with --cluster: this server's node in the topology, by address or id",
-    )
-    parser.add_argument(
-        "--announcements",
-        type=http_address,
-        metavar="[HOST:]PORT",
-        help="where writers on other machines announce their epochs (`spark.sparkis.announce`), with the secret in "
-        f"{TOKEN_VARIABLE}; for logs that this machine cannot watch",
-    )
-    _add_log_options(parser)
-    add_upstream_options(parser)
-    _add_internal_options(parser)
-
-
-def _add_log_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--compact",
-        choices=("yes", "no"),
-        nargs="?",
-        const="yes",
-        help="write snapshots into the logs, and remove the files that they supersede (default: where the log can be "
-        "written)",
-    )
-    parser.add_argument(
-        "--as-of",
-        type=as_of,
-        metavar="EPOCH|TIME",
-        help=f"serve a past moment only, while the logs can be read there: {AS_OF_HELP}",
-    )
-    parser.add_argument("--job", action="append", metavar="NAME", help="with --as-of: only this job; may be repeated")
-    add_retention_option(
-        parser, "if the log is compacted: how far back it can be read, also by readers that are behind"
-    )
-
-
-def _add_internal_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of servers that sparkis itself starts."""
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--behind-proxy", action="store_true", help=argparse.SUPPRESS)  # see `serve_upstream`
-    parser.add_argument("--control-port", type=tcp_port, default=0, help=argparse.SUPPRESS)
-    # For `sparkis.serve`: how long to serve without a driver; the folder of the server's record.
-    parser.add_argument("--linger", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--record", metavar="FOLDER", help=argparse.SUPPRESS)
+    add_settings(parser, SERVE)
 
 
 def _keep_ports(options: argparse.Namespace, before: Mapping[str, int | None]) -> None:
@@ -244,14 +174,6 @@ def _mistakes(options: argparse.Namespace) -> Mistakes:
     elif options.job:
         mistakes.add("--job is for --as-of; a server that follows its logs serves all of their jobs")
     return mistakes
-
-
-def as_of(text: str) -> AsOf:
-    """Parse the value of --as-of."""
-    try:
-        return AsOf.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def moments_of(roots: Sequence[str], point: AsOf, only: Sequence[str] | None) -> dict[tuple[str, str], Moment]:
@@ -378,7 +300,7 @@ async def _serve_until(
     supervised: Mapping[str, int],
     moments: Mapping[tuple[str, str], Moment] | None,
 ) -> int:
-    raise_file_limit(config.clients_max)
+    raise_file_limit(config.maxclients)
     announcements_tls = config.tls
     if options.behind_proxy:
         config = replace(config, tls=None)  # the proxy has the clients' port, and is on this machine

@@ -25,14 +25,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from resp_server.config import ServerConfig
 from resp_server.net import children
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
 from resp_server.net.client import Client
 from resp_server.net.tls import files_of
 from resp_server.programs.proxy import answer_clients
-from resp_server.programs.upstream_options import VARIABLE
 from resp_server.protocol.errors import internal_error
 from resp_server.proxy.server_stores import ServerStores
 from resp_server.proxy.state_cluster import StateCluster
@@ -40,6 +38,8 @@ from resp_server.proxy.topology_sources import ServerSource
 from resp_server.serving.applier_process import EVENT_BYTES_MAX
 from resp_server.serving.driver_leases import UNUSED_CODE
 from resp_server.serving.server_record import remove_record, remove_store
+from resp_server.settings.groups import UPSTREAM_VARIABLE
+from resp_server.settings.server import ServerConfig
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.upstream import Upstream
 from state_backend import log_lines
@@ -108,7 +108,7 @@ class StateServerProcess:
         self._log_levels = options.loglevel
         passwords = dict.fromkeys((PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE), self.password)
         self._environment = children.environment() | passwords
-        self._environment.pop(VARIABLE, None)
+        self._environment.pop(UPSTREAM_VARIABLE, None)
         self.port: int | None = None
         self.control_port: int | None = None
         self.announcements_port: int | None = None

@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.programs import unit_costs
-from resp_server.programs.command_line import whole_number
 from resp_server.programs.sizing import Estimate, Load, SizeError, change_bytes, estimate, store_bytes_of_a_key
 from resp_server.programs.status import table
+from resp_server.settings.option_values import whole_number
 
 DESCRIPTION = """\
 Estimate what a load needs: servers, cores, memory, disk, network and the log. The estimate multiplies measured unit

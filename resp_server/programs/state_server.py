@@ -22,24 +22,26 @@ from pathlib import Path
 
 from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
-from resp_server.config import ServerConfig
 from resp_server.exporter.sources import ServerSource
 from resp_server.net import event_loop
-from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
-from resp_server.programs.listening import EndedBeforeStartError, Shutdown, add_listening_options, config_of, load_users
+from resp_server.programs.listening import EndedBeforeStartError, Shutdown, config_of, load_users
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
-from resp_server.serving.token import add_token_option, token_of
-from state_backend.apply.compact import add_retention_option
+from resp_server.serving.token import token_of
+from resp_server.settings.groups import DEFAULT_PORTS
+from resp_server.settings.option_values import port_range
+from resp_server.settings.programs import MS_PER_MINUTE, add_settings
+from resp_server.settings.server import ServerConfig
+from resp_server.settings.setting import STATE_SERVER
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SlotSetError
 from state_backend.model.formats import WRITER, check_format
@@ -48,10 +50,8 @@ from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
 
-DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
 MEMBER_FORMAT = 1
-MS_PER_MINUTE = 60_000
 # The part of a drain in which slots may be handed over; the rest is for the replies after that.
 HAND_OVER_SHARE = 0.8
 
@@ -70,83 +70,7 @@ examples (all with the same SPARKIS_CONTROL_TOKEN, or --token-file):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a state server to a command."""
-    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
-    parser.add_argument(
-        "--registry",
-        type=_address,
-        metavar="HOST:PORT",
-        help="the registry's address (default: the one in registry.json under a log root)",
-    )
-    add_listening_options(parser, port=None, port_help="instead of --ports: the only TCP port (0: a free one)")
-    parser.add_argument(
-        "--ports",
-        type=_ports,
-        metavar="FIRST-LAST",
-        help=f"listen on the first free port of these (default {DEFAULT_PORTS})",
-    )
-    parser.add_argument(
-        "--advertise",
-        type=_advertised,
-        metavar="HOST[:PORT]",
-        help="the address for clients and other servers (default: the first --bind address, and the port)",
-    )
-    parser.add_argument(
-        "--zone",
-        default="",
-        metavar="NAME",
-        help="servers of one zone may fail together: copies of a slot are placed in several zones (default: the host)",
-    )
-    parser.add_argument(
-        "--store",
-        metavar="FOLDER",
-        help="the folder of the stores and of the server's identity (default: in the user's cache)",
-    )
-    parser.add_argument(
-        "--compact",
-        action="store_true",
-        help="write this server's part of snapshots into the log, and remove superseded files; all servers need it",
-    )
-    add_retention_option(parser, "with --compact: how far back the log can be read, also by readers that are behind")
-    add_token_option(parser)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--driver", default="", help=argparse.SUPPRESS)
-    parser.set_defaults(role="master")
-
-
-def _ports(text: str) -> range:
-    first, dash, last = text.partition("-")
-    numbers = (first, last if dash else first)
-    are_ports = all(number.isdecimal() and int(number) <= PORT_MAX for number in numbers)
-    if not are_ports or int(numbers[0]) > int(numbers[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports: write first-last, such as {DEFAULT_PORTS}")
-    return range(int(numbers[0]), int(numbers[1]) + 1)
-
-
-def _address(text: str) -> str:
-    try:
-        host_and_port(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _advertised(text: str) -> tuple[str, int | None]:
-    """Parse HOST or HOST:PORT. An IPv6 address without brackets is a HOST without a port."""
-    host = text.strip("[]")
-    if host and (":" not in host or _is_address(host)):
-        return host, None
-    try:
-        return host_and_port(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST nor HOST:PORT") from None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    add_settings(parser, STATE_SERVER)
 
 
 @dataclass(frozen=True)
@@ -223,7 +147,7 @@ async def _serve(
 ) -> None:
     drain = Drain(options)
     shutdown = Shutdown(watches_input=options.child, drain=drain)
-    raise_file_limit(config.clients_max)
+    raise_file_limit(config.maxclients)
     identity = Identity.of(folder)
     keyspace = Keyspace()
     server = await _start_server(keyspace, config, _ports_to_try(options, identity))
@@ -311,7 +235,7 @@ def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:
     """Return the ports to try; the former port is the first, because clients know it."""
     if options.port is not None:
         return [options.port]
-    ports = list(options.ports or _ports(DEFAULT_PORTS))
+    ports = list(options.ports or port_range(DEFAULT_PORTS))
     return [identity.port, *ports] if identity.port in ports else ports
 
 

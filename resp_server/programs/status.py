@@ -13,9 +13,10 @@ from typing import Any
 
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client, ErrorReplyError, check_loaded, is_loading
-from resp_server.net.tls import add_tls_options, files_of
-from resp_server.programs.command_line import whole_number
+from resp_server.net.tls import files_of
 from resp_server.programs.stop import running_server
+from resp_server.settings.option_values import whole_number
+from resp_server.settings.programs import add_settings
 from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
@@ -51,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"print again after some seconds ({WATCH_S} if none are given), until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_tls_options(parser, for_server=False)
+    add_settings(parser, "status")
 
 
 def run(options: argparse.Namespace) -> int:

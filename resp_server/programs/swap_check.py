@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resp_server.net.client import Client
-from resp_server.net.tls import add_tls_options, files_of
+from resp_server.net.tls import files_of
 from resp_server.programs.analyzed_states import compare, states_of_log, states_of_server
-from resp_server.programs.command_line import message_of, whole_number
+from resp_server.programs.command_line import message_of
 from resp_server.programs.status import table
 from resp_server.programs.swap_copies import add_copies_options, delete_copies
 from resp_server.programs.upstream_calls import UpstreamCalls
-from resp_server.programs.upstream_options import MS_PER_S, VARIABLE, add_url_options, upstream_of
+from resp_server.programs.upstream_options import upstream_of
+from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE
+from resp_server.settings.option_values import whole_number
+from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import SWAP_CHECK
 from resp_server.upstream.first_rules import first_rules
 from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState, KeyAnalysis, decisions, printable
 from resp_server.upstream.rules import RulesFile, parse_rules
@@ -60,7 +64,7 @@ class Analysis(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_url_options(parser)
+    add_settings(parser, SWAP_CHECK, "upstream")
     parser.add_argument(
         "--log", action="append", default=[], metavar="ROOT", help="a log root, whose states count; may be repeated"
     )
@@ -83,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_copies_options(parser)
-    add_tls_options(parser, for_server=False)
+    add_settings(parser, SWAP_CHECK, "tls")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -120,7 +124,7 @@ def _print_analysis(options: argparse.Namespace) -> None:
 def _check(options: argparse.Namespace) -> None:
     """Check what the parser cannot; ValueError."""
     if not options.upstream:
-        raise ValueError(f"give the upstream: --upstream URL, or {VARIABLE} in the environment")
+        raise ValueError(f"give the upstream: --upstream URL, or {UPSTREAM_VARIABLE} in the environment")
     if options.delete_copies:
         if not options.proxy:
             raise ValueError("--delete-copies needs --proxy URL: only the proxies know the owners of keys")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from resp_server.net.client import Client
-from resp_server.net.tls import add_tls_options, files_of
+from resp_server.net.tls import files_of
 from resp_server.programs.status import DEFAULT_URL, table
+from resp_server.settings.programs import add_settings
 from resp_server.swap.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
@@ -38,7 +39,7 @@ class ControlCommand(NamedTuple):
             parser.add_argument("job", metavar="JOB", help="the job's name")
         else:
             parser.add_argument("--json", action="store_true", help="print JSON")
-        add_tls_options(parser, for_server=False)
+        add_settings(parser, self.name)
 
     def run(self, options: argparse.Namespace) -> int:
         """Send the request, and print the text; return the exit code."""

@@ -34,11 +34,12 @@ from resp_server.proxy.field_names import (
     texts_in,
 )
 from resp_server.proxy.mapped_keys import may_name
-from resp_server.push.keyspace_notifications import EVENTS, TO_KEYEVENT, TO_KEYSPACE, classes_of, heads_of
+from resp_server.push.keyspace_notifications import EVENTS, heads_of
 from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.settings.event_classes import TO_KEYEVENT, TO_KEYSPACE, classes_of
 from resp_server.upstream.rules import Rule
 
 # A subscriber of patterns gets the events of a hash with at most this many fields (guess: a client can use no more).

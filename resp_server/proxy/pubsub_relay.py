@@ -45,14 +45,7 @@ from resp_server.proxy.requests import PING, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
-from resp_server.push.keyspace_notifications import (
-    KEYEVENT,
-    KEYSPACE,
-    classes_of,
-    heads_of,
-    letters_of,
-    may_match_notifications,
-)
+from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of, may_match_notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
 from resp_server.session.session import Session
@@ -63,6 +56,7 @@ from resp_server.session.subscriptions import (
     check_name,
     message,
 )
+from resp_server.settings.event_classes import classes_of, letters_of
 from resp_server.upstream.rules import Rule
 from state_backend.model.slots import slot_of
 
@@ -433,7 +427,7 @@ class PubsubRelay:
         """Take the current rules and setting; tell whether the patterns have changed."""
         if self._mapped is None:
             return False
-        events = self.server.config.notify_events
+        events = self.server.config.notify_keyspace_events
         rules_and_events = (self._mapped.rules, events)
         if self._counted_for == rules_and_events:
             return False
@@ -450,7 +444,7 @@ class PubsubRelay:
     @property
     def _server_events(self) -> str:
         """The events that servers send: those of clients, and those of hashes if names of fields need them."""
-        events = self.server.config.notify_events
+        events = self.server.config.notify_keyspace_events
         return letters_of(classes_of(events) | HASH_CLASS) if self.fields.is_needed else events
 
     def _count_sources(self, kind: SubscriptionKind, name: bytes, *, is_added: bool) -> None:
@@ -658,7 +652,7 @@ class PubsubRelay:
     def _deliver_mapped(self, batch: MessageBatch, source: bytes, key: bytes, event: bytes) -> Iterator[None]:
         """Deliver a notification of a state's key with the names that clients know."""
         assert self._mapped is not None
-        events = self.server.config.notify_events
+        events = self.server.config.notify_keyspace_events
         rules = [rule for rule in self._sources[source] if not has_fields(rule)]
         for database, name in self._mapped.names_of(key, rules):
             heads = heads_of(database)

@@ -15,10 +15,10 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
-from resp_server.config import ServerConfig
 from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, certificates_of, reason_of
 from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.settings.server import ServerConfig
 
 logger = logging.getLogger("sparkis.server")
 

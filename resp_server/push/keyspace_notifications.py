@@ -25,7 +25,6 @@ from typing import NamedTuple, Protocol
 
 from resp_server.acl.visibility import can_see_job
 from resp_server.cluster.node_view import NodeView
-from resp_server.config import ServerConfig
 from resp_server.protocol.glob import literal_start
 from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
@@ -33,6 +32,8 @@ from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.epoch_feed import JobEpoch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.settings.event_classes import CLASSES, TO_KEYEVENT, TO_KEYSPACE, classes_of
+from resp_server.settings.server import ServerConfig
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
 from state_backend.store.key_events import KeyEvent, Portion
@@ -53,12 +54,6 @@ TURN_NS_MAX = 2_000_000
 # The longest wait for subscribers whose output exceeds `output_pause_bytes`.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
-
-# The classes of events by their letters; A stands for all but K, E, m and n, as in Redis.
-ALL_CLASSES = "g$lshzxetd"
-CLASSES = {letter: 1 << number for number, letter in enumerate(ALL_CLASSES + "KEmn")}
-TO_KEYSPACE, TO_KEYEVENT = CLASSES["K"], CLASSES["E"]
-ALL = sum(CLASSES[letter] for letter in ALL_CLASSES)
 
 
 class KeyspaceEvent(NamedTuple):
@@ -86,33 +81,6 @@ EVENTS: Mapping[int, KeyspaceEvent] = {
     KeyEvent.SCORES_SET: KeyspaceEvent(b"zadd", CLASSES["z"]),
     KeyEvent.SCORES_REMOVED: KeyspaceEvent(b"zrem", CLASSES["z"]),
 }
-
-
-class ClassesError(ValueError):
-    """Raised for a letter that is no class of events; the text is that of Redis."""
-
-
-def classes_of(letters: str) -> int:
-    """Return the classes of letters; ClassesError for an unknown one."""
-    found = 0
-    for letter in letters:
-        if letter != "A" and letter not in CLASSES:
-            raise ClassesError("Invalid event class character. Use 'Ag$lshzxeKEtmdn'.")
-        found |= ALL if letter == "A" else CLASSES[letter]
-    return found
-
-
-def letters_of(classes: int) -> str:
-    """Return the letters of classes; `classes_of` reads them."""
-    return "".join(letter for letter, each in CLASSES.items() if classes & each)
-
-
-def config_letters(letters: str) -> str:
-    """Return letters as CONFIG GET renders them: with `A`, `n` is left out."""
-    classes = classes_of(letters)
-    has_all = classes & ALL == ALL
-    first = "A" if has_all else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])
-    return first + "".join(each for each in "KEm" if classes & CLASSES[each])
 
 
 def enables_messages(classes: int) -> bool:
@@ -186,7 +154,7 @@ class Notifications:
         self._pubsub = host.message_bus.pubsub
         self._pubsub.on_change = self._subscriptions_changed
         self._pubsub.on_leave = self._leave
-        self._classes = classes_of(host.config.notify_events)
+        self._classes = classes_of(host.config.notify_keyspace_events)
         self._classes_of_clients: dict[Session, int] = {}
         self._positions: dict[str, _Position | None] = {}
         self._epochs: dict[str, JobEpoch] = {}
@@ -210,7 +178,7 @@ class Notifications:
 
     def configure(self) -> None:
         """Apply changed settings."""
-        self._classes = classes_of(self._host.config.notify_events)
+        self._classes = classes_of(self._host.config.notify_keyspace_events)
         self._update_demand()
 
     def enable_for(self, session: Session, classes: int) -> None:

@@ -20,7 +20,6 @@ from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.commands.client import client_line
-from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
@@ -32,6 +31,7 @@ from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.serving.epoch_notifier import EpochNotifier
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
+from resp_server.settings.server import ServerConfig
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.store.keyspace import Keyspace
@@ -125,7 +125,7 @@ class Server:
         for each in plain:
             self._listeners.append(
                 await asyncio.get_running_loop().create_server(
-                    lambda: self._connect(self), sock=each, backlog=config.backlog_connections
+                    lambda: self._connect(self), sock=each, backlog=config.tcp_backlog
                 )
             )
         if certificates is not None:
@@ -163,7 +163,7 @@ class Server:
     def _has_room(self, handshakes: int) -> bool:
         """Return whether one more client may begin a handshake, beside those in progress."""
         stats = self.context.stats
-        has_room = len(self._connections) + handshakes < self.context.config.clients_max
+        has_room = len(self._connections) + handshakes < self.context.config.maxclients
         if not has_room and not self._make_room():
             stats.connections_received += 1
             stats.connections_rejected += 1
@@ -277,7 +277,7 @@ class Server:
         """Return the error for a client that is not admitted, or None."""
         stats, config = self.context.stats, self.context.config
         stats.connections_received += 1
-        if len(self._connections) >= config.clients_max and not self._make_room():
+        if len(self._connections) >= config.maxclients and not self._make_room():
             stats.connections_rejected += 1
             return PlainError("max number of clients reached")
         is_nopass = self.context.users.default.is_nopass
@@ -289,7 +289,7 @@ class Server:
     def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
         """Make the session of a new client, with the next id unless it has one already."""
         config = self.context.config
-        _keep_alive(transport, config.tcp_keepalive_seconds)
+        _keep_alive(transport, config.tcp_keepalive)
         if session_id is None:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
@@ -370,7 +370,7 @@ class Server:
         self.context.pause_remaining_ms()
         self.context.monitors.announce()
         config = self.context.config
-        idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits
+        idle_ms_max, limits = config.timeout * 1000, config.request_limits
         for connection in list(self._connections.values()):
             connection.check_age(now_ms)
             connection.check_limits(now_ms, limits)

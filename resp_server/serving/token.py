@@ -9,15 +9,6 @@ from pathlib import Path
 from resp_server.net.children import TOKEN_VARIABLE
 
 
-def add_token_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the token's file."""
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"the secret that registry and servers share (default: {TOKEN_VARIABLE} in the environment)",
-    )
-
-
 def token_of(options: argparse.Namespace) -> str:
     """Return the token, and remove it from the environment; ValueError if there is none."""
     token = os.environ.pop(TOKEN_VARIABLE, "")

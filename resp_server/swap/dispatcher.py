@@ -109,7 +109,7 @@ class SwapDispatcher(SideSender):
         self.mapped = MappedKeys(ownership)
         # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
         self.router = SwapRouter(
-            self._table, ownership, allowed, own=(self._table.find(ACL_LOAD).name,) if server.config.acl_file else ()
+            self._table, ownership, allowed, own=(self._table.find(ACL_LOAD).name,) if server.config.aclfile else ()
         )
         self.router.own_database = upstream.url.database
         self._pinned = PinnedRequests(self._logins)

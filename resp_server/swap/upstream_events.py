@@ -8,7 +8,7 @@ from resp_server.execution.context import ServerContext
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import internal_error
-from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
 from resp_server.upstream.upstream import Upstream
 
 SETTING = b"notify-keyspace-events"
@@ -40,8 +40,8 @@ class UpstreamEvents:
             internal_error(error)
 
     def _apply(self, events: str) -> None:
-        if events != self._server.config.notify_events:
-            self._server.configure({"notify_events": events})
+        if events != self._server.config.notify_keyspace_events:
+            self._server.configure({"notify_keyspace_events": events})
 
     def fail(self, index: int, error: Exception) -> None:
         """Keep the current setting."""

@@ -21,6 +21,7 @@ from resp_server.upstream.connection import (
     UpstreamSink,
     unreachable,
 )
+from resp_server.upstream.limits import PINNED_MAX
 from resp_server.upstream.pushed_frames import (
     CONFIRMATIONS,
     MESSAGES,
@@ -33,8 +34,6 @@ from resp_server.upstream.role import RoleCheck
 from resp_server.upstream.tls import UpstreamTls
 from resp_server.upstream.url import UpstreamUrl
 
-# Connections of single clients (guess: a tenth of Redis' default `maxclients`).
-PINNED_MAX = 1000
 CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
 MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))

@@ -27,7 +27,8 @@ from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
 from resp_server.upstream.hello import hello_fields
-from resp_server.upstream.pinned import MARK_WRITE, PINNED_MAX, PinnedConnection, PinnedConnections
+from resp_server.upstream.limits import CONNECTIONS, PINNED_MAX, TIMEOUT_S
+from resp_server.upstream.pinned import MARK_WRITE, PinnedConnection, PinnedConnections
 from resp_server.upstream.role import AnyRole, RoleCheck
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.sentinel import MasterLocator
@@ -39,11 +40,7 @@ Found = TypeVar("Found")
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Twice the time for which Redis runs a script before it replies BUSY (the default of `busy-reply-threshold`).
-TIMEOUT_S = 10.0
 CHECKS_PER_TIMEOUT = 20
-# Shared connections for each protocol version (guess: few, because Redis runs commands on one thread).
-CONNECTIONS = 4
 # The pause after the reply BUSY to COMMAND: the upstream runs a long script (guess).
 BUSY_PAUSE_S = 1.0
 # Bytes of long requests that wait for the upstream (guess: two of the longest).

@@ -42,15 +42,16 @@ from typing import Any
 from resp_server.acl.users import AccessError, UserChangeResult, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
 from resp_server.execution.context import GATHER_S_MAX
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES, RestartPause
 from resp_server.protocol.errors import PlainError
-from resp_server.push.keyspace_notifications import classes_of, enables_messages
+from resp_server.push.keyspace_notifications import enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
+from resp_server.settings.event_classes import classes_of
+from resp_server.settings.server import ServerConfig
 from resp_server.workers.acceptor import Acceptor
 from resp_server.workers.channel import Channel, Line
 from resp_server.workers.served_jobs import ServedJobs
@@ -165,11 +166,11 @@ class Workers(JobCatalog):
         self._topology: Line | None = None
         # The fields of ServerConfig that CONFIG SET changed.
         self._configured: dict[str, Any] = {}
-        self.wants_events = enables_messages(classes_of(config.notify_events))
+        self.wants_events = enables_messages(classes_of(config.notify_keyspace_events))
         self._on_event_demand: Callable[[bool], None] = lambda is_needed: None
         self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
         self._next_id = 1
-        self.users = Users(command_table(), config.password, config.acl_file)
+        self.users = Users(command_table(), config.password, config.aclfile)
         self._stats = Stats()
         self._is_loading = True
         self._run_id = secrets.token_hex(20)
@@ -188,7 +189,7 @@ class Workers(JobCatalog):
     @property
     def clients_max(self) -> int:
         """The limit of connected clients."""
-        return self._config.clients_max
+        return self._config.maxclients
 
     # -- the server as a whole ----------------------------------------------------------------------------------------
 
@@ -361,12 +362,12 @@ class Workers(JobCatalog):
         return {"event": "port", "port": self.port, "tls_port": self.tls_port}
 
     def _start_line(self, number: int) -> Line:
-        limits = tuple(each.shared_by(self._count) for each in self._config.limits)
+        limits = tuple(each.shared_by(self._count) for each in self._config.rate_limits)
         return {
             "event": "start",
             "number": number,
             "count": self._count,
-            "config": asdict(replace(self._config, limits=limits)),
+            "config": asdict(replace(self._config, rate_limits=limits)),
             "run_id": self._run_id,
             "started_ms": self.started_ms,
         }
@@ -402,7 +403,7 @@ class Workers(JobCatalog):
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def _hand_over(self, client: socket.socket, is_tls: bool) -> None:
-        if sum(len(worker.clients) for worker in self._serving) >= self._config.clients_max:
+        if sum(len(worker.clients) for worker in self._serving) >= self._config.maxclients:
             self._stats.connections_received += 1
             self._stats.connections_rejected += 1
             client.setblocking(False)
@@ -441,8 +442,8 @@ class Workers(JobCatalog):
         self._configured |= changes
         if "password" in changes:
             self.users.set_password(changes["password"])
-        if "log_levels" in changes:
-            log_lines.set_levels(changes["log_levels"])
+        if "loglevel" in changes:
+            log_lines.set_levels(changes["loglevel"])
         self._config = replace(self._config, **changes)
 
     def reload_users(self) -> None:

@@ -21,13 +21,13 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import UserChange
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
 from resp_server.net import event_loop
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, TlsFiles
 from resp_server.protocol.replies import Pending
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from resp_server.workers.channel import Channel
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError, StoreError
@@ -152,10 +152,10 @@ class Worker:
         log_lines.set_up_child(self._name)
         fields = line["config"]
         tls = None if fields["tls"] is None else TlsFiles(**fields["tls"])
-        limits = tuple(RateLimit(**each) for each in fields["limits"])
-        config = ServerConfig(**{**fields, "hosts": tuple(fields["hosts"]), "tls": tls, "limits": limits})
+        limits = tuple(RateLimit(**each) for each in fields["rate_limits"])
+        config = ServerConfig(**{**fields, "hosts": tuple(fields["hosts"]), "tls": tls, "rate_limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
-        raise_file_limit(config.clients_max)
+        raise_file_limit(config.maxclients)
         server = self._server = Server(self._keyspace, config, has_peer_processes=True)
         server.context.process.run_id = line["run_id"]
         server.context.process.started_ms = line["started_ms"]

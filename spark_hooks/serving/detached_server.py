@@ -34,8 +34,6 @@ logger = logging.getLogger("sparkis.serve")
 # The interval of the requests that renew the lease, and the pause before the next attempt to reach a lost server.
 LEASE_S = 1.0
 POLL_S = 0.02
-# How long a server stays after a crash by default: long enough for a restart of the driver (guess).
-LINGER_S = 600.0
 
 
 class DetachedServer:

@@ -21,17 +21,18 @@ from pyspark.sql import SparkSession
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Users
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
 from resp_server.exporter.exposition import check_installed
 from resp_server.net import children
 from resp_server.net.addresses import PORT_MAX, address_of
 from resp_server.net.tls import TlsFiles, server_context
-from resp_server.programs.command_line import http_address
-from resp_server.programs.serve import WORKERS_MAX
-from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
+from resp_server.settings.groups import LINGER_S
+from resp_server.settings.option_values import http_address
+from resp_server.settings.programs import WORKERS_MAX
+from resp_server.settings.server import ServerConfig
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
-from spark_hooks.serving.detached_server import LINGER_S, seconds_of
+from spark_hooks.serving.detached_server import seconds_of
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import ClusterOptions, ExecutorsEndpoint
 from spark_hooks.serving.placement import ClientOptions, tls_arguments, with_passwords
@@ -295,7 +296,7 @@ def _client_options(
     """Validate the options about clients; ValueError, or AccessError for an ACL file that is invalid on this host."""
     limits = rate_limits if rate_limits is None or isinstance(rate_limits, str) else " ".join(rate_limits)
     texts = (_option(spark, limits, "rateLimits") or "").split()  # no user's name has spaces
-    ServerConfig(limits=tuple(map(RateLimit.parse, texts)))
+    ServerConfig(rate_limits=tuple(map(RateLimit.parse, texts)))
     letters = _option(spark, notify_events, "notifyKeyspaceEvents") or ""
     try:
         letters = letters_of(classes_of(letters))

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resp_server.programs.upstream_options import VARIABLE, add_upstream_options, swap_of
+from resp_server.programs.upstream_options import swap_of
+from resp_server.settings.groups import UPSTREAM_VARIABLE
+from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import PROXY
 
 # The arguments whose names differ from those of their options.
 ARGUMENTS = {"--upstream-timeout": "upstream_timeout_ms", "--aclfile": "acl_file"}
@@ -33,7 +36,7 @@ class UpstreamOptions:
         """Validate arguments, by the names of their options without `--`; ValueError has all mistakes."""
         arguments = [f"--{name}={each}" for name, value in given.items() for each in _values(value)]
         parser = ArgumentParser(exit_on_error=False)
-        add_upstream_options(parser)
+        add_settings(parser, PROXY, "upstream")
         try:
             options = parser.parse_args(arguments)
             # The clients' options matter, because with upstream_auth='client' the upstream has the users.
@@ -46,8 +49,8 @@ class UpstreamOptions:
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the process, with this URL in place of an inherited one."""
-        others = {name: value for name, value in inherited.items() if name != VARIABLE}
-        return others if self.url is None else others | {VARIABLE: self.url}
+        others = {name: value for name, value in inherited.items() if name != UPSTREAM_VARIABLE}
+        return others if self.url is None else others | {UPSTREAM_VARIABLE: self.url}
 
 
 def _values(value: str | int | Path | Sequence[str] | None) -> Sequence[object]:

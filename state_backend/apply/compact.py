@@ -6,6 +6,8 @@ import argparse
 import math
 import sys
 
+from state_backend.apply.compactor import compact
+from state_backend.apply.temporary_store import temporary_store
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.model.clock import now_ms
@@ -20,17 +22,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
     parser.add_argument("--job", action="append", metavar="NAME", help="only this job; may be repeated")
-    add_retention_option(parser, "how far back the log can be read, also by readers that are behind")
-
-
-def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option `--retention`: how many minutes of the past can be read."""
     parser.add_argument(
         "--retention",
         type=_minutes,
         default=RETENTION_MS / 60_000,
         metavar="MINUTES",
-        help=f"{text} (default %(default)g)",
+        help="how far back the log can be read, also by readers that are behind (default %(default)g)",
     )
 
 
@@ -65,10 +62,6 @@ def compact_log(root: str, job: str, retention_ms: int) -> str:
 
     The state is built in a temporary store on this machine's disk, from the newest snapshot on.
     """
-    # A server imports this module for `add_retention_option`, and must not load the applier's modules with it.
-    from state_backend.apply.compactor import compact
-    from state_backend.apply.temporary_store import temporary_store
-
     with temporary_store(ChangeLog(root), job) as store:
         if store is None:
             return f"job {job}: no epoch yet, nothing to do"

@@ -20,10 +20,10 @@ from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.native import CORE
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.records import Change, Op, runs_of

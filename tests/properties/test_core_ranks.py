@@ -19,10 +19,10 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
 from resp_server.client.connection import Connection
-from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.protocol.doubles import double_text
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_sorted
 from state_backend.codec.packed_sorted import score_text
 from state_backend.lmdb import ranks as lmdb_ranks

@@ -16,12 +16,12 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.command.keys import keys_of
-from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.compiled import hop
 from resp_server.serving.server import Server
 from resp_server.session.session import Session
+from resp_server.settings.server import ServerConfig
 from resp_server.upstream.key_matcher import PlainSide
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.slots import SLOTS

@@ -15,8 +15,8 @@ import uvloop
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server import native
-from resp_server.config import ServerConfig
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

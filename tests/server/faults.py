@@ -18,13 +18,13 @@ import uvloop
 
 from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
@@ -15,6 +14,7 @@ from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from resp_server.swap.dispatcher import SwapDispatcher
 from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.upstream.ownership import Ownership
@@ -84,7 +84,7 @@ class SwapProxy(Proxy):
     """A proxy with an upstream."""
 
     needs_key_formats = True
-    config = replace(CONFIG, bulk_bytes_max=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+    config = replace(CONFIG, proto_max_bulk_len=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
 
     def __init__(self, store: LmdbStore, folder: Path, url: str, rules: str = "") -> None:
         self._url, self._folder = UpstreamUrl.parse(url), folder

@@ -165,7 +165,7 @@ def test_a_browser_is_closed_in_silence(serve: Callable[..., Any]) -> None:
 
 
 def test_too_large_a_query_is_closed_in_silence(serve: Callable[..., Any]) -> None:
-    peer = serve(query_buffer_bytes_max=100_000).connect()
+    peer = serve(client_query_buffer_limit=100_000).connect()
     peer.send(b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"x" * 200_000)
     try:
         assert peer.is_closed
@@ -189,7 +189,7 @@ def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) ->
 
 
 def test_one_client_too_many_is_told_so(serve: Callable[..., Any]) -> None:
-    server = serve(clients_max=2)
+    server = serve(maxclients=2)
     first, second = server.connect(), server.connect()
     first.answers(PING, PONG)
     second.answers(PING, PONG)
@@ -200,7 +200,7 @@ def test_one_client_too_many_is_told_so(serve: Callable[..., Any]) -> None:
 
 
 def test_an_idle_client_is_closed_by_the_sweep(serve: Callable[..., Any]) -> None:
-    server = serve(idle_timeout_seconds=10)
+    server = serve(timeout=10)
     peer = server.connect()
     peer.answers(PING, PONG)
     now_ms = server.server.context.clock()

@@ -10,6 +10,7 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
+from resp_server.settings.server import OUTPUT_LIMITS
 
 pytestmark = pytest.mark.pure
 
@@ -89,9 +90,7 @@ def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(ser
 
 
 def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(serve: Callable[..., Any]) -> None:
-    running = serve(
-        subscriber_output_bytes_max=64 << 20, subscriber_output_soft_bytes=1 << 20, subscriber_output_soft_seconds=5
-    )
+    running = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (64 << 20, 1 << 20, 5)})
     slow, other = running.connect(), running.connect()
     assert slow.ask("SUBSCRIBE", "news")[0] == b"subscribe"
     for _ in range(16):  # more than the system takes for a client that reads nothing
@@ -122,7 +121,7 @@ def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., 
 
 
 def test_who_does_not_authenticate_makes_room_for_others(serve: Callable[..., Any]) -> None:
-    running = serve(password="secret", clients_max=3)
+    running = serve(password="secret", maxclients=3)
     auth = request("AUTH", "secret")
     first = running.connect()
     first.answers(auth, b"+OK\r\n")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.push import monitor as monitors
+from resp_server.settings.server import OUTPUT_LIMITS
 
 pytestmark = pytest.mark.pure
 
@@ -74,7 +75,7 @@ def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., 
 
 
 def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
-    running = serve(subscriber_output_bytes_max=1 << 20)
+    running = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     seeing, other = running.connect(), running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     text = b"x" * 10_000

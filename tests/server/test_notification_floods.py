@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from resp_server.settings.server import OUTPUT_LIMITS
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -44,9 +45,9 @@ def running(store: LmdbStore, serve: Callable[..., Any]) -> Any:
     return serve(
         store=store,
         states=STATES,
-        notify_events="K$",
+        notify_keyspace_events="K$",
         output_pause_bytes=PAUSE_BYTES,
-        subscriber_output_bytes_max=1 << 20,
+        client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.client.connection import Connection
+from resp_server.settings.server import OUTPUT_LIMITS
 from tests.server.conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
@@ -24,7 +25,7 @@ FIELDS = 5000
 
 @pytest.fixture
 def running(serve: Callable[..., Any]) -> Any:
-    return serve(output_bytes_max=4 << 20)
+    return serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (4 << 20, 0, 0)})
 
 
 def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:

@@ -20,10 +20,10 @@ from redis.cluster import RedisCluster
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
+from resp_server.settings.server import ServerConfig
 from resp_server.workers.master import Workers
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.commands import sliced_reply
+from resp_server.settings.server import OUTPUT_LIMITS
 
 KEYS = 20_000
 LARGE_BYTES = 1 << 20
@@ -96,7 +97,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any])
 
 
 def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Callable[..., Any]) -> None:
-    server = serve(output_bytes_max=2 * LARGE_BYTES)
+    server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (2 * LARGE_BYTES, 0, 0)})
     peer = slow_reader(server)
     peer.send(b"MGET" + b" job:temp:large" * 64 + b"\r\n")
     assert peer.read(5) == b"*64\r\n"
@@ -107,7 +108,7 @@ def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Calla
 
 
 def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
-    server = serve(output_bytes_max=LARGE_BYTES // 2)
+    server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (LARGE_BYTES // 2, 0, 0)})
     peer = slow_reader(server)
     peer.send(b"GET job:temp:large\r\n" * 64)
     try:
@@ -120,7 +121,7 @@ def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., 
 def test_a_reply_in_steps_beyond_the_hard_limit_ends_the_connection(
     serve: Callable[..., Any], tiny_turns: None
 ) -> None:
-    server = serve(output_bytes_max=50_000)
+    server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (50_000, 0, 0)})
     peer = server.connect()
     peer.send(b"KEYS *\r\n")
     try:

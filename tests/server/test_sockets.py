@@ -16,6 +16,7 @@ import pytest
 from compat.waiting import eventually
 from resp_server import native
 from resp_server.client.connection import Connection
+from resp_server.settings.server import OUTPUT_LIMITS
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -208,7 +209,7 @@ def test_clients_that_reset_their_connections_are_gone_at_once(start: Callable[.
 
 
 def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
-    running = start(clients_max=3_000)
+    running = start(maxclients=3_000)
     peers = [running.connect() for _ in range(1_500)]
     for peer in peers[::3]:
         peer.send(get(9)[:-1])  # all but the end
@@ -223,7 +224,7 @@ def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
 
 
 def test_one_client_too_many_is_told_so(start: Callable[..., Any]) -> None:
-    running = start(clients_max=2)
+    running = start(maxclients=2)
     first, second = running.connect(), running.connect()
     for peer in (first, second):
         peer.answers(PING, PONG)
@@ -298,7 +299,7 @@ def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
 
 
 def test_a_subscriber_that_takes_nothing_is_cut_and_nobody_else(start: Callable[..., Any]) -> None:
-    running = start(subscriber_output_bytes_max=1 << 20)
+    running = start(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     slow, speaker = running.connect(), running.connect()
     slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
     text = b"x" * 60_000

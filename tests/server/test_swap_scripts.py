@@ -10,7 +10,7 @@ import redis
 
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
-from resp_server.upstream.pool import CONNECTIONS
+from resp_server.upstream.limits import CONNECTIONS
 from tests.server.swap import OLD, Swap
 
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"

@@ -9,8 +9,8 @@ import pytest
 
 from compat.conformance.wire import request
 from resp_server.command.table import Command
-from resp_server.config import ServerConfig
 from resp_server.session.subscriptions import NAME_BYTES_MAX
+from resp_server.settings.server import ServerConfig
 from tests.server.conftest import Peer, Running
 from tests.server.turns_measured import (
     ATTACKS,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resp_server.programs import registry, state_server
-from resp_server.programs.listening import add_listening_options
-from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
+from resp_server.settings.programs import LISTENING, rows_for
+from resp_server.settings.setting import STATE_SERVER
 
-REDIS_OPTIONS = {f"--{name}" for name in REDIS_SETTINGS}
+REDIS_OPTIONS = {f"--{row.option}" for row in rows_for(STATE_SERVER, "redis")}
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 
 
@@ -32,7 +32,7 @@ def test_every_option_of_a_registry_is_on_the_page_and_no_other() -> None:
 
 
 def test_every_option_of_a_state_server_is_on_the_page_or_is_as_for_any_server() -> None:
-    as_for_any = options_of(add_listening_options) - {"--port"} - REDIS_OPTIONS
+    as_for_any = {f"--{row.option}" for row in rows_for(STATE_SERVER, *LISTENING)} - {"--port"} - REDIS_OPTIONS
     assert rows_of("state-server") | as_for_any == options_of(state_server.add_options) - REDIS_OPTIONS
     section = PAGE.partition("### `sparkis state-server`\n")[2].partition("\n|")[0]
     assert as_for_any == set(re.findall(r"--[a-z-]+", section))

@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 
 from resp_server.programs.proxy import add_options as add_proxy_options
-from resp_server.programs.redis_settings import SETTINGS as REDIS_SETTINGS
 from resp_server.programs.serve import add_options
+from resp_server.settings.programs import rows_for
+from resp_server.settings.setting import SERVE
 from spark_hooks.serving.serve import serve
 
-REDIS_OPTIONS = {f"--{name}" for name in REDIS_SETTINGS}
+REDIS_OPTIONS = {f"--{row.option}" for row in rows_for(SERVE, "redis")}
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "serving.md").read_text()
 PLACEMENT = (DOCS / "placement.md").read_text()

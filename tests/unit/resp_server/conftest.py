@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
+from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

@@ -9,10 +9,10 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import dump, random_items, sliced_reply, sort
-from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced
+from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace

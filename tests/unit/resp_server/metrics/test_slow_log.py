@@ -18,7 +18,7 @@ GET = [b"GET", b"job:temp:1"]
 
 
 def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=0)
+    client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(client.server.is_observed)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
     words = [entry.words for entry in client.server.slow_requests.log.newest(10)]
@@ -27,13 +27,13 @@ def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(c
 
 
 def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=3_600_000_000)
+    client = connect(slowlog_log_slower_than=3_600_000_000)
     client.send_buffer(GET, [b"PING"], [b"HGETALL", b"job:visits:/"])
     assert client.ask("SLOWLOG LEN") == b":0\r\n"
 
 
 def test_below_a_millisecond_each_request_is_timed_by_itself(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=-1)
+    client = connect(slowlog_log_slower_than=-1)
     assert client.session.can_use_fast_path
     assert client.ask("CONFIG SET slowlog-log-slower-than 999") == b"+OK\r\n"
     assert not client.session.can_use_fast_path
@@ -42,7 +42,7 @@ def test_below_a_millisecond_each_request_is_timed_by_itself(connect: Callable[.
 
 
 def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=0)
+    client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(True)
     client.ask("CLIENT SETNAME me")
     client.send(GET)
@@ -53,7 +53,7 @@ def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) 
 
 
 def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=0)
+    client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(True)
     steps: list[int] = []
     encoder_ns = client.server.stats.command_stats("keys")
@@ -99,7 +99,7 @@ def test_the_slow_log_keeps_the_newest() -> None:
 
 
 def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> None:
-    client = connect(slow_over_us=-1, slow_entries_max=2)
+    client = connect(slowlog_log_slower_than=-1, slowlog_max_len=2)
     client.server.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
     other = [[9, 6_000, 8, ["B"], "b:2", ""], [8, 4_000, 8, ["C"], "b:2", ""]]
     client.server.workers = SimpleNamespace(query=lambda question, argument, then: then([other]))
@@ -131,7 +131,7 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
 
 
 def test_latency_commands_tell_of_events(connect: Callable[..., Any]) -> None:
-    client = connect(latency_over_ms=5)
+    client = connect(latency_monitor_threshold=5)
     server = client.server
     for name, now_ms, milliseconds in [("command", -3_000, 8), ("command", 0, 20), ("command", 0, 3), ("fast", 0, 5)]:
         server.clock = lambda now_ms=now_ms: 1_700_000_000_000 + now_ms
@@ -149,7 +149,7 @@ def test_latency_commands_tell_of_events(connect: Callable[..., Any]) -> None:
 
 
 def test_a_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None:
-    client = connect(latency_over_ms=1)
+    client = connect(latency_monitor_threshold=1)
     for age_s, milliseconds in [(90, 10), (5, 100), (3, 55), (0, 500)]:
         client.server.clock = lambda age_s=age_s: 1_700_000_000_000 - age_s * 1000
         client.server.slow_requests.record_event("command", milliseconds)

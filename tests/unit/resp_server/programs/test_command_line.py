@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.net.listeners import cannot_listen
-from resp_server.programs.command_line import http_address
+from resp_server.settings.option_values import http_address
 from spark_hooks.cli import CLOSED_PIPE, main
 from tests.golden_checkpoints import NEWEST, unpack
 

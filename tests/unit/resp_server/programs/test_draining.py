@@ -8,12 +8,14 @@ import asyncio
 import pytest
 
 from resp_server.programs import draining
-from resp_server.programs.draining import Drain, add_drain_options
+from resp_server.programs.draining import Drain
+from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import PROXY
 
 
 def drain_of(*words: str) -> Drain:
     parser = argparse.ArgumentParser()
-    add_drain_options(parser)
+    add_settings(parser, PROXY, "drain")
     return Drain(parser.parse_args(words))
 
 

@@ -22,10 +22,11 @@ from resp_server.proxy.field_notifications import (
     FieldReadError,
     FieldReads,
 )
-from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, classes_of
+from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE
 from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, message
+from resp_server.settings.event_classes import classes_of
 from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.rules import parse_rules
 

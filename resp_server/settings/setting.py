@@ -1,0 +1,196 @@
+"""A row of the table of settings: a field of a dataclass, with what is known of it beside its name and type."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
+
+from resp_server.settings.config_values import text_of
+
+# The programs, by their names on the command line.
+SERVE, PROXY, STATE_SERVER, REGISTRY, ATTACH, SWAP_CHECK = (
+    "serve",
+    "proxy",
+    "state-server",
+    "registry",
+    "attach",
+    "swap-check",
+)
+# The programs that answer Redis clients.
+SERVERS = (SERVE, PROXY, STATE_SERVER)
+# The programs that only connect to servers, and the commands of a proxy with an upstream.
+CLIENTS = (SWAP_CHECK, "status", "health", "owners", "confirm", "release", "reload", "shadow")
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+# The key of a row in the metadata of its field.
+ROW = "setting"
+# The option of a row whose option is its field's name.
+DERIVED = "-"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class InConfig:
+    """How CONFIG shows and changes a setting.
+
+    parse: makes a value from an argument of CONFIG SET, and raises SettingError; None: the setting cannot change.
+    render: makes the text of CONFIG GET. in_file: makes the text of CONFIG REWRITE, if the option has other texts.
+    """
+
+    parse: Callable[[bytes], Any] | None = None
+    render: Callable[[Any], str] = text_of
+    in_file: Callable[[Any], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of one setting.
+
+    name        its field
+    default     the field's default
+    help        what --help says; None: the option is hidden, because sparkis itself gives it
+    option      the option without dashes: also the key in files, in CONFIG, and, in upper case, in the environment;
+                "": there is no option
+    programs    which have the option, by name
+    argument    further arguments of `ArgumentParser.add_argument`, such as `type` and `metavar`
+    in_program  by program: other arguments there, and another `help` and `page`
+    section     the part of the help that has the option (see `programs.SECTIONS`)
+    title       the title of the option's group in the help; "": it has none
+    keyword     the keyword of `sparkis.serve`; "": none, or the field of a group
+    spark       the setting of Spark, without `spark.sparkis.`; "": there is none
+    variable    the environment's variable that has the option's default, also where other variables are not read
+    config      how CONFIG has it; None: CONFIG does not
+    at_once     SIGHUP applies a change of the file, although CONFIG SET cannot change it
+    is_secret   `sparkis config show` hides it
+    page        what docs/ says, in Markdown; "": what --help says
+    """
+
+    name: str = ""
+    default: Any
+    help: str | None
+    option: str
+    programs: tuple[str, ...]
+    argument: Mapping[str, Any]
+    in_program: Mapping[str, Mapping[str, Any]]
+    section: str
+    title: str
+    keyword: str
+    spark: str
+    variable: str
+    config: InConfig | None
+    at_once: bool
+    is_secret: bool
+    page: str
+
+    @property
+    def is_modifiable(self) -> bool:
+        """Return whether CONFIG SET can change it."""
+        return self.config is not None and self.config.parse is not None
+
+    @property
+    def dest(self) -> str:
+        """The name of the option's value in parsed options."""
+        return self.option.replace("-", "_")
+
+    def arguments_in(self, program: str) -> dict[str, Any]:
+        """Return the arguments of `add_argument` in a program."""
+        default = os.environ.get(self.variable) if self.variable else _of_option(self.default)
+        arguments = {"default": default, "help": self.help, **self.argument, **self.in_program.get(program, NOTHING)}
+        arguments.pop("page", None)
+        if arguments["help"] is None:
+            arguments["help"] = argparse.SUPPRESS
+        if arguments.get("action") == "store_true":
+            return {"action": "store_true", "help": arguments["help"]}
+        if arguments.get("required"):
+            del arguments["default"]
+        return arguments
+
+    def page_in(self, program: str) -> str:
+        """Return what docs/ says of the option of a program, in Markdown."""
+        here = self.in_program.get(program, NOTHING)
+        text: str = here.get("page") or self.page or here.get("help") or self.help or ""
+        return re.sub(r"\(default:? ", "(", text)
+
+    def value_of(self, options: argparse.Namespace) -> Any:
+        """Return the value that parsed options have, as the field has it; the default if they have none."""
+        value = getattr(options, self.dest, None)
+        if value is None:
+            return self.default
+        if isinstance(self.default, bool):
+            return value == "yes"
+        if isinstance(self.default, tuple):
+            return tuple(value)
+        return self.joined(self.default, value)
+
+    def joined(self, before: Any, value: Any) -> Any:
+        """Return a new value; one with parts keeps those before that it does not have."""
+        return {**before, **value} if isinstance(value, dict) else value
+
+
+def _of_option(default: Any) -> Any:
+    """Return the default of an option for that of a field."""
+    if isinstance(default, bool):
+        return text_of(default)
+    return list(default) if isinstance(default, tuple) else default
+
+
+def setting(
+    initial: Value,
+    help: str | None = None,
+    programs: tuple[str, ...] = (),
+    *,
+    option: str | None = None,
+    section: str = "",
+    title: str = "",
+    keyword: str = "",
+    spark: str = "",
+    variable: str = "",
+    config: InConfig | None = None,
+    at_once: bool = False,
+    is_secret: bool = False,
+    repr: bool = True,
+    page: str = "",
+    in_program: Mapping[str, Mapping[str, Any]] = NOTHING,
+    **argument: Any,
+) -> Value:
+    """Declare a row, in place of a field's default.
+
+    initial, repr: the field's; all others are as in `Setting`. option: None: the field's name, with dashes.
+    """
+    row = Setting(
+        default=initial,
+        help=help,
+        option=DERIVED if option is None else option,
+        programs=programs,
+        argument=argument,
+        in_program=in_program,
+        section=section,
+        title=title,
+        keyword=keyword,
+        spark=spark,
+        variable=variable,
+        config=config,
+        at_once=at_once,
+        is_secret=is_secret,
+        page=page,
+    )
+    declared: Any
+    if isinstance(initial, dict):
+        declared = field(default_factory=initial.copy, metadata={ROW: row})
+    else:
+        declared = field(default=initial, metadata={ROW: row}, repr=repr)
+    return cast(Value, declared)
+
+
+def rows_of(section: type[Any]) -> list[Setting]:
+    """Return the rows of a dataclass, in the order of its fields."""
+    found = [(each.name, each.metadata[ROW]) for each in fields(section) if ROW in each.metadata]
+    return [
+        replace(row, name=name, option=name.replace("_", "-") if row.option == DERIVED else row.option)
+        for name, row in found
+    ]
