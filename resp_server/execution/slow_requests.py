@@ -13,7 +13,7 @@ from resp_server.session.session import Session
 from resp_server.settings.server import ServerConfig
 from state_backend.model.clock import Clock
 
-NEVER_NS = 1 << 63
+NEVER_NS = (1 << 63) - 1
 
 
 class SlowRequestsHost(Protocol):
@@ -37,7 +37,7 @@ class SlowRequests:
         """The duration from which on a request is recorded."""
         config = self._host.config
         slow_ns = config.slowlog_log_slower_than * 1000 if config.slowlog_log_slower_than >= 0 else NEVER_NS
-        return min(slow_ns, config.latency_monitor_threshold * 1_000_000 or NEVER_NS)
+        return min(slow_ns, config.latency_monitor_threshold * 1_000_000 or NEVER_NS, NEVER_NS)
 
     def configure(self) -> None:
         """Apply changed settings."""

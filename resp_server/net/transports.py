@@ -13,6 +13,9 @@ from functools import wraps
 from time import monotonic
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+# Linux refuses a longer pause before the probes of keepalive (MAX_TCP_KEEPIDLE).
+KEEPALIVE_S_MAX = 32_767
+
 
 class Breakable(Protocol):
     """A connection that can be closed because of an exception."""
@@ -64,8 +67,9 @@ def keep_alive(sock: socket.socket, seconds: int) -> None:
     """Turn TCP keepalive on: the first probe after `seconds`, then up to three probes at a third of that interval."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3))
+        pause_s = min(seconds, KEEPALIVE_S_MAX)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, pause_s // 3))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 

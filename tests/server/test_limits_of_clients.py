@@ -10,7 +10,8 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
-from resp_server.settings.server import OUTPUT_LIMITS
+from resp_server.settings.config_values import INT32_MAX, INT64_MAX, SettingError
+from resp_server.settings.server import OUTPUT_LIMITS, ROWS
 
 pytestmark = pytest.mark.pure
 
@@ -19,6 +20,14 @@ NOW_MS = 1_700_000_000_000
 OUTPUT_ERROR = (
     b"Error in hard, soft or soft_seconds setting in buffer limit configuration. A hard limit is 1 to 1073741824"
 )
+
+
+def is_accepted(parse: Callable[[bytes], Any], text: str) -> bool:
+    try:
+        parse(text.encode())
+    except SettingError:
+        return False
+    return True
 
 
 def setting(peer: Any, name: str) -> bytes:
@@ -43,6 +52,28 @@ def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, gi
     peer = serve().connect()
     assert peer.ask("CONFIG", "SET", name, given) == b"OK"
     assert setting(peer, name) == shown
+
+
+# Each modifiable setting with the extreme values that it takes.
+EXTREMES = [
+    (row.option, text)
+    for row in ROWS.values()
+    if row.config is not None and row.config.parse is not None
+    for text in ("-1", "0", str(INT32_MAX), str(2**32 - 1), str(INT64_MAX), "512mb", "1gb", "KEA", "nothing")
+    if is_accepted(row.config.parse, text) and row.option != "requirepass"
+]
+
+
+@pytest.mark.parametrize(("name", "given"), EXTREMES)
+def test_config_set_of_an_extreme_value_leaves_the_server_answering(
+    serve: Callable[..., Any], name: str, given: str
+) -> None:
+    running = serve()
+    peer = running.connect()
+    assert peer.ask("CONFIG", "SET", name, given) == b"OK"
+    assert peer.ask("GET", "nothing") is None
+    assert running.connect().ask("PING") == b"PONG"
+    assert peer.ask("CONFIG", "GET", name)
 
 
 @pytest.mark.parametrize(
