@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from resp_server.commands import command_table  # noqa: E402  # after the path to it
 
 # The names are those of options, reports and settings here.
-OTHER_PACKAGES = ("command", "commands", "exporter", "programs")
+OTHER_PACKAGES = ("command", "commands", "exporter", "programs", "settings")
 # Redis has events, frames, categories and reasons with the names of commands.
 OTHER_NAMES = (
     "acl/log.py",
