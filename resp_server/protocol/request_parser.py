@@ -49,11 +49,9 @@ class LongRequest(list[bytes]):
     Args:
         size_bytes: Their total size.
         long_at: The positions of words that are a `LongWord`.
-        decision: The proxy's route, once it was made in steps.
     """
 
     long_at: Sequence[int] = ()
-    decision: object = None
 
     def __init__(self, words: Sequence[bytes], size_bytes: int) -> None:
         super().__init__(words)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum, auto
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from time import perf_counter_ns
+from types import coroutine
 from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
@@ -27,12 +27,11 @@ from resp_server.execution.dispatcher import (
     IncompleteReply,
     end_caching,
     keys_read,
-    release_reply,
 )
 from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, deliver, in_steps, joined, started
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, Wait, deliver, in_steps, joined, started
+from resp_server.forwarding.raw_replies import RawReply, Result, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
@@ -77,13 +76,34 @@ HOP_NAME_BYTES_MAX = 16
 TRANSACTIONS = "transactions"
 
 
-class Taken(Enum):
-    """The result of `ProxyDispatcher.take`."""
+# Answers a request: adds its reply to a batch, or returns a reply in steps, which is sent after the batch. It may wait
+# for the client's next batch, in which it is the first request.
+Handling = Coroutine[None, ReplyBatch | None, Sliced | None]
 
-    NO = auto()  # it takes the way of all requests
-    YES = auto()
-    LAST = auto()  # yes; later requests must wait for its reply
-    IN_NEXT_BATCH = auto()  # not yet: it comes again after the replies to all requests before it
+
+@coroutine
+def next_batch() -> Generator[None, ReplyBatch, ReplyBatch]:
+    """Wait until the client has the replies to all earlier requests; return the batch that begins then."""
+    return (yield)
+
+
+async def between_batches(work: Coroutine[Wait, None, Result], batch: ReplyBatch) -> tuple[Result, ReplyBatch]:
+    """Do work while earlier requests are answered; return its result, and the batch that begins after both."""
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    async def answering() -> Answer:
+        try:
+            results.append(await work)
+        except Exception as error:
+            errors.append(error)
+        return Answer(b"")
+
+    batch.answer(answering, is_silent=True)
+    following = await next_batch()
+    if errors:
+        raise errors[0]
+    return results[0], following
 
 
 class CommandRoute(NamedTuple):
@@ -96,7 +116,7 @@ class CommandRoute(NamedTuple):
 
 
 class ProxyDispatcher(Dispatcher):
-    """Answers the requests of one proxy. has_upstream: `take` sees each request first that the hop does not forward."""
+    """Answers the requests of one proxy."""
 
     has_upstream = False
     batch_bytes_max = BATCH_BYTES_MAX  # of the replies to requests that arrived together
@@ -108,6 +128,8 @@ class ProxyDispatcher(Dispatcher):
         self._applications = applications
         self._planner = TransactionPlanner(self, applications)
         self._routes: dict[bytes, CommandRoute | None] = {}
+        # By client the request that waits for the client's next batch.
+        self._waiting: dict[int, tuple[Request, Handling]] = {}
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
@@ -126,10 +148,6 @@ class ProxyDispatcher(Dispatcher):
     @property
     def answers_rounds(self) -> bool:
         return False  # servers answer
-
-    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
-        """Answer a request that is not, or not only, about states. Only with an upstream."""
-        return Taken.NO
 
     def has_keys(self, session: Session) -> bool:
         """Tell whether requests about keys are forwarded. All databases but 0 are empty."""
@@ -172,45 +190,37 @@ class ProxyDispatcher(Dispatcher):
         answered, later, delayed, protocol = 0, None, None, session.protocol
         for request in requests[:requests_max]:
             answered += 1
-            index, must_wait = len(batch), False
+            index = len(batch)
             try:
+                waiting, handling = self._waiting.pop(session.id, (None, None)) if self._waiting else (None, None)
                 name = request[0]
                 route = routes[name] if name in routes else self._learn_route(name)
-                is_long = type(request) is LongRequest
-                is_single = (
-                    route is not None and route.single_key_at and session.can_use_fast_path and _fits(route, request)
-                )
-                cluster = applications.only
-                if route is not None and is_single and not is_long and cluster is not None and not self.has_upstream:
-                    route.command_stats.calls += 1
-                    session.last_command = route.command.name
-                    slot = slot_of(request[route.single_key_at])
-                    batch.send(cluster, pack(request), slot)
-                    if perf_counter_ns() >= ends_ns:
+                if handling is None or waiting is not request:
+                    if self._forward_single(session, route, request, batch):
+                        if perf_counter_ns() >= ends_ns:
+                            break
+                        continue
+                    delayed = self.delayed(session, request)
+                    if delayed is not None:
+                        answered -= 1
                         break
-                    continue
-                delayed = self.delayed(session, request)
-                if delayed is not None:
-                    answered -= 1
-                    break
-                mode = session.reply_mode
-                session.begin_command()
-                taken = self.take(context, request, batch) if self.has_upstream else Taken.NO
-                if taken is Taken.IN_NEXT_BATCH:
-                    session.set_reply_mode(mode)
-                    answered -= 1
-                    break
-                if taken is Taken.NO:
-                    must_wait, later = self._forward_or_answer(context, route, request, batch)
+                    session.begin_command()
+                    handling, begun = self.handle(context, route, request, batch), None
                 else:
-                    must_wait = taken is Taken.LAST
-                # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
-                must_wait |= batch.is_last or (self.has_upstream and session.protocol != protocol)
+                    begun = batch
+                try:
+                    handling.send(begun)
+                except StopIteration as end:
+                    later = end.value
+                else:
+                    self._waiting[session.id] = request, handling
+                    answered -= 1
+                    break
             except Exception as error:  # it fails this request only
-                release_reply(later)
-                later = None
                 self._reply_error(session, request, batch, index, error)
             end_caching(session, self._table, request)
+            # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
+            must_wait = batch.is_last or (self.has_upstream and session.protocol != protocol)
             is_over = must_wait or session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
             if later is not None or is_over:
                 break
@@ -218,6 +228,20 @@ class ProxyDispatcher(Dispatcher):
         del requests[:answered]
         incomplete = self._finish(batch, later, session.protocol, out)
         return delayed if incomplete is None else incomplete
+
+    def _forward_single(
+        self, session: Session, route: CommandRoute | None, request: Request, batch: ReplyBatch
+    ) -> bool:
+        """Forward a request that needs no checks but those of its form and its client; False: it needs others."""
+        cluster = self._applications.only
+        if route is None or not route.single_key_at or cluster is None or self.has_upstream:
+            return False
+        if type(request) is LongRequest or not session.can_use_fast_path or not _fits(route, request):
+            return False
+        route.command_stats.calls += 1
+        session.last_command = route.command.name
+        batch.send(cluster, pack(request), slot_of(request[route.single_key_at]))
+        return True
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
         """Return what a request waits for before it is handled; None: it is handled now."""
@@ -235,19 +259,21 @@ class ProxyDispatcher(Dispatcher):
         out += map(as_bytes, batch.replies())
         return later
 
-    def _forward_or_answer(
+    async def handle(
         self, context: CommandContext, route: CommandRoute | None, request: Request, batch: ReplyBatch
-    ) -> tuple[bool, Sliced | None]:
-        """Forward a request, or answer it here; return whether the batch ends with it, and a reply that comes later."""
+    ) -> Sliced | None:
+        """Forward a request, or answer it here. batch.is_last: later requests have to wait for its reply."""
         if type(request) is LongRequest and self._forward_long(context, request, batch):
-            return True, None
+            batch.is_last = True
+            return None
         is_queued = context.session.transaction is not None
         if route is not None and (is_queued or route.command.facts.group == TRANSACTIONS):
             if self._transact(context, route.command, request, batch):
-                return True, None
+                batch.is_last = True
+                return None
         elif self._forward(context, request, batch):
-            return False, None
-        return False, self._answer_locally(context, request, batch)
+            return None
+        return self._answer_locally(context, request, batch)
 
     def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""

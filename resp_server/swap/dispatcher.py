@@ -21,11 +21,11 @@ from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.forwarding.answers import ReplyFuture, ask
 from resp_server.protocol.errors import NoPermError, PlainError
-from resp_server.protocol.replies import Reply, Retry, encode
+from resp_server.protocol.replies import Reply, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, Taken
+from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, CommandRoute, between_batches, next_batch
 from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import BackendExec, Watched
@@ -337,93 +337,135 @@ class SwapDispatcher(SideSender):
             **self.shadow.info_fields(),
         }
 
-    def take(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Taken:
-        """Answer a request that is not, or not only, about states; ReplyError if no side may answer it."""
+    async def handle(
+        self, context: CommandContext, route: CommandRoute | None, request: Request, batch: ReplyBatch
+    ) -> Sliced | None:
+        """Answer a request by the sides that have its keys; ReplyError if no side may answer it."""
         session = context.session
         if self._has_client_logins and session.transaction is None and not is_long(request):
             login = login_in(request)
             if login is not None:
                 self._log_in(context, login, batch)
-                return Taken.LAST
-        if not session.is_authenticated:
-            return Taken.NO  # the error is a server's: it does not reveal the owner of a key
-        if not is_long(request):
-            try:
-                route = self.router.route(request, session.next_db)
-            except PlainError as error:
-                if not self.router.needs_getkeys(request):
-                    raise
-                self._getkeys.look_up(request, error, session, batch)
-                return Taken.IN_NEXT_BATCH
-            return self._take_routed(context, route, request, batch)
-        decided = self._long.route_of(context, request, batch)
-        return decided if isinstance(decided, Taken) else self._take_routed(context, decided, request, batch)
+                batch.is_last = True
+                return None
+        if not session.is_authenticated:  # the error is a server's: it does not reveal the owner of a key
+            return await super().handle(context, route, request, batch)
+        routed, batch = await self._routed(context, request, batch)
+        while routed is not None and len(batch) and self._is_first_of_batch(routed, request, session):
+            if listens(routed.routed.policy) and self._needs_confirmation(context, routed.routed, request):
+                self._subscriptions.keep_order(routed.routed.name, request, session)
+            batch = await next_batch()
+            routed, batch = await self._routed(context, request, batch)
+        unanswered = await self._answer_routed(context, routed, request, batch)
+        return None if unanswered is None else await super().handle(context, route, request, unanswered)
 
-    def _take_routed(self, context: CommandContext, route: Route | None, request: Request, batch: ReplyBatch) -> Taken:
+    async def _routed(
+        self, context: CommandContext, request: Request, batch: ReplyBatch
+    ) -> tuple[Route | None, ReplyBatch]:
+        """Return a request's route, and the batch for its reply: the next one if it took long to find the route."""
+        session = context.session
+        if isinstance(request, LongRequest):
+            return await between_batches(self._long.route_of(context, request), batch)
+        try:
+            return self.router.route(request, session.next_db), batch
+        except PlainError as error:
+            if not self.router.needs_getkeys(request):
+                raise
+            unknown = error
+        reason, batch = await between_batches(self._getkeys.look_up(request), batch)
+        if reason:
+            raise PlainError(f"{unknown}: {reason}")
+        return self.router.route(request, session.next_db), batch
+
+    def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
+        """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
+        policy = route.routed.policy
+        if route.destination is Destination.LOCAL:
+            if policy.role is Role.RESET:  # it closes the client's connection
+                return self._pinned.has_own(session.id, self._logins.pools)
+            return listens(policy) and session.transaction is None
+        if session.transaction is not None:
+            return False
+        if route.destination is Destination.SELECT and len(request) == 2:
+            return self.databases_of(session).number_of(request[1]) != session.db
+        needs_own = policy.role is Role.WATCH or policy.kills_a_script
+        is_first = needs_own and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
+        return route.is_blocking or is_first or policy.changes_role
+
+    async def _answer_routed(
+        self, context: CommandContext, route: Route | None, request: Request, batch: ReplyBatch
+    ) -> ReplyBatch | None:
+        """Answer a request by its route. If the proxy or the servers answer it, return the batch for their reply."""
         session = context.session
         if route is None and self._sentinel_master and request[0].lower() == b"sentinel":
             host, _, port = session.local_address.rpartition(":")
             reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
             batch.add(b"" if session.is_silent else encode(reply, session.protocol))
-            return Taken.YES
+            return None
         if route is None or route.destination is Destination.STATES:
-            return Taken.NO
+            return batch
         routed = route.routed
         if session.tracking_state is not None:
             self._invalidate_after_reply(session.tracking_state, session, route, request)
         if route.destination is Destination.LOCAL:
-            return self._take_local(context, routed, request, batch)
+            return await self._answer_local(context, routed, request, batch)
         if session.transaction is not None:
-            return self._take_queued(context, session.transaction, route, request, batch)
+            is_answered = self._queue_routed(context, session.transaction, route, request, batch)
+        else:
+            is_answered = self._answer_alone(context, route, request, batch)
+        return None if is_answered else batch
+
+    def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request outside of MULTI that is not, or not only, about states; False: the proxy refuses it."""
+        session, routed, role = context.session, route.routed, route.routed.policy.role
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
-        upstream, needs_own = (
-            self.upstream_of(session),
-            routed.policy.role is Role.WATCH or routed.policy.kills_a_script,
-        )
-        is_first = needs_own and not self._pinned.has_own(session.id, upstream.pools)
-        if (route.is_blocking or is_first or routed.policy.changes_role) and len(batch):
-            return Taken.IN_NEXT_BATCH  # earlier replies must not wait, and come over other connections
         if routed.policy.kills_a_script:
-            for pool in upstream.masters:
+            for pool in self.upstream_of(session).masters:
                 pool.pinned.pin(session.id, session.protocol)
         if route.destination is Destination.SELECT and len(request) == 2:
             if session.subscriptions is not None and session.protocol == RESP2:
-                return Taken.NO  # the general path refuses it
-            return self._select(request[1], session, batch)
+                return False
+            self._select(request[1], session, batch)
+            return True
         session.last_command = routed.name
         self._stats.command_stats(routed.name).calls += 1
-        if routed.policy.role is Role.WATCH and route.destination is Destination.MAPPED and route.request is not None:
-            self._watch(context, route.request, batch)
-            return Taken.LAST
-        if routed.policy.role is Role.WATCH:
-            request = request if route.request is None else route.request
-            watching = partial(watch_both, upstream, self._cluster_of, route, request, session, self.defer)
-            batch.answer(watching, session.is_silent)
-            return Taken.LAST
-        if route.destination is Destination.ALL_KEYS:
-            self._query_keyspace(routed.policy.role, request, session, batch)
-            return Taken.YES
         if routed.is_subscription:
             self._subscriptions.begin_module_subscription(routed.name, session)
-        if route.is_blocking:
+        if role is Role.WATCH:
+            self._watch_routed(context, route, request, batch)
+        elif route.destination is Destination.ALL_KEYS:
+            self._query_keyspace(role, request, session, batch)
+        elif route.is_blocking:
             batch.block()
+            batch.is_last = True
             blocking = partial(self._pinned.block, routed, request, session)
             batch.answer(lambda: self.cached.changed(route.changed, session, blocking()), session.is_silent)
-            return Taken.LAST
-        if (
-            route.destination is Destination.MAPPED
-            and route.convert is None
-            and is_long(request)
-            and session.user.is_unrestricted
-        ):
-            assert route.request is not None  # it has the states' names, to which rules of users do not apply
-            return Taken.LAST if self._forward_long(context, route.request, batch) else Taken.NO
-        if route.destination is Destination.PORTIONS:
+        elif self._is_long_read_of_states(route, request, session):
+            batch.is_last = True
+            return self._forward_long(context, cast(Request, route.request), batch)
+        elif route.destination is Destination.PORTIONS:
+            batch.is_last = True
             batch.answer(partial(self._long.answer_in_portions, context, route, request, batch), session.is_silent)
-            return Taken.LAST
-        self.send(route, request, session, batch)
-        return Taken.YES
+        else:
+            self.send(route, request, session, batch)
+        return True
+
+    def _watch_routed(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
+        session = context.session
+        batch.is_last = True
+        if route.destination is Destination.MAPPED and route.request is not None:
+            self._watch(context, route.request, batch)
+            return
+        sent, upstream = route.request or request, self.upstream_of(session)
+        watching = partial(watch_both, upstream, self._cluster_of, route, sent, session, self.defer)
+        batch.answer(watching, session.is_silent)
+
+    @staticmethod
+    def _is_long_read_of_states(route: Route, request: Request, session: Session) -> bool:
+        """Return whether the states get a long request under their names, to which rules of users do not apply."""
+        is_whole = route.destination is Destination.MAPPED and route.convert is None
+        return is_whole and is_long(request) and session.user.is_unrestricted
 
     def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
         """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""
@@ -452,7 +494,7 @@ class SwapDispatcher(SideSender):
         self._pinned.leave(session)
         self.cached.leave(session)
         self._logins.leave(session.id)
-        self._getkeys.leave(session)
+        self._waiting.pop(session.id, None)
         self._subscriptions.leave(session)
 
     def _shared_connection(
@@ -471,13 +513,13 @@ class SwapDispatcher(SideSender):
             return None
         return self.cached.for_hop(self._ownership.has_exactly_cached)
 
-    def _take_queued(
+    def _queue_routed(
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
-    ) -> Taken:
-        """Queue a request for EXEC that is not, or not only, about states."""
+    ) -> bool:
+        """Queue a request for EXEC that is not, or not only, about states; False: the proxy refuses it."""
         routed = route.routed
         if routed.policy.role is Role.WATCH:
-            return Taken.NO  # the general path refuses it
+            return False  # the general path refuses it
         self.router.commands.check_form(routed, request)
         if routed.is_subscription:
             raise PlainError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
@@ -491,7 +533,7 @@ class SwapDispatcher(SideSender):
             if route.destination is Destination.SELECT:
                 transaction.db = self._queued_database(request[1], context.session)
         batch.add(b"" if context.session.is_silent else QUEUED)
-        return Taken.YES
+        return True
 
     def _begin_exec(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
@@ -545,12 +587,10 @@ class SwapDispatcher(SideSender):
     def has_keys(self, session: Session) -> bool:
         return True  # the router has decided
 
-    def _select(self, word: bytes, session: Session, batch: ReplyBatch) -> Taken:
-        """Select a database, after all replies to earlier requests: each database has connections of its own."""
+    def _select(self, word: bytes, session: Session, batch: ReplyBatch) -> None:
+        """Select a database. Each has connections of its own, so all earlier requests have their replies."""
         databases = self._logins.of(session.id)
         number = databases.number_of(word)
-        if number != session.db and len(batch):
-            return Taken.IN_NEXT_BATCH
         if number != session.db and self._pinned.holds_state(session):
             raise PlainError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
         session.last_command = self._table.find(SELECT).name
@@ -558,73 +598,78 @@ class SwapDispatcher(SideSender):
         if databases.is_open(number) or number in self._ownership.matcher.databases:
             session.select(number)
             batch.add(b"" if session.is_silent else OK)
-            return Taken.YES
-        databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
-        return Taken.LAST
+        else:
+            batch.is_last = True
+            databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
 
-    def _take_local(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
-        """Handle the effect of a local command on the client's pinned connection; answer it, if that is all."""
-        session = context.session
-        if routed.policy.role is Role.RESET and len(batch) and self._pinned.has_own(session.id, self._logins.pools):
-            return Taken.IN_NEXT_BATCH  # its connection is closed only after all replies
-        if routed.policy.role is Role.RESET and len(request) == 1 and self._subscriptions.end(request, session, batch):
-            return Taken.IN_NEXT_BATCH
+    async def _answer_local(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> ReplyBatch | None:
+        """Handle what a command of the proxy changes at the upstream; return the batch for the proxy's reply."""
+        session, role = context.session, routed.policy.role
+        if role is Role.RESET and len(request) == 1 and self._subscriptions.end(request, session, batch):
+            batch = await next_batch()
         transaction = session.transaction
-        is_end = transaction is not None and (
-            routed.policy.role is Role.DISCARD or (routed.policy.role is Role.EXEC and transaction.is_aborted)
-        )
-        if len(request) == 1 and (is_end or (routed.policy.role is Role.UNWATCH and transaction is None)):
+        is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
+        if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):
             self._pinned.unwatch(session)
         if listens(routed.policy):
-            return self._listen(context, routed, request, batch)
-        if routed.policy.role is Role.CLIENT_UNBLOCK and transaction is None:
+            return await self._listen(context, routed, request, batch)
+        if role is Role.CLIENT_UNBLOCK and transaction is None:
             self.check_rights(context, routed, request)
             if self._pinned.unblock(request, session, batch):
-                return Taken.YES
-        if routed.policy.role is Role.STATE_HISTORY and transaction is None:
-            return self._take_history(context, routed, request, batch)
-        return Taken.NO
+                return None
+        if role is Role.STATE_HISTORY and transaction is None:
+            return None if self._answer_history(context, routed, request, batch) else batch
+        return batch
 
-    def _take_history(
+    def _answer_history(
         self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
-    ) -> Taken:
-        """Request the history of a state's key from its server; PlainError for a key that is not a state's."""
+    ) -> bool:
+        """Request the history of a state's key from its server; PlainError for a key that is not a state's.
+
+        False: the proxy refuses the request.
+        """
         session, command = context.session, routed.command
         assert command is not None
         command.check_arity(request)
         if not self._may_forward(context, command, request):
-            return Taken.NO
+            return False
         named = self.router.of_states(request, command.facts.first_key, session.db)
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
         self._monitor(session, command, request)
         self._send_history(named, session, batch, request[command.facts.first_key])
-        return Taken.LAST
+        return True
 
-    def _listen(self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch) -> Taken:
-        """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the general path runs it here."""
-        session, command = context.session, routed.command
-        assert command is not None
+    async def _listen(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> ReplyBatch | None:
+        """Have the upstream confirm SUBSCRIBE, UNSUBSCRIBE or MONITOR before the proxy runs it, too."""
+        session = context.session
         if session.transaction is not None and routed.policy.role is Role.MONITOR:
-            return Taken.NO  # EXEC replies Redis' error
-        if session.transaction is not None:
+            return batch  # EXEC replies Redis' error
+        if self._needs_confirmation(context, routed, request):
+            if is_about_keys(routed.name, request):
+                self._events.read()
+            self._subscriptions.send(routed.name, request, session, batch)
+            batch = await next_batch()
+            if not self._subscriptions.was_confirmed(routed.name, request, session):
+                return None
+        return batch
+
+    def _needs_confirmation(self, context: CommandContext, routed: RoutedCommand, request: Request) -> bool:
+        """Return whether the upstream has to confirm a command that `listens`; ReplyError if it is refused."""
+        command = routed.command
+        assert command is not None
+        if context.session.transaction is not None:
             raise PlainError(
                 f"command '{routed.name}' cannot be in a transaction through --upstream: the reply to EXEC would have "
                 "several replies to it, or pushes"
             )
         command.check_arity(request)
         self.check_rights(context, routed, request)
-        if len(batch):
-            if self._subscriptions.needs_upstream(routed.name, request, session):
-                self._subscriptions.keep_order(routed.name, request, session)
-            return Taken.IN_NEXT_BATCH
-        is_confirmed = self._subscriptions.was_confirmed(routed.name, request, session)
-        if is_confirmed is None and self._subscriptions.needs_upstream(routed.name, request, session):
-            if is_about_keys(routed.name, request):
-                self._events.read()
-            self._subscriptions.send(routed.name, request, session, batch)
-            return Taken.IN_NEXT_BATCH
-        return Taken.YES if is_confirmed is False else Taken.NO
+        return self._subscriptions.needs_upstream(routed.name, request, context.session)
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
         if command is not None and command.policy.role is Role.EXEC:

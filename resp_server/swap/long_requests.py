@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from resp_server import native
 from resp_server.command.policy import Destination
@@ -21,16 +21,14 @@ from resp_server.forwarding.answers import Answer, ask, in_steps, joined, starte
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer
-from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.proxy.chunked_request import answer_in_portions
-from resp_server.proxy.dispatcher import PORTION_KEYS, Taken
+from resp_server.proxy.dispatcher import PORTION_KEYS
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.session.session import Session
-from resp_server.upstream.key_matcher import KeyMatcher
 from resp_server.upstream.long_words import without_long_words
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import RoutedCommand
@@ -57,13 +55,6 @@ def portions_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request
         return
     for at in range(1, len(request), PORTION_WORDS):  # an even number: MSET has pairs
         yield [request[0], *short[at : at + PORTION_WORDS]]
-
-
-class Decided(NamedTuple):
-    """A long request's route, or the exception to raise. owners: the owners of keys for which it was made."""
-
-    route: Route | Exception | None
-    owners: KeyMatcher
 
 
 class Dispatches(Protocol):
@@ -95,29 +86,14 @@ class LongRequests:
     def __init__(self, dispatcher: Dispatches, applications: Applications, defer: Defer) -> None:
         self._dispatcher, self._applications, self._defer = dispatcher, applications, defer
 
-    def route_of(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Route | Taken | None:
-        """Return a request's route, or raise its error; `Taken.IN_NEXT_BATCH`: it is still being routed."""
-        assert isinstance(request, LongRequest)
-        decided, request.decision = request.decision, None
-        if isinstance(decided, Decided) and decided.owners is self._dispatcher.owners.matcher:
-            if isinstance(decided.route, Exception):
-                raise decided.route
-            return decided.route
+    async def route_of(self, context: CommandContext, request: LongRequest) -> Route | None:
+        """Return a request's route; ReplyError if no side may answer it."""
         untrack(request)
-        batch.answer(partial(self._decide, context, request), is_silent=True)
-        return Taken.IN_NEXT_BATCH
-
-    async def _decide(self, context: CommandContext, request: LongRequest) -> Answer:
-        owners = self._dispatcher.owners.matcher
-        try:
+        while True:
+            owners = self._dispatcher.owners.matcher
             route = await in_steps(self._decided(context, request), self._defer)
-        except ReplyError as error:
-            request.decision = Decided(error.with_traceback(None), owners)  # its frames refer to the request
-        except Exception as error:
-            request.decision = Decided(error, owners)
-        else:
-            request.decision = Decided(route, owners)
-        return Answer(b"")
+            if owners is self._dispatcher.owners.matcher:
+                return route
 
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
