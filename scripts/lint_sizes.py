@@ -29,7 +29,6 @@ PENDING = (
     "ServerContext",
     "StateCluster",
     "SwapDispatcher",
-    "SwapExec",
     "UpstreamCluster",
     "UpstreamPool",
     "_take_routed",
