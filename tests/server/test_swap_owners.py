@@ -67,6 +67,24 @@ def test_a_change_of_owners_fails_the_exec_of_clients_that_watch_such_a_key(swap
         assert watcher.call("EXEC").plain == [b"20"]
 
 
+def test_an_exec_of_a_client_that_watches_a_key_at_the_upstream_runs_nothing_when_the_key_becomes_a_states(
+    swap: Swap, client: Connection
+) -> None:
+    with swap.proxy.connect() as watcher:
+        client.call("STATE", "RELEASE", "job")
+        try:
+            assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
+            watcher.call("MULTI")
+            assert watcher.call("SET", "written", "1").plain == b"QUEUED"
+        finally:
+            client.call("STATE", "CONFIRM", "job")
+        assert watcher.call("EXEC").plain is None
+        assert client.call("EXISTS", "written").plain == 0
+        watcher.call("MULTI")
+        watcher.call("DEL", "written")
+        assert watcher.call("EXEC").plain == [0]
+
+
 def test_a_new_job_takes_its_keys_if_the_upstream_has_none_of_them(swap: Swap, client: Connection) -> None:
     start_job(swap, "fresh", "fresh/<day>", "fresh/1")
     eventually(lambda: client.call("GET", "fresh/1").plain == b"of the state")

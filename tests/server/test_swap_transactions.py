@@ -145,6 +145,24 @@ def test_a_client_whose_watch_was_lost_is_disconnected(client: Connection, direc
     assert client.read_to_end() == b""
 
 
+def test_an_exec_whose_watch_is_lost_while_states_are_read_writes_nothing(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client, swap.proxy.connect() as other:
+        assert call_each(client, "WATCH a", "MULTI", "SET b 1", "GET job:speed:1")[-1] == b"QUEUED"
+        for node in swap.nodes:
+            node.process.send_signal(signal.SIGSTOP)
+        try:
+            client.send(request("EXEC"))
+            assert other.call("GET", "a").plain is None  # the proxy has read the EXEC, too
+            direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            assert client.read_to_end() == b""
+        finally:
+            for node in swap.nodes:
+                node.process.send_signal(signal.SIGCONT)
+        assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]  # the states have answered both
+        eventually(lambda: other.call("SET", "a", "1").plain == b"OK")
+        assert direct.call("EXISTS", "b").plain == 0
+
+
 def test_a_watching_client_keeps_its_connection(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as one, swap.proxy.connect() as two, swap.proxy.connect() as three:
         assert call_each(one, "WATCH a") == call_each(two, "WATCH a") == [b"OK"]
