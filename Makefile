@@ -68,12 +68,12 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(COMPILED)
-	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
 	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@$(COMPILED)
-	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@SPARKIS_PURE=1 $(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
 
 test-versions: setup-test ## run the tests marked versions with other versions of Spark and Python; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
 	@failed=; for version in $(SPARK_VERSIONS); do \

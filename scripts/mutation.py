@@ -42,7 +42,7 @@ PROPERTIES = {
     ),
     "state_backend/log": ("test_change_log_chain.py", "test_whole_epochs.py"),
 }
-PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "mutation")
+PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
 # A change that makes the tests take this much more processor time counts as noticed: it may run for ever. On a busy
 # machine, tests take longer without any change. pytest ends a test that waits for ever (see `faulthandler_timeout`).
 SLOWER_MAX = 4

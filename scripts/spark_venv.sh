@@ -30,7 +30,7 @@ if [ ! -e "$target/.ready" ]; then
     grep -vE "^#|$locked" requirements.lock >"$target/constraints.txt"
     # shellcheck disable=SC2086
     "$venv/bin/python" scripts/install.py "$python" -c "$target/constraints.txt" "pyspark==$version" $of_spark \
-        lmdb hiredis uvloop rocksdict redis pytest pytest-xdist hypothesis trustme setuptools cython
+        lmdb hiredis uvloop rocksdict redis pytest hypothesis trustme setuptools cython
     SPARKIS_PURE=1 "$venv/bin/python" scripts/install.py "$python" --no-deps --no-build-isolation -e .
     touch "$target/.ready"
 fi

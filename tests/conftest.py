@@ -9,17 +9,15 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
 
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 from state_backend import log_lines
+from tests.forks import Forks
 
 HERE = Path(__file__).parent
 
@@ -60,52 +58,6 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
 # Marks of tests that run only where `-m` names the mark.
 LEFT_OUT = ("slow", "large", "cluster")
 
-# Whole files go to the processes that run tests: those that take longest begin first, so that none is left over at the
-# end, when most processes have nothing more to do. First these (from `--durations=0`), then by folder.
-LONGEST_FILES = (
-    "server/test_turns_of_a_proxy",
-    "spark/test_attach_log",
-    "spark/test_sink",
-    "spark/test_demo",
-    "object_store/test_cost",
-    "spark/test_executors",
-    "spark/test_attach_operators",
-    "spark/test_serving",
-    "spark/test_new_generation",
-    "spark/test_processor",
-    "adversity/test_batches",
-    "adversity/test_part_kill",
-    "adversity/test_driver_kill",
-    "clients/test_cluster_clients",
-    "server/test_proxy_replica_choice",
-    "object_store/test_log",
-    "spark/test_beside_a_driver",
-    "spark/test_types",
-    "server/test_proxy",
-    "server/test_turns_of_the_loop",
-    "adversity/test_state_servers",
-    "server/test_workers",
-    "server/test_tls",
-    "clients/test_javascript",
-    "packaging/test_strangers_types",
-)
-LONGEST_FOLDERS = (
-    "spark",
-    "examples",
-    "page",
-    "adversity",
-    "server",
-    "clients",
-    "differential",
-    "properties",
-    "packaging",
-    "unit",
-)
-
-# So many of the processes that run tests take files of Spark while there are others for the rest. The modules of a
-# process share a session, and each session begins with a cold JVM and cold Python workers.
-SPARK_PROCESSES = 2
-
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -130,14 +82,23 @@ gc.disable()
 _unexpected_skips: list[str] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the number of processes that run tests."""
+    parser.addoption("--processes", type=int, default=1, help="run so many test files at a time (see tests/forks.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run tests in several processes, if there are to be some."""
+    if (processes := config.getoption("processes")) > 1:
+        config.pluginmanager.register(Forks(config, processes))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that take minutes, gigabytes or many processes, unless their marker is given."""
     unasked = [mark for mark in LEFT_OUT if mark not in config.option.markexpr]
     out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(map(item.get_closest_marker, unasked))]
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _rank(item.path))
 
 
 def pytest_collection_finish() -> None:
@@ -149,32 +110,6 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let Python free what was collected, at its end: DuckDB (nanobind) reports what stays frozen as leaked."""
     gc.unfreeze()
-
-
-def _rank(path: Path) -> tuple[int, int]:
-    """Return a file's rank in the order of the run: lower ones run earlier."""
-    file, folder = path.relative_to(HERE).with_suffix("").as_posix(), path.relative_to(HERE).parts[0]
-    return (
-        LONGEST_FILES.index(file) if file in LONGEST_FILES else len(LONGEST_FILES),
-        LONGEST_FOLDERS.index(folder) if folder in LONGEST_FOLDERS else len(LONGEST_FOLDERS),
-    )
-
-
-class FewSessions(LoadFileScheduling):
-    """Whole files go to processes, those of Spark to few of them as long as there is something else to do."""
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        is_for_spark = self.nodes.index(node) < SPARK_PROCESSES
-        files = (file for file in self.workqueue if file.startswith("tests/spark/") == is_for_spark)
-        if file := next(files, None):
-            self.workqueue.move_to_end(file, last=False)
-        super()._assign_work_unit(node)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """Distribute files as `FewSessions` does; None: as the option says, if it is not `--dist loadfile`."""
-    return FewSessions(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
