@@ -36,13 +36,7 @@ INTERVALS: tuple[type[T.DataType], ...] = (T.DayTimeIntervalType, *CALENDARS)
 TIMES_OF_DAY: tuple[type[T.DataType], ...] = (T.TimeType,) if hasattr(T, "TimeType") else ()  # since Spark 4.1
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
-FIXED_TYPES: tuple[type[T.DataType], ...] = (
-    T.BooleanType,
-    T.DateType,
-    T.TimestampType,
-    T.TimestampNTZType,
-    *TIMES_OF_DAY,
-)
+FIXED_TYPES: tuple[type[T.DataType], ...] = (T.BooleanType, *TIME_TYPES, *TIMES_OF_DAY)
 SUMS = (Reduce.SUM, Reduce.COUNT)
 # Spark's sum of a decimal has ten digits more than the decimal, and at most 38.
 SUMMED_DIGITS_MAX = 28
