@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import LZ4, LZ4_COMPRESSED, LZ4_HEADER, LZ4_SEED, LZ4_STORED
+from state_backend.checkpoint.compression import LZ4, LZ4_COMPRESSED, LZ4_HEADER, LZ4_SEED, LZ4_STORED
 from state_backend.checkpoint.hashes import xxhash32
 
 # Spark's default (spark.io.compression.lz4.blockSize).

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import temporary_folder
-from state_backend.lmdb import layout, plain_values, record_reader
+from state_backend.lmdb import plain_values, record_format, record_reader
 from state_backend.lmdb.plain_values import PlainValues
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -75,8 +75,8 @@ def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
 def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
     keys_to_read = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
-    original = layout.find
-    unchecked = _without(original, layout)
+    original = record_format.find
+    unchecked = _without(original, record_format)
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: look-ups, round {number + 1} of {options.rounds}")

@@ -37,7 +37,7 @@ from resp_server.net import children
 from resp_server.net.client import Client
 from resp_server.net.listeners import raise_file_limit
 from state_backend.apply.store_copies import COMPACT_ABOVE_BYTES, COMPACT_PAUSE_S
-from state_backend.lmdb.layout import TABLES
+from state_backend.lmdb.record_format import TABLES
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError

@@ -50,7 +50,7 @@ GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 FOREVER_MS = 1 << 42
 # More than an epoch's file takes itself.
 MANY = 300
-# More than a packed map, list or set has; the value is longer than a piece (see `lmdb.layout`).
+# More than a packed map, list or set has; the value is longer than a piece (see `lmdb.record_format`).
 LARGE = 3000
 
 STATES = {

@@ -1,4 +1,4 @@
-"""What sparkis has to know of a command beside Redis' facts: who answers it, how it splits, where it may run.
+"""The fields of a command beside Redis' facts: the servers that answer it, its split, the sessions that may send it.
 
 `ours` has the row of each command for which this is not the default.
 """
@@ -22,7 +22,7 @@ class RequestPolicy(Enum):
 
 
 class Destination(Enum):
-    """What answers a request at a proxy with an upstream: the states, the upstream, both of them, or the proxy."""
+    """The destination of a request at a proxy with an upstream: the states, the upstream, both, or the proxy itself."""
 
     LOCAL = auto()
     STATES = auto()
@@ -85,7 +85,7 @@ class ValueSet(Enum):
 
 
 class FieldKind(Enum):
-    """What a read of a key returns, for a key that is a field of a state's hash."""
+    """The result of a read of a key, for a key that is a field of a state's hash."""
 
     VALUE = auto()
     TYPE = auto()
@@ -116,7 +116,7 @@ class SlotSplit(NamedTuple):
 
 
 class Verb(Enum):
-    """What a command does with a subscription."""
+    """The effect of a command on a subscription."""
 
     SUBSCRIBE = auto()
     UNSUBSCRIBE = auto()

@@ -1,7 +1,7 @@
 """OBJECT and MEMORY USAGE: properties of one key.
 
 OBJECT ENCODING replies with the encoding that Redis 7.4 with default settings would choose for the value, because
-clients and tools recognize small values by it. The stores' real layout is in `state_backend.lmdb.layout`.
+clients and tools recognize small values by it. The stores' real layout is in `state_backend.lmdb.record_format`.
 """
 
 from __future__ import annotations

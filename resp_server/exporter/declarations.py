@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 class Merge(Enum):
-    """What becomes of two values with the same labels: of several servers behind a proxy, or of `other`."""
+    """The way to join two values with the same labels: of several servers behind a proxy, or of `other`."""
 
     SUM = "sum"
     LARGEST = "largest"

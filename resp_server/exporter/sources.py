@@ -15,7 +15,7 @@ from resp_server.workers.master import Workers
 
 
 class Readiness(NamedTuple):
-    """What readiness depends on.
+    """The facts that decide whether a server is ready.
 
     Args:
         is_loading: Clients may not come yet.

@@ -36,7 +36,7 @@ cdef extern from *:
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
 
-# The records of `state_backend.lmdb.layout`.
+# The records of `state_backend.lmdb.record_format`.
 cdef enum:
     VALUE = 0
     SMALL_MAP = 1
@@ -360,7 +360,7 @@ cdef class KeyFilter:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
+cdef inline int read_registry_file(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
     """Parse a record: LIVE, ABSENT, or GENERAL if another name has the same hash, or the record is damaged."""
     cdef uint32_t name_size
     record.form, record.expire_at_ms, record.payload, record.size = -1, 0, NULL, 0
@@ -791,7 +791,7 @@ cdef class Core:
         return True
 
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept:
-        return read_record(&self.lookups[index], name, self.clock_of[index], record)
+        return read_registry_file(&self.lookups[index], name, self.clock_of[index], record)
 
     cdef int read_key(self, size_t index, const Word* key, Record* record) noexcept:
         """Read a key's record. With a filter of keys, the general path answers about missing ones."""

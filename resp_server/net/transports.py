@@ -1,4 +1,4 @@
-"""What asyncio's transports and sockets lack: an immediate end, unread input, keepalive, isolated errors, timeouts."""
+"""Additions to asyncio's transports and sockets: immediate end, unread input, keepalive, isolated errors, timeouts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.listening import Shutdown
 from resp_server.programs.metrics_options import check_metrics, listener_of
-from resp_server.registry.record import FencedError, RegistryLease
+from resp_server.registry.registry_file import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
 from resp_server.serving.token import token_of

@@ -50,7 +50,7 @@ from resp_server.serving.control_api import ControlListener
 from resp_server.serving.driver_leases import UNUSED_CODE, DriverLeases
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog, ReportedCatalog
 from resp_server.serving.server import Server
-from resp_server.serving.server_record import remove_record, remove_store
+from resp_server.serving.server_file import remove_server_file, remove_store
 from resp_server.settings.programs import add_settings
 from resp_server.settings.server import ServerConfig
 from resp_server.settings.setting import SERVE
@@ -334,7 +334,7 @@ async def _serve_until(
             ends.append(driver_leases.wait_for_end())
         await next(asyncio.as_completed(ends))
         ports.metrics.drain()
-        remove_record(options.record)
+        remove_server_file(options.record)
         await drain.run(server.drain)
     finally:
         if drain.is_urgent:

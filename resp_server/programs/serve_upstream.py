@@ -37,7 +37,7 @@ from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.topology_sources import ServerSource
 from resp_server.serving.applier_process import EVENT_BYTES_MAX
 from resp_server.serving.driver_leases import UNUSED_CODE
-from resp_server.serving.server_record import remove_record, remove_store
+from resp_server.serving.server_file import remove_server_file, remove_store
 from resp_server.settings.groups import UPSTREAM_VARIABLE
 from resp_server.settings.server import ServerConfig
 from resp_server.upstream.ownership import Ownership
@@ -77,7 +77,7 @@ async def serve_with_upstream(
                 control_port=server.control_port,
                 announcements_port=server.announcements_port,
             )
-            remove_record(options.record)
+            remove_server_file(options.record)
     except ServerEndedError as error:
         return error.code
     finally:

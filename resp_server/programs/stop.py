@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from resp_server.programs.executor_supervisor import start_of
-from resp_server.serving.server_record import ServerRecord, folder_of
+from resp_server.serving.server_file import ServerFile, folder_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 
@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def running_server(log: str) -> ServerRecord:
+def running_server(log: str) -> ServerFile:
     """Return the record of the server that a driver on this machine started for a log; SparkisError if none runs."""
     root = open_filesystem(log).root
-    record = ServerRecord.read(folder_of(root))
+    record = ServerFile.read(folder_of(root))
     if record is None or start_of(record.pid) != record.start:
         raise SparkisError(f"no driver of this user has a server for {root} on this machine")
     return record

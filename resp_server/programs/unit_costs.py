@@ -1,4 +1,4 @@
-"""What one row, key, change and request cost, as measured, with the page that has each measurement.
+"""The costs of one row, key, change and request, as measured, with the page that has each measurement.
 
 `sparkis size` multiplies these numbers, and so does docs/scale.md; a test compares them with the pages. All times are
 processor times on one machine (2 cores, Linux, Python 3.11).

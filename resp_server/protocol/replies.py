@@ -142,8 +142,12 @@ class Pending:
     """A reply that depends on responses of other processes. The client's next requests wait for it.
 
     `resolve` provides the reply, at once or later; only its first call counts. After `seconds_max`, `on_timeout`
-    returns the reply, or raises. is_blocking: the command ends when its client leaves: a blocking one, which waits
-    for other clients, or one that costs much. on_abandon: called when the client has left.
+    returns the reply, or raises.
+
+    Attributes:
+        is_blocking: Whether the command ends when its client leaves. Those are blocking commands, which wait for
+            other clients, and expensive ones.
+        on_abandon: Called when the client has left.
     """
 
     is_blocking = False
@@ -307,7 +311,7 @@ class ReplyStream(Protocol):
 
     @property
     def pending(self) -> Pending | None:
-        """What the next step has to wait for."""
+        """The pending reply that the next step needs; None: it can be made now."""
 
     @property
     def buffered_bytes(self) -> int:

@@ -20,7 +20,7 @@ from resp_server.net.addresses import host_and_port
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles, client_context
-from resp_server.registry.record import read_record
+from resp_server.registry.registry_file import read_registry_file
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 
@@ -89,7 +89,7 @@ class Announcer:
             target.put(job, term, epoch)
 
     def close(self) -> None:
-        """Send what is waiting, for a short time, and end. What is announced later is not sent."""
+        """Send the waiting announcements, for a short time, and end. Later announcements are not sent."""
         atexit.unregister(self.close)
         ends_s = time.monotonic() + EXIT_WAIT_S
         for target in self._targets:
@@ -107,7 +107,7 @@ class _RegistryFinder:
         """Return the address in the record; None if there is no record, or there was none a moment ago."""
         if time.monotonic() < self._next_look_s:
             return None
-        record = read_record(open_filesystem(self._log))
+        record = read_registry_file(open_filesystem(self._log))
         if record is None:
             self._next_look_s = time.monotonic() + RECORD_PAUSE_S
         return None if record is None else record.address

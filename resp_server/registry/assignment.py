@@ -23,7 +23,7 @@ Handover = dict[str, tuple[int, int]]
 
 
 class Directive(NamedTuple):
-    """What the registry sends to one member: the topology to serve and the slots to load."""
+    """The message of the registry to one member: the topology to serve and the slots to load."""
 
     topology: Topology
     desired_slots: SlotSet

@@ -23,7 +23,7 @@ from resp_server.net.addresses import host_and_port
 from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import WrongLogError
-from resp_server.registry.record import Record, read_record
+from resp_server.registry.registry_file import RegistryFile, read_registry_file
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Appliers
 from state_backend.log.filesystems import Filesystem
@@ -115,7 +115,7 @@ class RegistryClient:
         self._is_joined = False
         self._wake = asyncio.Event()
         self._assigned = asyncio.Event()
-        self._reading: asyncio.Future[list[Record]] | None = None
+        self._reading: asyncio.Future[list[RegistryFile]] | None = None
         self._logged_error = ""
 
     def report_soon(self) -> None:
@@ -161,7 +161,7 @@ class RegistryClient:
 
     # -- finding a registry -------------------------------------------------------------------------------------------
 
-    async def _records(self) -> list[Record]:
+    async def _records(self) -> list[RegistryFile]:
         """Return the records in the logs, the newest first; none if the storage is too slow."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(_read_records, self._logs))
@@ -171,12 +171,12 @@ class RegistryClient:
         records, self._reading = self._reading.result(), None
         return records
 
-    def _addresses(self, records: Sequence[Record]) -> list[str]:
+    def _addresses(self, records: Sequence[RegistryFile]) -> list[str]:
         """Return the addresses to try, the likeliest first."""
         found = [record.address for record in records if record.term >= self._term]
         return list(dict.fromkeys([*found, *(each for each in (self._configured_address, self._last_address) if each)]))
 
-    def _serve_from_record(self, records: Sequence[Record]) -> None:
+    def _serve_from_record(self, records: Sequence[RegistryFile]) -> None:
         """After a restart without a reachable registry: serve the topology of the last registry's record."""
         if self._is_refused:
             return
@@ -313,12 +313,12 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     raise TimeoutError
 
 
-def _read_records(logs: Sequence[Filesystem]) -> list[Record]:
+def _read_records(logs: Sequence[Filesystem]) -> list[RegistryFile]:
     """Return the records of log roots, the highest term first."""
     found = []
     for log in logs:
         try:
-            record = read_record(log)
+            record = read_registry_file(log)
         except SparkisError as error:
             logger.warning("%s", error)
             continue

@@ -37,7 +37,7 @@ ADVICE = "give the server the registry's log with --log, or end it"
 
 
 class _Witness(NamedTuple):
-    """What a server reported first, and others are compared with."""
+    """The first report of a server, with which others are compared."""
 
     value: int | str
     server: str

@@ -42,7 +42,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.moved_slots import MovedSlots
 from resp_server.registry.own_log import OwnLog
-from resp_server.registry.record import FencedError, RegistryLease
+from resp_server.registry.registry_file import FencedError, RegistryLease
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.serving.token_port import TokenPort
@@ -78,7 +78,7 @@ CONDITIONS = ("connected", "silent", "draining", "away")
 
 
 class RegistryStatus(NamedTuple):
-    """What a registry knows, for metrics.
+    """The numbers of a registry, for metrics.
 
     Args:
         servers: Their number by condition.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from resp_server.net.addresses import host_and_port
 from resp_server.net.client import Client, ClientError
 from resp_server.net.transports import AwakeClock
-from resp_server.registry.record import Record, read_record
+from resp_server.registry.registry_file import RegistryFile, read_registry_file
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.identity import identity_of
 from state_backend.model.errors import NewerFormatError, SparkisError
@@ -58,7 +58,7 @@ def _answers(filesystem: Filesystem, connect: Connect, compared: set[tuple[str, 
         compared: The addresses and terms of the registries whose logs were compared.
     """
     try:
-        record = read_record(filesystem)
+        record = read_registry_file(filesystem)
     except NewerFormatError:
         raise
     except SparkisError as error:
@@ -74,7 +74,7 @@ def _answers(filesystem: Filesystem, connect: Connect, compared: set[tuple[str, 
     return False
 
 
-def _compare_logs(filesystem: Filesystem, record: Record, registry: Client) -> None:
+def _compare_logs(filesystem: Filesystem, record: RegistryFile, registry: Client) -> None:
     """Raise OtherLogError if a registry has a log of another identity. A registry of an older version does not tell."""
     own = theirs = root = ""
     with suppress(SparkisError):

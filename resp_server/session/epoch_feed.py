@@ -79,7 +79,7 @@ NEVER_SENT = -1
 
 
 class Told(NamedTuple):
-    """What a server tells its followers.
+    """The epochs and changes that a server sends to one follower.
 
     Args:
         epochs: The newest of each job; None: the job has no epoch yet.

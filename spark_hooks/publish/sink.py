@@ -319,7 +319,7 @@ def queryable(
 
 @dataclass(frozen=True)
 class _ActiveSink:
-    """What `publish` stores between the micro-batches of a query."""
+    """The state of a query that `publish` keeps between its micro-batches."""
 
     run: QueryRun
     arguments: object

@@ -1,6 +1,6 @@
 """A server beside the driver that outlives the driver for a while. The next driver of the log takes it over.
 
-A driver finds the server of its log by a record on this machine (see `resp_server.serving.server_record`). It holds a
+A driver finds the server of its log by a record on this machine (see `resp_server.serving.server_file`). It holds a
 lease, a connection to the server's control port (see `resp_server.serving.driver_leases`). If the server dies while a
 driver holds a lease, the driver that started it restarts it, or the one that took it over.
 """
@@ -23,7 +23,7 @@ from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles
 from resp_server.programs.executor_supervisor import start_of
-from resp_server.serving.server_record import ServerRecord, folder_of, last_port, locked
+from resp_server.serving.server_file import ServerFile, folder_of, last_port, locked
 from spark_hooks.serving.endpoints import ControlAddress
 from spark_hooks.serving.supervised_process import STOP_TIMEOUT_S, SupervisedProcess
 from state_backend import VERSION
@@ -104,7 +104,7 @@ class DetachedServer:
     def has_options(self, command: Sequence[str], environment: dict[str, str], port: int, store: str | None) -> bool:
         """Return whether the server has these options and has not been stopped."""
         options = _options_of(command, environment, port, store)
-        return self._options == options and ServerRecord.read(self.folder) is not None
+        return self._options == options and ServerFile.read(self.folder) is not None
 
     def set_linger(self, linger_s: float) -> None:
         """Change how long the server stays without a driver; the server gets the new time within a second."""
@@ -127,7 +127,7 @@ class DetachedServer:
         else:
             _wait_for_end_of(record)
 
-    def _request_end(self, record: ServerRecord) -> int:
+    def _request_end(self, record: ServerFile) -> int:
         """Request a server's end, again while it lives without an answer: a state server behind a proxy may restart.
 
         Return how many other drivers have a lease of it.
@@ -162,7 +162,7 @@ class DetachedServer:
 
         A server with other options is ended if no driver has a lease of it; SparkisError if a driver has.
         """
-        record = ServerRecord.read(self.folder)
+        record = ServerFile.read(self.folder)
         if record is None:
             return False
         others = 0
@@ -201,7 +201,7 @@ class DetachedServer:
         assert self._process is not None
         port, control_port = ready_report["port"], ready_report["control_port"]
         pid = self._process.pid
-        record = ServerRecord(self._log, pid, start_of(pid), port, control_port, token, self._options, self._tls)
+        record = ServerFile(self._log, pid, start_of(pid), port, control_port, token, self._options, self._tls)
         record.write(self.folder)
         self.record = record
         self.on_change()
@@ -235,7 +235,7 @@ class DetachedServer:
             failures: In a row. The driver that started a server restarts it at once; other drivers wait for one failure
                 more.
         """
-        record = ServerRecord.read(self.folder)
+        record = ServerFile.read(self.folder)
         if record is None or record.options != self._options:
             if self._process is None or self._process.has_ended:
                 logger.warning("the server of %s was ended; call sparkis.serve again for another one", self._log)
@@ -249,7 +249,7 @@ class DetachedServer:
     def _replace(self, *, is_first_attempt: bool) -> None:
         """Start a server in place of the dead one, unless another driver has already done so."""
         with locked(self.folder):
-            if ServerRecord.read(self.folder) == self.record:
+            if ServerFile.read(self.folder) == self.record:
                 try:
                     self._start(self.record.port)
                 except SparkisError as error:
@@ -271,7 +271,7 @@ def _if_free(port: int) -> int:
     return 0
 
 
-def _wait_for_end_of(record: ServerRecord) -> None:
+def _wait_for_end_of(record: ServerFile) -> None:
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while record.start is not None and start_of(record.pid) == record.start and time.monotonic() < deadline_s:
         time.sleep(POLL_S)

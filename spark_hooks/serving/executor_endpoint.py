@@ -32,7 +32,7 @@ from resp_server.net.client import Client
 from resp_server.net.listeners import is_wildcard
 from resp_server.net.tls import TlsFiles
 from resp_server.programs.registry import FENCED_CODE
-from resp_server.registry.record import read_record
+from resp_server.registry.registry_file import read_registry_file
 from resp_server.registry.report import DRAIN_S_MAX
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.serving.placement import ClientOptions, ServerPlan
@@ -249,7 +249,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
     def _rediscover(self) -> None:
         """Read the log's leader from the registry's record. Storage may hang, so no thread of a batch may call this."""
         try:
-            record = read_record(self._filesystem)
+            record = read_registry_file(self._filesystem)
             if record is None or record.address == self.registry:
                 self._leader = self._own_registry
             else:

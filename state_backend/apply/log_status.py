@@ -1,4 +1,4 @@
-"""What reports say of a job's log, beside its applied epochs: a generation that is held back, snapshots, folders."""
+"""The status of a job's log beside its applied epochs: a generation that is held back, snapshots, folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server knows of a job's store, and the reports by which it learns that: see `applier` for their format."""
+"""The reports of an applier to its server (see `applier` for their format), and the store that they describe."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Progress:
 
 
 class VisibleStore(NamedTuple):
-    """What reports say about the store that readers have, or are about to open."""
+    """The store that readers have, or are about to open, as reports describe it."""
 
     applied: AppliedEpoch = AppliedEpoch("")
     digest: int | None = None
@@ -116,7 +116,7 @@ class Reports:
         self._visible = self._visible._replace(applied=AppliedEpoch(""))
 
     def update(self, store: LmdbStore, progress: Progress, description: Description | None) -> None:
-        """Set what reports say about the store that readers have, or are about to open."""
+        """Describe the store that readers have, or are about to open, in the next reports."""
         applied = store.applied
         digest_of, digest = progress.digest or (None, None)
         is_incomplete = self._visible.is_incomplete

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from state_backend.attach.evaluation import Buffers, FunctionCall
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.unsafe_rows import decode_rows
 

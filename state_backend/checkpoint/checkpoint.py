@@ -24,8 +24,8 @@ from itertools import groupby
 from typing import Self
 
 from state_backend.checkpoint import metadata
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.files import NUMBER, CheckpointFiles
-from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.metadata import BatchCommit, BatchOffsets, OperatorInfo, StoreInfo
 from state_backend.checkpoint.schemas import StoreSchema, parse_store_schemas
 from state_backend.checkpoint.states import DEFAULT_STORE, State, UnreadableState, has_states, infer_operator, states_of

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import damaged, unreadable
+from state_backend.checkpoint.compression import damaged, unreadable
 from state_backend.checkpoint.hashes import crc32c
 from state_backend.checkpoint.records import Numbers, Records, RecordType
 from state_backend.checkpoint.schemas import KeyForm

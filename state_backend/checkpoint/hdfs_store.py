@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from state_backend.checkpoint.compression import decompressed
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.frames import decompressed
 from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, delta_records
 from state_backend.model.errors import PurgedVersionError

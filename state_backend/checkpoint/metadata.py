@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.model.errors import UnsupportedStateError
 
 Parsed = TypeVar("Parsed")

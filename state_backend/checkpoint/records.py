@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.model.errors import UnsupportedStateError
 from state_backend.native import state_files
 

@@ -16,10 +16,10 @@ from functools import partial
 
 import pyarrow as pa
 
+from state_backend.checkpoint.compression import decompressed
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.difference import difference
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.frames import decompressed
 from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, change_log_records, lineage_of
 from state_backend.checkpoint.snapshots import SnapshotZip, read_snapshot_zip, snapshot_records

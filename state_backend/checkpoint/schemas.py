@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.spark_types import parse_struct
 from state_backend.model.errors import UnsupportedStateError
 

@@ -32,8 +32,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from state_backend.checkpoint.compression import damaged, unreadable
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.frames import damaged, unreadable
 from state_backend.checkpoint.records import Records, delta_records
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 

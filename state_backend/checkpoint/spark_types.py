@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.codec.column_text import YEAR_MONTH
 from state_backend.codec.variant_text import MARK, is_variant
 from state_backend.model.errors import DescriptorError, UnsupportedStateError

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.metadata import OperatorInfo
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, StoreSchema
 

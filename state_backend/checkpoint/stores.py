@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.decoding import RowFormat, decoded, of_family
 from state_backend.checkpoint.files import CheckpointFiles, FileIdentity
-from state_backend.checkpoint.frames import unreadable
 from state_backend.checkpoint.hdfs_store import HdfsStore
 from state_backend.checkpoint.metadata import BatchCommit
 from state_backend.checkpoint.records import Records
@@ -31,7 +31,10 @@ READS_AT_A_TIME = 16
 
 
 class StoreFiles(Protocol):
-    """The files of one store in one partition. unique_id: that of a version's files, in checkpoint format 2."""
+    """The files of one store in one partition.
+
+    Each version has a unique id in checkpoint format 2, which is a part of the names of its files; None in format 1.
+    """
 
     def name_of_changes(self, version: int, unique_id: str | None) -> str:
         """Return the name of the file with the changes that made a version."""

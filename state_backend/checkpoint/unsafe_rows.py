@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from state_backend.checkpoint.frames import unreadable
+from state_backend.checkpoint.compression import unreadable
 from state_backend.checkpoint.spark_types import VARIANT
 from state_backend.codec.column_text import YEAR_MONTH
 from state_backend.codec.variant_text import is_variant

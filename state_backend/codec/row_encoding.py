@@ -7,7 +7,7 @@ another format, or takes longer: numbers and times (see `column_text`).
 The columns of a state are k0, k1 ... (key parts), f (field or member), b0, b1 ... (the order of the row among those of
 all micro-batches), v0, v1 ... (values, or the score), d (true: the row deletes), e (expiry in milliseconds since 1970),
 r (true: the list is emptied before the row's element is appended), h (hash of the row, for the epoch's digest). In a
-batch of several states they have other names, which are in `RowPlan.columns` (see `layout`).
+batch of several states they have other names, which are in `RowPlan.columns` (see `shuffle_plan`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import lmdb
 
 from state_backend.codec.checksums import CRC_RESIDUE, checksum
-from state_backend.lmdb.layout import FIELD_POSITION_BYTES, ID_BYTES, Tables, field_store_key, name_of
+from state_backend.lmdb.record_format import FIELD_POSITION_BYTES, ID_BYTES, Tables, field_store_key, name_of
 from state_backend.model.errors import StoreDamagedError
 from state_backend.model.slots import POSITION_BYTES, store_keys_of
 

@@ -17,7 +17,7 @@ import lmdb
 
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import checked, with_checksum
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     LARGE_MAP,
     LONG_LIST,

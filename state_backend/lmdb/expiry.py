@@ -11,7 +11,7 @@ from dataclasses import replace
 import lmdb
 
 from state_backend.codec.checksums import check, checked
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     DROPPED_ENTRY,
     ENTRY_NAME_AT,
     ENTRY_TAG_AT,

@@ -8,7 +8,7 @@ from typing import Any
 from state_backend.codec import packed_map
 from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     LARGE_MAP,
     SMALL_MAP,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from state_backend.codec.checksums import CRC_RESIDUE, checksum, damaged
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FIELD_POSITION_BYTES,
     ID_BYTES,
     NAME_AT,

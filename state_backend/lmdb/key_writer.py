@@ -14,7 +14,8 @@ from state_backend.codec.keep_by_order import RowOrder
 from state_backend.codec.reductions import Reduction
 from state_backend.lmdb.events import EventWriter
 from state_backend.lmdb.key_counts import KeyCounts
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.order_table import OrderTable
+from state_backend.lmdb.record_format import (
     COUNTED_AT,
     DROPPED_ENTRY,
     EXPIRY_AT,
@@ -37,7 +38,6 @@ from state_backend.lmdb.layout import (
     name_of,
     payload_of,
 )
-from state_backend.lmdb.order_table import OrderTable
 from state_backend.model.descriptor import Kind
 from state_backend.model.slots import POSITION_BYTES, store_key_of
 from state_backend.store.changed_keys import ChangedKeys

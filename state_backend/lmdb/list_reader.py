@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from state_backend.codec import packed_list
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.lists import ListBlocks, LongList
+from state_backend.lmdb.record_format import (
     FORM_AT,
     LONG_LIST_PAYLOAD,
     SHORT_LIST,
     payload_of,
 )
-from state_backend.lmdb.lists import ListBlocks, LongList
 from state_backend.lmdb.record_reader import RecordReader
 from state_backend.model.descriptor import Kind
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from state_backend.codec import packed_list
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, SHORT_LIST, make_record, payload_of
 from state_backend.lmdb.lists import ListBlocks, LongList
+from state_backend.lmdb.record_format import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, SHORT_LIST, make_record, payload_of
 from state_backend.model.records import Change, Op
 
 

@@ -17,7 +17,7 @@ import lmdb
 
 from state_backend.codec import packed_list
 from state_backend.codec.checksums import checked, with_checksum
-from state_backend.lmdb.layout import ID_BYTES
+from state_backend.lmdb.record_format import ID_BYTES
 
 
 class LongList(NamedTuple):

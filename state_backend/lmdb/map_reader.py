@@ -8,7 +8,7 @@ from itertools import islice
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checksum, damaged
 from state_backend.lmdb.item_reader import ItemReader
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FIELD_EXPIRY_POSITION_AT,
     FIELD_EXPIRY_TIME_AT,
     FORM_AT,

@@ -8,7 +8,7 @@ from typing import Any
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FIELD_ENTRY,
     FIELD_EXPIRY_TIME_AT,
     FIELD_POSITION_BYTES,

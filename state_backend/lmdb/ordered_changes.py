@@ -9,8 +9,8 @@ from state_backend.codec import packed_list
 from state_backend.codec.keep_by_order import OrderedList, unpack
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, payload_of
 from state_backend.lmdb.lists import ListBlocks, LongList
+from state_backend.lmdb.record_format import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, payload_of
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op
 

@@ -17,8 +17,8 @@ from state_backend.codec.checksums import CHECK_BYTES, checked, checksum
 from state_backend.codec.keep_by_order import unpacked
 from state_backend.codec.reductions import folded
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, SMALL_MAP, VALUE, name_of
 from state_backend.lmdb.order_table import name_of_order
+from state_backend.lmdb.record_format import HEADER, NAME_AT, PIECE_BYTES, SLOT_BYTES, SMALL_MAP, VALUE, name_of
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, positions_in
 from state_backend.model.slots import store_keys_of

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import lmdb
 
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     KINDS,
     LARGE_MAP,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from state_backend.codec import packed_list
 from state_backend.lmdb.item_reader import ItemReader
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     SMALL_SET,
     SMALL_SORTED_SET,

@@ -10,7 +10,8 @@ from typing import Any
 
 from state_backend.codec import packed_list, packed_sorted
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.ranks import Edit, RankTreeWriter
+from state_backend.lmdb.record_format import (
     FIRST_LARGE,
     FORM_AT,
     LARGE_SET,
@@ -26,7 +27,6 @@ from state_backend.lmdb.layout import (
     make_record,
     payload_of,
 )
-from state_backend.lmdb.ranks import Edit, RankTreeWriter
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import RUN_ROWS_MAX, Change, Op
 

@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 
 from state_backend.codec.checksums import CHECK_BYTES
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     LARGE_SET,
     LARGE_SORTED_SET,

@@ -14,7 +14,7 @@ import lmdb
 from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb.expiry import ExpiryTransaction
 from state_backend.lmdb.key_counts import KeyCounts
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     EXPIRING,
     EXPIRING_MAPS,
     EXPIRY_AT,

@@ -10,7 +10,10 @@ import lmdb
 from state_backend.codec import packed_map, packed_sorted
 from state_backend.codec.checksums import CHECK_BYTES, checked
 from state_backend.lmdb.events import EVENTS, portion_name, stored_portions_of
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.list_reader import ListReader
+from state_backend.lmdb.map_reader import MapReader
+from state_backend.lmdb.order_table import OrderPositions, OrderTable, with_orders
+from state_backend.lmdb.record_format import (
     FIRST_LARGE,
     FORM_AT,
     KINDS,
@@ -32,9 +35,6 @@ from state_backend.lmdb.layout import (
     records_of_slots,
     state_number_of,
 )
-from state_backend.lmdb.list_reader import ListReader
-from state_backend.lmdb.map_reader import MapReader
-from state_backend.lmdb.order_table import OrderPositions, OrderTable, with_orders
 from state_backend.lmdb.record_reader import VISITED_BYTES_MAX, VISITS_MAX
 from state_backend.lmdb.sizes import sizes
 from state_backend.lmdb.sorted_set_reader import SortedSetReader

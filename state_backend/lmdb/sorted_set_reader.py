@@ -7,13 +7,13 @@ from itertools import chain
 
 from state_backend.codec import packed_sorted
 from state_backend.codec.checksums import CHECK_BYTES
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.ranks import InnerNode, RankTree, bound_of_score
+from state_backend.lmdb.record_format import (
     SCORE,
     LargeSet,
     name_of,
     payload_of,
 )
-from state_backend.lmdb.ranks import InnerNode, RankTree, bound_of_score
 from state_backend.lmdb.set_reader import SetReader
 from state_backend.model.descriptor import Kind
 

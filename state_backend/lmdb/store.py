@@ -1,7 +1,7 @@
 """The default store: one LMDB environment per job generation, read by any number of processes.
 
-`lmdb.layout` describes its tables and records. `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot` reads. Each
-kind of state has a writer and a reader, such as `lmdb.map_writer` and `lmdb.map_reader`.
+`lmdb.record_format` describes its tables and records. `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot`
+reads. Each kind of state has a writer and a reader, such as `lmdb.map_writer` and `lmdb.map_reader`.
 
 LMDB runs without fsync. The applied epoch is written in the same transaction as its changes, so a killed process loses
 nothing. A crashed machine may lose writes, so a store from before the machine's last boot is deleted. Rows have
@@ -30,7 +30,7 @@ from state_backend import VERSION
 from state_backend.lmdb.damage import as_damage, check_length, verify
 from state_backend.lmdb.events import EVENTS, delete_portions
 from state_backend.lmdb.expiry import ExpiryTransaction, has_expired, next_expiry_ms
-from state_backend.lmdb.layout import FORMAT, TABLES, Meta, Tables, read_meta
+from state_backend.lmdb.record_format import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb.slots import SlotsTransaction
 from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.transaction import LmdbTransaction

@@ -21,7 +21,11 @@ from state_backend.lmdb.events import EventWriter, KeyBefore, events_between, ke
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.list_writer import ListWriter
+from state_backend.lmdb.map_writer import MapWriter
+from state_backend.lmdb.ordered_changes import OrderedChanges
+from state_backend.lmdb.plain_values import PlainValues
+from state_backend.lmdb.record_format import (
     LARGE_MAP,
     Meta,
     Tables,
@@ -33,10 +37,6 @@ from state_backend.lmdb.layout import (
     read_header,
     state_number_of,
 )
-from state_backend.lmdb.list_writer import ListWriter
-from state_backend.lmdb.map_writer import MapWriter
-from state_backend.lmdb.ordered_changes import OrderedChanges
-from state_backend.lmdb.plain_values import PlainValues
 from state_backend.lmdb.set_writer import SetWriter
 from state_backend.lmdb.value_writer import ValueWriter
 from state_backend.model.descriptor import Kind, StateDescriptor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from state_backend.codec.checksums import CHECK_BYTES, CRC_RESIDUE, checksum
-from state_backend.lmdb.layout import FORM_AT, NAME_AT, VALUE, payload_of, read_header
+from state_backend.lmdb.record_format import FORM_AT, NAME_AT, VALUE, payload_of, read_header
 from state_backend.lmdb.record_reader import RecordReader
 from state_backend.model.descriptor import Kind
 from state_backend.model.slots import store_keys_of

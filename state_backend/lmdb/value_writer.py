@@ -7,7 +7,7 @@ from typing import Any
 
 from state_backend.codec.checksums import with_checksum
 from state_backend.lmdb.key_writer import KeyWriter, WrittenState
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.record_format import (
     FORM_AT,
     ID_BYTES,
     LONG_VALUE,

@@ -15,7 +15,7 @@ from state_backend.model.errors import LogCorruptError
 
 
 class _Plan(NamedTuple):
-    """What is copied: the epochs before an end, and a snapshot if the first epochs were swept."""
+    """The copied part of a generation: the epochs before an end, and a snapshot if the first epochs were swept."""
 
     snapshot: int | None
     numbers: tuple[int, ...]

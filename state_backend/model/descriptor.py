@@ -72,7 +72,7 @@ class By(StrEnum):
 
 
 class Late(StrEnum):
-    """What a list in the order of its rows does with a row that comes before its last element."""
+    """The effect of a row that comes before the last element of a list that is kept in the order of its rows."""
 
     INSERT = "insert"
     DROP = "drop"

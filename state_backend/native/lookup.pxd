@@ -10,7 +10,7 @@ cdef enum Outcome:
 cdef enum:
     IN_STEP_MAX = 128  # names that one walk takes
 
-cdef enum:  # where the parts of a record begin: see `state_backend.lmdb.layout`
+cdef enum:  # where the parts of a record begin: see `state_backend.lmdb.record_format`
     EXPIRY_AT = 4
     STATE_AT = 12
     FORM_AT = 14

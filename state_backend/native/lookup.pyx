@@ -75,7 +75,7 @@ cdef enum:
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
-    # Forms of records, and a payload: see `state_backend.lmdb.layout`.
+    # Forms of records, and a payload: see `state_backend.lmdb.record_format`.
     LARGE_MAP = 5
     LARGE_SORTED_SET = 9
     LARGE_MAP_BYTES = 32

@@ -40,7 +40,7 @@ cdef enum:
     OFFSETS_AHEAD = 24
     BYTES_AHEAD = 12
     PUT = 1  # see `state_backend.model.records.Op`
-    SMALL_MAP = 1  # see `state_backend.lmdb.layout`
+    SMALL_MAP = 1  # see `state_backend.lmdb.record_format`
     NAME_BYTES = 6
     CHECK_BYTES = 4
     SLOT_SHIFT = 32  # of a position

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free_port
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
-from resp_server.registry.record import Record
+from resp_server.registry.registry_file import RegistryFile
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -179,9 +179,9 @@ class Fleet:
         nodes = [ClusterNode("127.0.0.1", port) for port in self._ports]
         return RedisCluster(startup_nodes=nodes, decode_responses=True, retry=Retry(NoBackoff(), 16))
 
-    def record(self) -> Record:
+    def record(self) -> RegistryFile:
         """Return the registry's record."""
-        return Record.parse((self.log / "registry.json").read_bytes(), "registry.json")
+        return RegistryFile.parse((self.log / "registry.json").read_bytes(), "registry.json")
 
     def ask(self, timeout_s: float = WAIT_S_MAX) -> Client:
         """Connect to the registry."""

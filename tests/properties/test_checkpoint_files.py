@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from state_backend.checkpoint import metadata
 from state_backend.checkpoint import records as records_module
+from state_backend.checkpoint.compression import decompressed
 from state_backend.checkpoint.decoding import RowFormat, decoded, of_family, without_delete_checksums
-from state_backend.checkpoint.frames import decompressed
 from state_backend.checkpoint.hashes import crc32c
 from state_backend.checkpoint.records import Records, RecordType, change_log_records, delta_records, lineage_of
 from state_backend.checkpoint.schemas import KeyEncoding, KeyForm, parse_store_schemas
@@ -26,7 +26,7 @@ from state_backend.checkpoint.states import State, StateForm
 from state_backend.model.errors import CheckpointError, CheckpointFormatError, UnsupportedStateError
 from tests.golden_checkpoints import plain
 from tests.properties.test_unsafe_rows import struct_of, values_of
-from tests.unit.state_backend.checkpoint import test_frames as frames
+from tests.unit.state_backend.checkpoint import test_compression as frames
 from tests.unit.state_backend.checkpoint import test_records as written_records
 from tests.unit.state_backend.checkpoint import test_schemas as written_schemas
 from tests.unsafe_rows import unsafe_row

@@ -25,7 +25,7 @@ from state_backend import folder_watch
 from state_backend.attach import attachment
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.start import attach_files
-from state_backend.checkpoint.frames import LZ4, LZ4_HEADER, LZ4_SEED, LZ4_STORED
+from state_backend.checkpoint.compression import LZ4, LZ4_HEADER, LZ4_SEED, LZ4_STORED
 from state_backend.checkpoint.hashes import xxhash32
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import LogError

@@ -23,7 +23,7 @@ from state_backend import native
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import checked
 from state_backend.lmdb.events import EVENTS
-from state_backend.lmdb.layout import SLOT_COUNT, SMALL_MAP, TABLES, VALUE, changed_name, make_record, name_of
+from state_backend.lmdb.record_format import SLOT_COUNT, SMALL_MAP, TABLES, VALUE, changed_name, make_record, name_of
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError

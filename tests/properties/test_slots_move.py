@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from compat.examples import examples
 from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
-from state_backend.lmdb.layout import read_meta, state_number_of
+from state_backend.lmdb.record_format import read_meta, state_number_of
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.garbage_collector import sweep

@@ -28,7 +28,8 @@ from state_backend import lmdb as lmdb_modules
 from state_backend.codec import keep_by_order, packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import checked, with_checksum
 from state_backend.lmdb import ranks as lmdb_ranks
-from state_backend.lmdb.layout import (
+from state_backend.lmdb.ranks import ROOT, RankTree, _numbers, node_name
+from state_backend.lmdb.record_format import (
     EXPIRING,
     FORM_AT,
     KEY_ENTRY,
@@ -49,7 +50,6 @@ from state_backend.lmdb.layout import (
     read_meta,
     state_number_of,
 )
-from state_backend.lmdb.ranks import ROOT, RankTree, _numbers, node_name
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import rows_of_slots
 from state_backend.model import slots
@@ -745,7 +745,7 @@ class StoresAgreeWhenPositionsCollide(StoresAgree):
         def crc_hqx(text: bytes, start: int) -> int:
             return sum(text) % 3
 
-        for module in ("model.slots", "lmdb.layout"):
+        for module in ("model.slots", "lmdb.record_format"):
             self.patches.enter_context(patch(f"state_backend.{module}.crc_hqx", crc_hqx))
             self.patches.enter_context(patch(f"state_backend.{module}.crc32", lambda text: 7))
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from compat.waiting import eventually
-from resp_server.serving.server_record import ServerRecord, folder_of
+from resp_server.serving.server_file import ServerFile, folder_of
 from tests.golden_checkpoints import NEWEST
 from tests.spark.processes import Command
 from tests.spark.processes import sparkis as command
@@ -36,7 +36,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "log").mkdir()
     yield tmp_path / "log"
-    record = ServerRecord.read(folder_of(str(tmp_path / "log")))
+    record = ServerFile.read(folder_of(str(tmp_path / "log")))
     if record is not None:
         with suppress(ProcessLookupError):
             os.kill(record.pid, signal.SIGTERM)
@@ -56,7 +56,7 @@ def test_one_command_serves_several_checkpoints(checkpoints: list[Path], log: Pa
     with command("attach", *given, "--log", log, "--serve", "--port", 0) as running:
         assert jobs_of(url_of(running)) == {"a", "b"}
         assert running.end(signal.SIGTERM) == 0
-    assert ServerRecord.read(folder_of(str(log))) is None
+    assert ServerFile.read(folder_of(str(log))) is None
 
 
 def test_a_second_command_finds_the_server_of_the_first_and_keeps_it(checkpoints: list[Path], log: Path):

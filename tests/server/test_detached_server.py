@@ -20,7 +20,7 @@ from compat.conformance.servers import redis_server
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from resp_server.programs.executor_supervisor import start_of
-from resp_server.serving.server_record import ServerRecord
+from resp_server.serving.server_file import ServerFile
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -103,9 +103,9 @@ def _end_server_in(cache: Path) -> None:
         eventually(lambda: start_of(record.pid) != record.start)
 
 
-def record_in(cache: Path) -> ServerRecord | None:
+def record_in(cache: Path) -> ServerFile | None:
     (folder,) = (cache / "sparkis").iterdir()
-    return ServerRecord.read(folder)
+    return ServerFile.read(folder)
 
 
 def read(driver: Driver) -> str:

@@ -16,7 +16,7 @@ from compat.conformance.servers import free_port, redis_server
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.programs.draining import SAME_SIGNAL_S
-from resp_server.registry.record import read_record
+from resp_server.registry.registry_file import read_registry_file
 from sparkis import Change, LogWriter, Op, StateDescriptor
 from state_backend.log.filesystems import open_filesystem
 from tests.server.restarts import GET, VALUE, Readers, activated, socket_unit
@@ -221,7 +221,7 @@ def test_the_next_proxy_takes_over_the_port_and_no_read_fails_also_when_a_state_
 
 
 def _servers_with_slots(filesystem: object) -> int:
-    record = read_record(filesystem)  # type: ignore[arg-type]
+    record = read_registry_file(filesystem)  # type: ignore[arg-type]
     return 0 if record is None or record.topology is None else sum(bool(node.slots) for node in record.topology.nodes)
 
 

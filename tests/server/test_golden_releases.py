@@ -15,11 +15,11 @@ from redis import Redis
 
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.programs.state_server import MEMBER_FORMAT
-from resp_server.registry import record
+from resp_server.registry import registry_file
 from resp_server.upstream import ownership
 from scripts.golden_release import replies, write_part
 from state_backend.apply import snapshots
-from state_backend.lmdb.layout import FORMAT
+from state_backend.lmdb.record_format import FORMAT
 from state_backend.lmdb.store import _boot_id
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.slot_set import ALL, SlotSet
@@ -126,7 +126,7 @@ def refused(golden: Path, *words: object) -> str:
 
 def test_programs_refuse_files_of_newer_versions_in_one_line(golden: Path) -> None:
     log = ("--log", golden / "log")
-    with raise_format(golden / "log/registry.json", record.FORMAT) as expected:
+    with raise_format(golden / "log/registry.json", registry_file.FORMAT) as expected:
         for standby in ((), ("--standby",)):
             assert re.search(expected, refused(golden, "registry", *log, "--port", 0, *standby))
     with raise_format(golden / "member/member.json", MEMBER_FORMAT) as expected:

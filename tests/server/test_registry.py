@@ -19,7 +19,7 @@ import pytest
 from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_environment
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
-from resp_server.registry.record import RegistryLease
+from resp_server.registry.registry_file import RegistryLease
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.identity import ensure_identity

@@ -18,7 +18,7 @@ from resp_server.protocol.replies import Push, encode
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.registry import client as registry_link
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
-from resp_server.registry.record import Record
+from resp_server.registry.registry_file import RegistryFile
 from resp_server.registry.report import Report
 from resp_server.serving.applier_process import Visible
 from state_backend.log.filesystems import open_filesystem
@@ -118,7 +118,7 @@ class Scene:
 
     def write_record(self, term: int, address: str, given: dict[str, Any] | None = None) -> None:
         made = None if given is None else Topology.of_json(given)
-        open_filesystem(self.folder).replace("registry.json", Record(term, address, 0, made).to_bytes())
+        open_filesystem(self.folder).replace("registry.json", RegistryFile(term, address, 0, made).to_bytes())
 
     @property
     def version(self) -> int:

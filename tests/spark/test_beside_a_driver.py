@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
-from resp_server.registry.record import read_record
+from resp_server.registry.registry_file import read_registry_file
 from resp_server.registry.report import Report
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from state_backend.log.filesystems import open_filesystem
@@ -126,7 +126,7 @@ def test_a_server_that_stays_takes_over_before_those_of_a_driver_that_stops_end(
 
 
 def _owners(scene: Scene) -> dict[str, str]:
-    record = read_record(open_filesystem(scene.log))
+    record = read_registry_file(open_filesystem(scene.log))
     assert record is not None
     assert record.topology is not None
     return {node.address: str(node.slots) for node in record.topology.masters if node.slots}

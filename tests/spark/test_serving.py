@@ -22,7 +22,7 @@ from compat.conformance.servers import free_port
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
 from resp_server.programs import stop
-from resp_server.serving.server_record import folder_of
+from resp_server.serving.server_file import folder_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark import placing

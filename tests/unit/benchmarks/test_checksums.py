@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.checksums import _without
-from state_backend.lmdb import layout, plain_values, record_reader
+from state_backend.lmdb import plain_values, record_format, record_reader
 from state_backend.lmdb.plain_values import PlainValues
 from state_backend.model.errors import StoreDamagedError
 
 NAME = b"job:v:1"
-DAMAGED = layout.HEADER.pack(len(NAME), 0, 0, layout.VALUE) + NAME + b"value" + b"\0\0\0\0"
+DAMAGED = record_format.HEADER.pack(len(NAME), 0, 0, record_format.VALUE) + NAME + b"value" + b"\0\0\0\0"
 
 
 def test_a_copy_of_the_look_up_accepts_a_damaged_record() -> None:
-    assert record_reader.find is layout.find
+    assert record_reader.find is record_format.find
     with pytest.raises(StoreDamagedError):
-        layout.find({b"at": DAMAGED}.get, b"at", NAME)
-    assert _without(layout.find, layout)({b"at": DAMAGED}.get, b"at", NAME) == (b"at", DAMAGED)
+        record_format.find({b"at": DAMAGED}.get, b"at", NAME)
+    assert _without(record_format.find, record_format)({b"at": DAMAGED}.get, b"at", NAME) == (b"at", DAMAGED)
 
 
 def test_the_writer_has_a_checksum_and_another_function_has_none() -> None:
     assert _without(PlainValues.put_run, plain_values) is not PlainValues.put_run
     with pytest.raises(RuntimeError, match="has no checksum"):
-        _without(layout.read_meta, layout)
+        _without(record_format.read_meta, record_format)

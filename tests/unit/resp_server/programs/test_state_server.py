@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.programs.state_server import Identity, add_options
-from resp_server.registry.record import FencedError, Record, RegistryLease, read_record
+from resp_server.registry.registry_file import FencedError, RegistryFile, RegistryLease, read_registry_file
 from resp_server.registry.report import Report, ReportError
 from resp_server.serving.applier_process import Visible
 from resp_server.serving.token import token_of
@@ -87,21 +87,21 @@ def test_of_two_registries_the_one_of_the_higher_term_stays(tmp_path: Path) -> N
     second.renew(None)
     with pytest.raises(FencedError, match="at b:2, has taken over with term 2; this one has 1"):
         first.renew(None)
-    assert read_record(filesystem) == second.record == Record(2, "b:2", 1)
+    assert read_registry_file(filesystem) == second.record == RegistryFile(2, "b:2", 1)
     filesystem.remove("registry.json")
     second.renew(None)  # somebody removed it: it is written again
-    assert read_record(filesystem) == second.record
+    assert read_registry_file(filesystem) == second.record
 
 
 def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
     first = RegistryLease.acquire(filesystem, "a:1", 0)
-    filesystem.replace("registry.json", Record(1, "b:2", 0).to_bytes())
+    filesystem.replace("registry.json", RegistryFile(1, "b:2", 0).to_bytes())
     with pytest.raises(FencedError):
         first.renew(None)
     filesystem.replace("registry.json", b"[]")
     with pytest.raises(LogCorruptError, match=r"registry\.json is not a registry's record"):
-        read_record(filesystem)
+        read_registry_file(filesystem)
 
 
 def test_a_report_is_read_back() -> None:

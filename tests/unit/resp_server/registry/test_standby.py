@@ -14,7 +14,7 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.net.client import Client, ErrorReplyError
 from resp_server.registry import standby
-from resp_server.registry.record import RECORD_FILE, Record
+from resp_server.registry.registry_file import RECORD_FILE, RegistryFile
 from resp_server.registry.standby import wait_for_absence
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.identity import ensure_identity
@@ -45,7 +45,7 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
 @pytest.fixture
 def log(tmp_path: Path, other: Other) -> Filesystem:
     made = open_filesystem(tmp_path)
-    made.replace(RECORD_FILE, Record(1, f"127.0.0.1:{other.port}", 0, None).to_bytes())
+    made.replace(RECORD_FILE, RegistryFile(1, f"127.0.0.1:{other.port}", 0, None).to_bytes())
     return made
 
 

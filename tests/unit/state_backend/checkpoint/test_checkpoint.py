@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.checkpoint.checkpoint import Checkpoint
-from state_backend.checkpoint.frames import LZ4_HEADER
+from state_backend.checkpoint.compression import LZ4_HEADER
 from state_backend.model.errors import (
     CheckpointDamagedError,
     CheckpointError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from state_backend.codec import packed_map
-from state_backend.lmdb.layout import PIECE_BYTES
+from state_backend.lmdb.record_format import PIECE_BYTES
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

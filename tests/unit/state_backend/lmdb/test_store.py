@@ -17,7 +17,7 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX
 from state_backend.codec import packed_map
-from state_backend.lmdb.layout import PIECE_BYTES, Tables, name_of
+from state_backend.lmdb.record_format import PIECE_BYTES, Tables, name_of
 from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LOCK_BYTES, LmdbStore
 from state_backend.model.descriptor import Kind, StateDescriptor

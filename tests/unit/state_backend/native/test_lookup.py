@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state_backend.codec.checksums import with_checksum
-from state_backend.lmdb.layout import HEADER
+from state_backend.lmdb.record_format import HEADER
 from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from resp_server.cluster.single_node import single_node_topology
-from resp_server.registry.record import Record
+from resp_server.registry.registry_file import RegistryFile
 from state_backend.model.errors import LogCorruptError
 
-RECORD = Record(3, "10.0.0.1:7377", 1, single_node_topology("10.0.0.2:7400"))
+RECORD = RegistryFile(3, "10.0.0.1:7377", 1, single_node_topology("10.0.0.2:7400"))
 
 
 def test_a_flipped_bit_of_a_record_is_an_error_or_changes_nothing() -> None:
@@ -20,7 +20,7 @@ def test_a_flipped_bit_of_a_record_is_an_error_or_changes_nothing() -> None:
         flipped = bytearray(stored)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            assert Record.parse(bytes(flipped), "registry.json") == RECORD, f"bit {bit} is silent"
+            assert RegistryFile.parse(bytes(flipped), "registry.json") == RECORD, f"bit {bit} is silent"
         except LogCorruptError as error:
             assert str(error).startswith("registry.json is not a registry's record (")
             refused += 1
@@ -30,6 +30,6 @@ def test_a_flipped_bit_of_a_record_is_an_error_or_changes_nothing() -> None:
 def test_a_record_of_a_version_without_checksums_is_read() -> None:
     content = json.loads(RECORD.to_bytes())
     del content["checksum"]
-    assert Record.parse(json.dumps(content).encode(), "registry.json") == RECORD
+    assert RegistryFile.parse(json.dumps(content).encode(), "registry.json") == RECORD
     with pytest.raises(LogCorruptError, match=r"does not match its checksum\); remove it: a registry writes a new one"):
-        Record.parse(json.dumps(content | {"checksum": 7}).encode(), "registry.json")
+        RegistryFile.parse(json.dumps(content | {"checksum": 7}).encode(), "registry.json")

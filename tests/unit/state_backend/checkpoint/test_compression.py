@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from state_backend.checkpoint.frames import LZ4_SEED, decompressed
+from state_backend.checkpoint.compression import LZ4_SEED, decompressed
 from state_backend.checkpoint.hashes import crc32c, crc32c_in_python, xxhash32, xxhash32_in_python
 from state_backend.model.errors import CheckpointFormatError, UnsupportedStateError
 

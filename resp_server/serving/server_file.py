@@ -31,7 +31,7 @@ CONTROL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
-class ServerRecord:
+class ServerFile:
     """A running server of a log.
 
     Args:
@@ -49,7 +49,7 @@ class ServerRecord:
     tls: TlsFiles | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> ServerRecord | None:
+    def read(cls, folder: Path) -> ServerFile | None:
         """Read the record in a server's folder; None if there is none."""
         try:
             fields = json.loads((folder / "server.json").read_text())
@@ -88,7 +88,7 @@ def folder_of(root: str) -> Path:
     raise OSError(f"neither {cache} nor {temporary} can be written; set XDG_CACHE_HOME to a folder that can")
 
 
-def remove_record(folder: str | None) -> None:
+def remove_server_file(folder: str | None) -> None:
     """Remove the record of a server that ends in order; None: the server has none."""
     if folder is not None:
         Path(folder, "server.json").unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class FencedError(SparkisError):
 
 
 @dataclass(frozen=True)
-class Record:
+class RegistryFile:
     """The content of `registry.json`."""
 
     term: int
@@ -38,7 +38,7 @@ class Record:
     topology: Topology | None = None
 
     @classmethod
-    def parse(cls, stored: bytes, where: str) -> Record:
+    def parse(cls, stored: bytes, where: str) -> RegistryFile:
         """Read a record; LogCorruptError, NewerFormatError."""
         try:
             fields = checked_object(stored)
@@ -57,16 +57,16 @@ class Record:
         return with_checksum({"format": FORMAT, **WRITER, **fields}, indent=1)
 
 
-def read_record(filesystem: Filesystem) -> Record | None:
+def read_registry_file(filesystem: Filesystem) -> RegistryFile | None:
     """Return the record, None if there is none; LogUnavailableError, LogCorruptError, NewerFormatError."""
     stored = filesystem.read(RECORD_FILE)
-    return None if stored is None else Record.parse(stored, f"{filesystem.root}/{RECORD_FILE}")
+    return None if stored is None else RegistryFile.parse(stored, f"{filesystem.root}/{RECORD_FILE}")
 
 
 class RegistryLease:
     """A registry's right to be the only one of its log: acquired at the start, renewed by reading the record again."""
 
-    def __init__(self, filesystem: Filesystem, own: Record) -> None:
+    def __init__(self, filesystem: Filesystem, own: RegistryFile) -> None:
         self._filesystem = filesystem
         self._own = own
 
@@ -74,12 +74,12 @@ class RegistryLease:
     def acquire(cls, filesystem: Filesystem, address: str, replicas: int) -> RegistryLease:
         """Take the next term and store it; LogUnavailableError, NewerFormatError. A corrupt record is replaced."""
         try:
-            before = read_record(filesystem)
+            before = read_registry_file(filesystem)
         except LogCorruptError as error:
             logger.error("%s", error)
             before = None
         topology = None if before is None else before.topology
-        lease = cls(filesystem, Record(1 if before is None else before.term + 1, address, replicas, topology))
+        lease = cls(filesystem, RegistryFile(1 if before is None else before.term + 1, address, replicas, topology))
         lease._write()
         return lease
 
@@ -89,14 +89,14 @@ class RegistryLease:
         return self._filesystem
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RegistryFile:
         """This registry's record, stored or about to be."""
         return self._own
 
     def renew(self, topology: Topology | None) -> None:
         """Store a topology if it is new; FencedError if the record is another registry's, LogUnavailableError."""
         try:
-            found = read_record(self._filesystem)
+            found = read_registry_file(self._filesystem)
         except NewerFormatError as error:
             raise FencedError(f"a newer registry has taken over: {error}") from None
         except LogCorruptError as error:

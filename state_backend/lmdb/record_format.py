@@ -19,8 +19,7 @@ rows are in the order of the numbers:
                   expire_at_ms (8), b"k", position (6)  -> nothing; a key at that position expires at that time
                   next_expiry_ms (8), b"m", map id (8)  -> nothing; no field of this large map expires before that time
                   next_expiry_ms (8), b"n", map id (8)  -> nothing; the next field of this large map is announced at
-                  that
-                                                           time; only if the map's b"m" entry was processed (see
+                                                           that time; only if the map's b"m" entry was processed (see
                                                            `Meta.announced`)
                   0 (8), b"d", id (8)                   -> nothing; the rows of this id are dropped: no key has them
     meta          b"applied"                            -> JSON: the last epoch and counts (see `store.AppliedEpoch`),
@@ -39,7 +38,7 @@ A record, little endian. The name is the key, the field or the member:
 
     name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload | checksum u32
 
-The form tells what the payload is:
+The form is the kind of the payload:
 
     VALUE             the value's bytes
     SMALL_MAP         a small map (see `packed_map`)
