@@ -14,7 +14,6 @@ from time import perf_counter_ns
 from types import coroutine
 from typing import Any, NamedTuple, cast
 
-from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.command.ours import MOST_USED
 from resp_server.command.policy import Joined, RequestPolicy, Role, Split
 from resp_server.command.table import Command
@@ -37,8 +36,6 @@ from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
-    ExecAbortError,
-    NoPermError,
     PlainError,
     ReplyError,
     not_served,
@@ -59,10 +56,11 @@ from resp_server.proxy.request_policy import (
     within,
 )
 from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.servers_exec import ServersExec
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.proxy.tracked_reads import tracked
 from resp_server.proxy.transaction_plan import TransactionPlanner
-from resp_server.proxy.transactions import BackendExec, ServersExec, Watched, watch_states
+from resp_server.proxy.transactions import BackendExec, Transactions, Watched, watch_states
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import check_watch_limits
@@ -70,7 +68,6 @@ from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
 PORTION_KEYS = 256
-EXEC: Request = (b"EXEC",)
 # Commands with longer names take the general path.
 HOP_NAME_BYTES_MAX = 16
 TRANSACTIONS = "transactions"
@@ -124,7 +121,7 @@ class ProxyDispatcher(Dispatcher):
     def __init__(self, server: ServerContext, applications: Applications) -> None:
         super().__init__(server)
         self.compiled = None  # a proxy has no keys to look up
-        self._exec_command = server.table.find(EXEC)
+        self._transactions = Transactions(self, server)
         self._applications = applications
         self._planner = TransactionPlanner(self, applications)
         self._routes: dict[bytes, CommandRoute | None] = {}
@@ -400,7 +397,7 @@ class ProxyDispatcher(Dispatcher):
         if not (is_exec or is_watch) or not self._may_forward(context, command, request):
             return False
         if transaction is not None:
-            self._execute(context, transaction.requests, batch)
+            self._transactions.execute(context, transaction.requests, batch)
         else:
             self._watch(context, request, batch)
         return True
@@ -413,67 +410,11 @@ class ProxyDispatcher(Dispatcher):
         is_refused = session.is_monitor and "readonly" in command.facts.flags
         return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
 
-    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
-        session = context.session
-        watched, session.last_command = session.watched, self._exec_command.name
-        session.end_transaction()
-        self._stats.command_stats(self._exec_command.name).calls += 1
-        index = batch.expect(session.is_silent)
-        deliver(self._answer_exec(context, requests, watched, batch), batch, index)
-
-    async def _answer_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
-    ) -> Answer:
-        session, tracking_state = context.session, context.session.tracking_state
-        is_tracked = tracking_state is not None and not tracking_state.is_bcast
-        keys: list[bytes] = []
-        run = self._begin_exec(context, requests, watched, batch)
-        try:
-            await batch.earlier_replies()  # they must not be from a later epoch
-            await run.prepare()
-            try:
-                await in_steps(self._before_exec(session, requests, keys), self._server.clients.defer)
-            except ExecAbortError:
-                raise
-            except ReplyError as error:  # keys may have got other owners since they were queued
-                raise ExecAbortError(error) from error
-            answer = await run.answer()
-        finally:
-            run.end()
-        if tracking_state is not None and is_tracked:
-            # EXEC may have read an older epoch than that of the invalidations sent so far.
-            self._tracking.enqueue_resend(tracking_state, keys)
-        return answer
-
-    def _begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
+    def begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
     ) -> BackendExec:
-        """Return the EXEC of queued commands."""
-        return self._begin_servers_exec(context, requests, watched)
-
-    def _begin_servers_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched
-    ) -> BackendExec:
-        """Return the EXEC of queued commands at the state servers."""
+        """Begin the EXEC of queued requests at the state servers."""
         return ServersExec(self, self._planner, self._applications.each[0], context, requests, watched)
-
-    def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
-        """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
-        for each in requests if not session.user.is_unrestricted else ():
-            for portion in self.portions_of(each):
-                denied = session.user.denial(self.command(each), portion)
-                if denied is not None:  # the rights changed meanwhile; servers do not know this user
-                    raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
-                yield
-        is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
-        for each in self._of_states(session, requests) if is_tracked or session.is_observed else ():
-            command = self.command(each)
-            if policy_of(command) is RequestPolicy.BY_KEYS:
-                self._monitor(session, command, each)
-            if is_tracked:
-                keys += keys_read(command, each)
-            yield
-        self._monitor(session, self._exec_command, (self._exec_command.name.encode(),))
 
     def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
@@ -493,7 +434,7 @@ class ProxyDispatcher(Dispatcher):
         targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
         batch.answer(lambda: watch_states(session.watched, targets), session.is_silent)
 
-    def _of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+    def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         """Return the queued requests that state servers, or this proxy, answer."""
         return requests
 

@@ -19,7 +19,7 @@ from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
-from resp_server.forwarding.answers import ReplyFuture, ask
+from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask
 from resp_server.protocol.errors import NoPermError, PlainError
 from resp_server.protocol.replies import Reply, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -535,11 +535,10 @@ class SwapDispatcher(SideSender):
         batch.add(b"" if context.session.is_silent else QUEUED)
         return True
 
-    def _begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
+    def begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
     ) -> BackendExec:
-        begin_states = partial(self._begin_servers_exec, context)
-        return OverlayExec(self, context.session, requests, watched, batch.seen, begin_states)
+        return OverlayExec(self, context.session, requests, watched, seen, partial(super().begin_exec, context))
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None
@@ -552,7 +551,7 @@ class SwapDispatcher(SideSender):
         except PlainError:
             return session.next_db
 
-    def _of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+    def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         database = session.db
         for request in requests:
             if self._is_of_states(request, database):

@@ -251,7 +251,7 @@ class OverlayExec(BackendExec):
         requests: Sequence[Request],
         watched: Watched,
         seen: SeenEpochs,
-        begin_states: Callable[[Sequence[Request], Watched], BackendExec],
+        begin_states: Callable[[Sequence[Request], Watched, SeenEpochs], BackendExec],
     ) -> None:
         self._overlay, self._session, self._protocol = overlay, session, session.protocol
         self._requests, self._watched, self._seen = requests, watched, seen
@@ -274,7 +274,7 @@ class OverlayExec(BackendExec):
         if self._upstream.is_dirty:
             return Answer(NOTHING_RUN[self._protocol])
         if plan.of_states or self._watched:
-            states = self._states_answer = await self._begin_states(plan.of_states, self._watched).answer()
+            states = self._states_answer = await self._begin_states(plan.of_states, self._watched, self._seen).answer()
             if _has_run_nothing(states.reply):
                 return states
         upstream_reply: RawReply = EMPTY
