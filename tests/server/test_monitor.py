@@ -95,7 +95,7 @@ class Others:
         self.asked: list[tuple[str, Any]] = []
         self.waiting: list[Callable[[list[Any]], None]] = []
         self.monitors = 1
-        running.call(lambda: setattr(running.server.context, "peers", self))
+        running.call(lambda: setattr(running.server.context, "workers", self))
 
     def query(self, query_name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self.asked.append((query_name, argument))
