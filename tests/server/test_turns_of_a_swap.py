@@ -92,6 +92,9 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
         + request("MGET", *THEIRS)
         + request("EXEC")
     ),
+    "a transaction of many commands": lambda: (
+        request("MULTI") + b"".join(request("GET", key) for key in MIXED[:30_000]) + request("EXEC")
+    ),
     "a long value": lambda: request("SET", "{a}value", LONG) + request("GET", "{a}value") + request("DEL", "{a}value"),
     "a long value in a transaction": lambda: (
         request("MULTI") + request("SET", "{a}value", LONG[: 32 << 20]) + request("DEL", "{a}value") + request("EXEC")
