@@ -33,6 +33,9 @@ class Answer(NamedTuple):
     epochs: ReplyEpochs = NO_EPOCHS
 
 
+NO_ANSWER = Answer(b"")
+
+
 class Wait(Protocol):
     """What a coroutine waits for."""
 
@@ -50,23 +53,27 @@ def no_epochs() -> Epochs:
 
 
 class ReplyFuture(ReplySink):
-    """The answer to one request, or its exception. `await` returns the answer, or raises the exception."""
+    """The answer to one request, or its exception. `await` returns the answer, or raises the exception.
 
-    __slots__ = ("_answer", "_error", "_seen", "_then")
+    is_over: whether either has arrived.
+    """
+
+    __slots__ = ("_answer", "_error", "_seen", "_then", "is_over")
 
     def __init__(self, seen: SeenEpochs = no_epochs) -> None:
         self._seen = seen
-        self._answer: Answer | None = None
+        self.is_over = False
+        self._answer = NO_ANSWER
         self._error: Exception | None = None
         self._then: Callable[[], None] | None = None
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        if self._answer is None and self._error is None:
+        if not self.is_over:
             self._answer = Answer(reply, epochs)
             self._end()
 
     def fail(self, index: int, error: Exception) -> None:
-        if self._answer is None and self._error is None:
+        if not self.is_over:
             self._error = error
             self._end()
 
@@ -74,6 +81,7 @@ class ReplyFuture(ReplySink):
         return self._seen()
 
     def _end(self) -> None:
+        self.is_over = True
         then, self._then = self._then, None
         if then is not None:
             then()
@@ -83,22 +91,20 @@ class ReplyFuture(ReplySink):
         self._then = then
 
     @property
-    def is_over(self) -> bool:
-        """Whether the answer or the exception has arrived."""
-        return self._answer is not None or self._error is not None
-
-    @property
     def has_failed(self) -> bool:
         """Whether the exception has arrived."""
         return self._error is not None
 
+    def result(self) -> Answer:
+        """Return the answer that has arrived, or raise the exception."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
     def __await__(self) -> Generator[Wait, None, Answer]:
         if not self.is_over:
             yield self
-        if self._error is not None:
-            raise self._error
-        assert self._answer is not None
-        return self._answer
+        return self.result()
 
 
 async def arrived(future: ReplyFuture) -> Answer:
@@ -147,12 +153,11 @@ class _AllOver:
 
 async def all_of(futures: Sequence[ReplyFuture]) -> list[Answer]:
     """Return all answers, or raise the first exception as soon as it arrives."""
-    if len(futures) > 1:
-        await _AllOver(futures)
-        for each in futures:
-            if each.has_failed:
-                await each  # raises
-    return [await each for each in futures]
+    await _AllOver(futures)
+    for each in futures:
+        if each.has_failed:
+            each.result()  # raises
+    return [each.result() for each in futures]
 
 
 def epochs_of(answers: Sequence[Answer]) -> ReplyEpochs:

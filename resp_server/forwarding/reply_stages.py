@@ -57,6 +57,8 @@ def malformed_reply(error: Exception) -> bytes:
 class ReplySink(Protocol):
     """Receives replies. Its methods do not raise: replies for other sinks come next."""
 
+    __slots__ = ()
+
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the reply to the request with this index. epochs: the reply's; a reply of the proxy has none."""
 

@@ -29,7 +29,17 @@ from resp_server.execution.dispatcher import (
 )
 from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, Wait, deliver, in_steps, joined, started
+from resp_server.forwarding.answers import (
+    Answer,
+    ReplyFuture,
+    SeenEpochs,
+    Turns,
+    Wait,
+    deliver,
+    in_steps,
+    joined,
+    started,
+)
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Merge
@@ -526,10 +536,14 @@ class ProxyDispatcher(Dispatcher):
         if found is None:
             return False
         parts, merge = found
-        if command.policy.role is Role.STATE_LOCATE:
-            merge = partial(self._with_address, key=request[2])
         if command.policy.role is Role.SORT_RO:
             check_request(session.user, request)
+        if command.policy.role is Role.STATE_LOCATE:
+            merge = partial(self._with_address, key=request[2])
+        elif len(parts) == 1 and tracking_state is None:
+            number, slot = cast("tuple[int, int]", parts[0].target)
+            batch.send(self._applications.each[number], pack(request), slot, is_silent)
+            return True
         cached_keys = partial(keys_read, command)
         batch.answer(
             lambda: self._parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_silent
@@ -564,20 +578,17 @@ class ProxyDispatcher(Dispatcher):
     ) -> Answer:
         """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
         futures: list[ReplyFuture] = []
-
-        def send() -> Steps[None]:
-            for part in parts:
-                number, slot = cast("tuple[int, int]", part.target)
-                cluster = self._applications.each[number]
-                future = ReplyFuture(seen)
-                packed, deadline_s = pack(part.request), cluster.deadline_s()
-                cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
-                if tracking_state is not None:
-                    future = started(tracked(self._tracking, tracking_state, cached_keys(part.request), future), seen)
-                futures.append(future)
-                yield
-
-        await in_steps(send(), self._server.clients.defer)
+        turns = Turns(self._server.clients.defer)
+        for part in parts:
+            number, slot = cast("tuple[int, int]", part.target)
+            cluster, future = self._applications.each[number], ReplyFuture(seen)
+            packed, deadline_s = pack(part.request), cluster.deadline_s()
+            cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
+            if tracking_state is not None:
+                future = started(tracked(self._tracking, tracking_state, cached_keys(part.request), future), seen)
+            futures.append(future)
+            if len(parts) > 1:
+                await turns
         return await joined(futures, merge, self._server.clients.defer)
 
     def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:

@@ -350,16 +350,24 @@ class SwapDispatcher(SideSender):
                 return None
         if not session.is_authenticated:  # the error is a server's: it does not reveal the owner of a key
             return await super().handle(context, route, request, batch)
-        routed, batch = await self._routed(context, request, batch)
-        while routed is not None and len(batch) and self._is_first_of_batch(routed, request, session):
-            if listens(routed.routed.policy) and self._needs_confirmation(context, routed.routed, request):
-                self._subscriptions.keep_order(routed.routed.name, request, session)
+        found, batch = await self._found_route(context, request, batch)
+        while found is not None and len(batch) and self._is_first_of_batch(found, request, session):
+            if listens(found.routed.policy) and self._needs_confirmation(context, found.routed, request):
+                self._subscriptions.keep_order(found.routed.name, request, session)
             batch = await next_batch()
-            routed, batch = await self._routed(context, request, batch)
-        unanswered = await self._answer_routed(context, routed, request, batch)
-        return None if unanswered is None else await super().handle(context, route, request, unanswered)
+            found, batch = await self._found_route(context, request, batch)
+        if found is None:
+            is_answered = self._answer_sentinel(request, session, batch)
+        elif found.destination is Destination.STATES:
+            is_answered = False
+        elif found.destination is Destination.LOCAL:
+            unanswered = await self._answer_local(context, found.routed, request, batch)
+            is_answered, batch = unanswered is None, unanswered or batch
+        else:
+            is_answered = self._answer_beyond_states(context, found, request, batch)
+        return None if is_answered else await super().handle(context, route, request, batch)
 
-    async def _routed(
+    async def _found_route(
         self, context: CommandContext, request: Request, batch: ReplyBatch
     ) -> tuple[Route | None, ReplyBatch]:
         """Return a request's route, and the batch for its reply: the next one if it took long to find the route."""
@@ -380,6 +388,10 @@ class SwapDispatcher(SideSender):
     def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
         """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
         policy = route.routed.policy
+        if policy.role is None and not (
+            route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_role
+        ):
+            return False  # as most requests
         if route.destination is Destination.LOCAL:
             if policy.role is Role.RESET:  # it closes the client's connection
                 return self._pinned.has_own(session.id, self._logins.pools)
@@ -392,31 +404,26 @@ class SwapDispatcher(SideSender):
         is_first = needs_own and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
         return route.is_blocking or is_first or policy.changes_role
 
-    async def _answer_routed(
-        self, context: CommandContext, route: Route | None, request: Request, batch: ReplyBatch
-    ) -> ReplyBatch | None:
-        """Answer a request by its route. If the proxy or the servers answer it, return the batch for their reply."""
+    def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Answer SENTINEL, with this proxy as the master; False: it is another command, or no sentinel is known."""
+        if not self._sentinel_master or request[0].lower() != b"sentinel":
+            return False
+        host, _, port = session.local_address.rpartition(":")
+        reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
+        batch.add(b"" if session.is_silent else encode(reply, session.protocol))
+        return True
+
+    def _answer_beyond_states(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request that is not, or not only, about states; False: the proxy refuses it."""
         session = context.session
-        if route is None and self._sentinel_master and request[0].lower() == b"sentinel":
-            host, _, port = session.local_address.rpartition(":")
-            reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
-            batch.add(b"" if session.is_silent else encode(reply, session.protocol))
-            return None
-        if route is None or route.destination is Destination.STATES:
-            return batch
-        routed = route.routed
         if session.tracking_state is not None:
             self._invalidate_after_reply(session.tracking_state, session, route, request)
-        if route.destination is Destination.LOCAL:
-            return await self._answer_local(context, routed, request, batch)
         if session.transaction is not None:
-            is_answered = self._queue_routed(context, session.transaction, route, request, batch)
-        else:
-            is_answered = self._answer_alone(context, route, request, batch)
-        return None if is_answered else batch
+            return self._queue_routed(context, session.transaction, route, request, batch)
+        return self._answer_alone(context, route, request, batch)
 
     def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
-        """Answer a request outside of MULTI that is not, or not only, about states; False: the proxy refuses it."""
+        """Answer such a request outside of MULTI."""
         session, routed, role = context.session, route.routed, route.routed.policy.role
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)

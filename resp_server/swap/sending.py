@@ -93,12 +93,17 @@ class SideSender(ProxyDispatcher):
             batch.answer(
                 lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.is_silent
             )
-        elif not routed.is_read:
+        elif not routed.is_read and (route.changed is None or route.changed):
             batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.is_silent)
-        elif not self._pinned.has_own(session.id, upstream.pools):  # others may read cached replies after this one
+        elif routed.is_read and route.is_fenced and not self._pinned.has_own(session.id, upstream.pools):
+            # Others may read cached replies after this one.
             batch.answer(lambda: self.cached.fenced(route, session, answering()), session.is_silent)
-        else:
-            batch.answer(answering, session.is_silent)
+        else:  # nothing follows the reply
+            sent, caching = route.request or request, caching_before(session.tracking_state)
+            index = batch.expect(session.is_silent)
+            batch.is_last |= upstream.send_request(
+                session.id, session.protocol, routed, sent, batch, index, caching=caching
+            )
 
     async def _upstream_answer(
         self, routed: RoutedCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
@@ -148,7 +153,8 @@ class SideSender(ProxyDispatcher):
             return started(self._parts_answer(*found, session, batch.seen), batch.seen)
 
         def answering() -> Answering:
-            return self.cached.fenced(route, session, split_read(senders, route, request, to_owners))
+            read = split_read(senders, route, request, to_owners)
+            return self.cached.fenced(route, session, read) if route.is_fenced else read
 
         batch.answer(answering, session.is_silent)
 
