@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple, Protocol
 
@@ -58,7 +57,7 @@ class ReplyFuture(ReplySink):
     is_over: whether either has arrived.
     """
 
-    __slots__ = ("_answer", "_error", "_seen", "_then", "is_over")
+    __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_over")
 
     def __init__(self, seen: SeenEpochs = no_epochs) -> None:
         self._seen = seen
@@ -66,29 +65,26 @@ class ReplyFuture(ReplySink):
         self._answer = NO_ANSWER
         self._error: Exception | None = None
         self._then: Callable[[], None] | None = None
+        self._failed: Callable[[], None] | None = None
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         if not self.is_over:
-            self._answer = Answer(reply, epochs)
-            self._end()
+            self._answer, self.is_over = Answer(reply, epochs), True
+            if self._then is not None:
+                self._then()
 
     def fail(self, index: int, error: Exception) -> None:
         if not self.is_over:
-            self._error = error
-            self._end()
+            self._error, self.is_over = error, True
+            if self._failed is not None:
+                self._failed()
 
     def seen_epochs(self, index: int) -> Epochs:
         return self._seen()
 
-    def _end(self) -> None:
-        self.is_over = True
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call back when the answer or the exception arrives."""
-        self._then = then
+    def when_over(self, then: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
+        """Call back when the answer or the exception arrives. failed: is called in place of `then` by an exception."""
+        self._then, self._failed = then, failed or then
 
     @property
     def has_failed(self) -> bool:
@@ -129,6 +125,8 @@ def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) 
 class _AllOver:
     """Waits until all futures have an answer, or one has failed."""
 
+    __slots__ = ("_awaited", "_missing", "_then")
+
     def __init__(self, futures: Sequence[ReplyFuture]) -> None:
         self._awaited = [each for each in futures if not each.is_over]
         self._missing = 0 if any(each.has_failed for each in futures) else len(self._awaited)
@@ -137,13 +135,18 @@ class _AllOver:
     def when_over(self, then: Callable[[], None]) -> None:
         """Call back when the wait is over."""
         self._then = then
+        take_answer, end = self._take_answer, self._end
         for each in self._awaited:
-            each.when_over(partial(self._take_end, each))
+            each.when_over(take_answer, end)
 
-    def _take_end(self, future: ReplyFuture) -> None:
+    def _take_answer(self) -> None:
         self._missing -= 1
-        if self._then is not None and (future.has_failed or not self._missing):
-            then, self._then = self._then, None
+        if not self._missing:
+            self._end()
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
             then()
 
     def __await__(self) -> Generator[Wait, None, None]:
