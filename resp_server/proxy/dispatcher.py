@@ -40,7 +40,7 @@ from resp_server.forwarding.answers import (
     joined,
     started,
 )
-from resp_server.forwarding.raw_replies import RawReply, Result, Steps, as_bytes
+from resp_server.forwarding.raw_replies import RawReply, Result, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
