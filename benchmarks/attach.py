@@ -166,7 +166,7 @@ class Scene:
         folder.mkdir()
         self._log, self._store = folder / "log", folder / "store"
         self._log.mkdir()
-        self._endpoint = sparkis.serve(spark, log=self._log, store=self._store)
+        self._endpoint = sparkis.serve(spark, log=self._log, placement=sparkis.Driver(store=self._store))
 
     def close(self) -> None:
         """Stop the server; the queries have ended already."""

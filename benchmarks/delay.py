@@ -81,7 +81,7 @@ def _times(spark: SparkSession, folder: Path, batches: int, options: Options) ->
     log.mkdir()
     recorder = Recorder()
     endpoints.add(str(log), recorder)
-    endpoint = sparkis.serve(spark, log=log, store=store)
+    endpoint = sparkis.serve(spark, log=log, placement=sparkis.Driver(store=store))
     words = [str(endpoint.port), str(store / JOB), f"{JOB}:{STATE}:0", str(ROWS)]
     watcher = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.watcher", *words],

@@ -163,7 +163,7 @@ class Comparison:
         self._method = case.methods[0]
         self._peer_done_s = self._nowhere_done_s = 0.0
         self._process, self._port, _ = start_redis(folder)
-        endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
+        endpoint = sparkis.serve(spark, log=folder / "log", placement=sparkis.Driver(store=folder / "store"))
         assert isinstance(endpoint, DetachedEndpoint)  # in local mode
         self._endpoint = endpoint
         self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)

@@ -251,9 +251,7 @@ class Story:
         self._endpoint = sparkis.serve(
             self._session,
             log=self._folder / "log",
-            upstream=self._redis,
-            ownership=self._folder / "owners.json",
-            routes=self._rules,
+            upstream=sparkis.Upstream(self._redis, ownership=self._folder / "owners.json", routes=self._rules),
         )
         self._proxy = self._stack.enter_context(self._endpoint).url
         until(lambda: answers(self._proxy), "the proxy starts")

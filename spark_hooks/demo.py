@@ -31,6 +31,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from resp_server.net.client import Client
 from resp_server.programs.status import read
+from resp_server.settings.groups import Driver
 from spark_hooks.attach.start import attach
 from spark_hooks.command_process import EndSignal, standard_error_in, state_folder
 from spark_hooks.publish.sink import queryable
@@ -306,7 +307,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
     reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
     spark = session()
     ended.install()
-    endpoint = serve(spark, log=options.log or folder / "log", port=options.port, linger=0)
+    endpoint = serve(spark, log=options.log or folder / "log", port=options.port, placement=Driver(linger=0))
     screen.say("starting the queries ...")
     page = None if options.once else _start_page(endpoint.url, options.ui_port)
     tables = reading.result()

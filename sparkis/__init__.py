@@ -13,6 +13,7 @@ check_packages()
 
 if TYPE_CHECKING:
     from resp_server.registry.announcer import Announcer
+    from resp_server.settings.groups import Driver, Executors, Limits, Tls, Upstream
     from spark_hooks.attach.processor import QueryableProcessor, queryable_processor
     from spark_hooks.attach.start import attach
     from spark_hooks.publish.failures import QueryFailedError
@@ -49,11 +50,14 @@ __all__ = [
     "Change",
     "ChangeError",
     "DescriptorError",
+    "Driver",
     "Encoding",
+    "Executors",
     "FencedWriterError",
     "JobInUseError",
     "Kind",
     "Late",
+    "Limits",
     "LogError",
     "LogUnavailableError",
     "LogWriter",
@@ -66,6 +70,8 @@ __all__ = [
     "Snapshot",
     "SparkisError",
     "StateDescriptor",
+    "Tls",
+    "Upstream",
     "attach",
     "geo_score",
     "publish",
@@ -79,6 +85,7 @@ __all__ = [
 
 _MODULES = {
     "resp_server.registry.announcer": ("Announcer",),
+    "resp_server.settings.groups": ("Driver", "Executors", "Limits", "Tls", "Upstream"),
     "state_backend.attach.attachment": ("Attachment",),
     "state_backend.attach.states": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),

@@ -34,6 +34,7 @@ from resp_server.net.tls import TlsFiles
 from resp_server.programs.registry import FENCED_CODE
 from resp_server.registry.registry_file import read_registry_file
 from resp_server.registry.report import DRAIN_S_MAX
+from resp_server.settings.groups import Executors
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.serving.placement import ClientOptions, ServerPlan
 from spark_hooks.serving.supervised_process import SupervisedProcess
@@ -64,6 +65,7 @@ class ClusterOptions:
 
     host           the driver's host, as executors reach it
     bind           the address that the registry listens on
+    executors      the argument, with Spark's settings
     registry_port  0: any free port
     tls            the files of all processes; each has them on its own host
     metrics_arguments  of the proxy
@@ -73,9 +75,8 @@ class ClusterOptions:
     bind: str
     replicas: int
     ports: str
-    server_bind: str | None
-    server_host: str | None
     registry_port: int
+    executors: Executors
     password: str | None = field(repr=False)
     tls: TlsFiles | None = None
     client_options: ClientOptions = field(default_factory=ClientOptions)
@@ -132,8 +133,8 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
             registry=(options.host, self._registry_process.port),
             log=log,
             ports=options.ports,
-            bind=options.server_bind,
-            advertise=options.server_host,
+            bind=options.executors.bind,
+            advertise=options.executors.host,
             token=self._token,
             password=self.password,
             server_password=server_password,

@@ -64,11 +64,13 @@ class ClientOptions:
     acl_file       the file of users; each process has it on its own host
     rate_limits    texts for `RateLimit.parse`
     notify_events  the letters of event classes
+    limits         options of other limits
     """
 
     acl_file: str | None = None
     rate_limits: tuple[str, ...] = ()
     notify_events: str = ""
+    limits: tuple[str, ...] = ()
 
     @property
     def has_users(self) -> bool:
@@ -78,8 +80,9 @@ class ClientOptions:
     def arguments(self) -> list[str]:
         """Return the command line options for a server or a proxy."""
         users = [] if self.acl_file is None else ["--aclfile", self.acl_file]
-        limits = [f"--rate-limit={each}" for each in self.rate_limits]
-        return [*users, *limits, *([f"--notify-keyspace-events={self.notify_events}"] if self.notify_events else [])]
+        rates = [f"--rate-limit={each}" for each in self.rate_limits]
+        events = [f"--notify-keyspace-events={self.notify_events}"] if self.notify_events else []
+        return [*users, *rates, *events, *self.limits]
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ def _server(plan: ServerPlan, folder: str) -> list[str]:
         host = address_towards(plan.registry)
     if "$" in host:
         raise PlacementError(
-            f"server_host={plan.advertise!r} names an environment variable that is not set on this executor"
+            f"Executors(host={plan.advertise!r}) names an environment variable that is not set on this executor"
         )
     command = [sys.executable, "-m", "resp_server.programs.state_server", "--child"]
     command += ["--registry", address_of(*plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]

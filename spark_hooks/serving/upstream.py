@@ -1,4 +1,4 @@
-"""The arguments of `sparkis.serve` about an upstream, as options of the process that answers clients."""
+"""The group `Upstream` of `sparkis.serve`, as options of the process that answers clients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resp_server.programs.upstream_options import swap_of
-from resp_server.settings.groups import UPSTREAM_VARIABLE
+from resp_server.settings.groups import UPSTREAM_VARIABLE, Upstream
 from resp_server.settings.programs import add_settings
-from resp_server.settings.setting import PROXY
+from resp_server.settings.setting import PROXY, rows_of
 
-# The arguments whose names differ from those of their options.
-ARGUMENTS = {"--upstream-timeout": "upstream_timeout_ms", "--aclfile": "acl_file"}
+# What the options in errors are here.
+NAMES = {f"--{row.option}": f"Upstream.{row.name}" for row in rows_of(Upstream)} | {
+    "--upstream": "upstream",
+    "--aclfile": "acl_file",
+}
 OPTION = re.compile(r"(--[a-z-]+)(?: FILE)?")
 
 
@@ -26,26 +29,25 @@ class UpstreamOptions:
     arguments: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        url: str | None,
-        given: Mapping[str, str | int | Path | Sequence[str] | None],
-        password: str | None = None,
-        acl_file: str | None = None,
-    ) -> UpstreamOptions:
-        """Validate arguments, by the names of their options without `--`; ValueError has all mistakes."""
-        arguments = [f"--{name}={each}" for name, value in given.items() for each in _values(value)]
+    def of(cls, upstream: Upstream | None, password: str | None = None, acl_file: str | None = None) -> UpstreamOptions:
+        """Validate a group; ValueError has all mistakes."""
+        if upstream is None:
+            return cls()
+        values = {row.option: getattr(upstream, row.name) for row in rows_of(Upstream) if row.name != "url"}
+        defaults = {row.option: row.default for row in rows_of(Upstream)}
+        given = {option: value for option, value in values.items() if value != defaults[option]}
+        arguments = [f"--{option}={each}" for option, value in given.items() for each in _each(value)]
         parser = ArgumentParser(exit_on_error=False)
         add_settings(parser, PROXY, "upstream")
         try:
             options = parser.parse_args(arguments)
-            # The clients' options matter, because with upstream_auth='client' the upstream has the users.
-            options.upstream, options.requirepass, options.requirepass_file = url, password, None
+            # The clients' options matter, because with auth='client' the upstream has the users.
+            options.upstream, options.requirepass, options.requirepass_file = upstream.url, password, None
             options.aclfile = acl_file
             swap_of(options)
         except (ArgumentError, ValueError) as error:
-            raise ValueError(OPTION.sub(_argument, str(error))) from None
-        return cls(url, tuple(arguments))
+            raise ValueError(OPTION.sub(lambda found: NAMES.get(found[1], found[1]), str(error))) from None
+        return cls(upstream.url, tuple(arguments))
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the process, with this URL in place of an inherited one."""
@@ -53,13 +55,6 @@ class UpstreamOptions:
         return others if self.url is None else others | {UPSTREAM_VARIABLE: self.url}
 
 
-def _values(value: str | int | Path | Sequence[str] | None) -> Sequence[object]:
+def _each(value: str | int | Path | Sequence[str]) -> Sequence[object]:
     """Return the values of an option, one for each time that it is given."""
-    if value is None:
-        return ()
     return (value,) if isinstance(value, str | int | Path) else value
-
-
-def _argument(option: re.Match[str]) -> str:
-    """Return the name of the argument of `sparkis.serve` for an option."""
-    return ARGUMENTS.get(option[1], option[1].removeprefix("--").replace("-", "_"))

@@ -112,7 +112,8 @@ def main() -> None:
     spark = session()
     endpoint = None
     if orders.port is not None:
-        endpoint = sparkis.serve(spark, log=orders.log, port=orders.port, store=orders.store, linger=0)
+        place = sparkis.Driver(store=orders.store, linger=0)
+        endpoint = sparkis.serve(spark, log=orders.log, port=orders.port, placement=place)
     writer = sparkis.queryable(
         (rows if orders.reduces else counts)(spark, orders.input),
         *states(orders.reduces),

@@ -299,12 +299,12 @@ def test_of_two_queries_with_one_name_in_one_log_the_one_that_is_taken_over_is_f
 
 
 def test_a_server_that_cannot_start_is_an_error(spark: SparkSession, tmp_path: Path):
-    first = sparkis.serve(spark, log=tmp_path / "log", store=tmp_path / "store")
+    first = sparkis.serve(spark, log=tmp_path / "log", placement=sparkis.Driver(store=tmp_path / "store"))
     try:
         with pytest.raises(SparkisError, match=rf"did not start: .*{first.port}.*in use"):
             sparkis.serve(spark, log=tmp_path / "other", port=first.port)
         with pytest.raises(SparkisError, match=r"did not start: .*the store folder .* is in use by process"):
-            sparkis.serve(spark, log=tmp_path / "other", store=tmp_path / "store")
+            sparkis.serve(spark, log=tmp_path / "other", placement=sparkis.Driver(store=tmp_path / "store"))
         with pytest.raises(LogUnavailableError):
             sparkis.serve(spark, log="/dev/null/log")
     finally:

@@ -239,7 +239,9 @@ def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     for _ in range(2):
-        endpoint = public.serve(spark, log=tmp_path / "log", store=tmp_path / "store", bind="127.0.0.1")
+        endpoint = public.serve(
+            spark, log=tmp_path / "log", placement=public.Driver(store=tmp_path / "store"), bind="127.0.0.1"
+        )
         begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True).stop()
         with redis.Redis.from_url(endpoint.url) as client:
             assert client.get("job:s:a") == b"1"
@@ -302,7 +304,9 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
     processes = placing.all_processes(first)
     assert public.serve(spark, log=f"file://{tmp_path}/log", placement="executors") is first
     metrics = f"127.0.0.1:{free_port()}"
-    with public.serve(spark, log=tmp_path / "log", placement="executors", ports="7400-7499", metrics=metrics) as second:
+    with public.serve(
+        spark, log=tmp_path / "log", placement=public.Executors(ports="7400-7499"), metrics=metrics
+    ) as second:
         assert endpoints.of_log(str(tmp_path / "log")) == [second]
         eventually(lambda: [pid for pid in processes if placing.is_running(pid)], lambda left: left == [])
         assert isinstance(second, ExecutorsEndpoint)
@@ -319,19 +323,17 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
             "metrics='nowhere': 'nowhere' is not [HOST:]PORT, such as 9379, 10.0.0.1:9379 or [::1]:9379",
         ),
         ({"port": 99_999}, "port=99999: give a number from 0 to 65535"),
+        ({"placement": public.Driver(linger=-1)}, "linger=-1: give a number of seconds, 0 or more, or None for ever"),
+        ({"limits": public.Limits(maxclients=0)}, "Limits.maxclients: '0' is not a number of connections from 1 to"),
+        ({"limits": public.Limits(slowlog_max_len=-2)}, "Limits.slowlog_max_len: '-2': argument must be between 0 and"),
         ({"placement": "nowhere"}, "placement='nowhere': give one of 'driver', 'executors'"),
         ({"replicas": 1}, "replicas=1 has no effect with placement='driver'; leave it out"),
-        ({"ports": "7400-7500"}, "ports='7400-7500' has no effect with placement='driver'"),
         ({"placement": "executors", "workers": 2}, "workers=2 has no effect with placement='executors'"),
-        (
-            {"placement": "executors", "store": "/tmp/store"},
-            "store='/tmp/store' has no effect with placement='executors'; leave it out",
-        ),
-        ({"placement": "executors", "ports": "7500-7400"}, "ports='7500-7400': give the first and the last port"),
-        ({"placement": "executors", "ports": "7400"}, "ports='7400': give the first and the last port"),
-        ({"placement": "executors", "ports": "7400-70000"}, "ports='7400-70000': give the first and the last port"),
+        ({"placement": public.Executors(ports="7500-7400")}, "ports='7500-7400': give the first and the last port"),
+        ({"placement": public.Executors(ports="7400")}, "ports='7400': give the first and the last port"),
+        ({"placement": public.Executors(ports="7400-70000")}, "ports='7400-70000': give the first and the last port"),
         ({"placement": "executors", "replicas": -1}, "replicas=-1: give a number from 0 to 10"),
-        ({"placement": "executors", "registry_port": 65_536}, "registry_port=65536: give a number from 0 to 65535"),
+        ({"placement": public.Executors(registry_port=65_536)}, "registry_port=65536: give a number from 0 to 65535"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_refused(

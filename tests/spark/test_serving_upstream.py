@@ -61,11 +61,13 @@ def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
 ):
     url, file = f"redis://127.0.0.1:{upstream.port}", tmp_path / "owners.json"
     with (
-        sparkis.serve(spark, log=tmp_path / "log", upstream=url, ownership=file, workers=2) as endpoint,
+        sparkis.serve(
+            spark, log=tmp_path / "log", upstream=sparkis.Upstream(url, ownership=file), workers=2
+        ) as endpoint,
         redis.Redis.from_url(endpoint.url, decode_responses=True) as client,
     ):
         assert isinstance(endpoint, DetachedEndpoint)
-        again = sparkis.serve(spark, log=tmp_path / "log", upstream=url, ownership=file, workers=2)
+        again = sparkis.serve(spark, log=tmp_path / "log", upstream=sparkis.Upstream(url, ownership=file), workers=2)
         assert again is endpoint
         rows = publish(batches, tmp_path / "checkpoint")
         wait_for(client, "job:s:a", "1")
@@ -105,11 +107,8 @@ def test_clients_speak_tls_and_the_driver_waits_for_what_it_publishes(
         spark,
         log=tmp_path / "log",
         password="secret",
-        tls_cert_file=cert,
-        tls_key_file=key,
-        tls_ca_cert_file=authority.ca,
-        upstream=f"redis://127.0.0.1:{upstream.port}",
-        ownership=tmp_path / "owners.json",
+        tls=sparkis.Tls(cert_file=cert, key_file=key, ca_cert_file=authority.ca),
+        upstream=sparkis.Upstream(f"redis://127.0.0.1:{upstream.port}", ownership=tmp_path / "owners.json"),
     ) as endpoint:
         assert endpoint.url.startswith("rediss://:secret@")
         publish(batches, tmp_path / "checkpoint")
@@ -128,9 +127,9 @@ def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
             spark,
             log=tmp_path / "log",
             placement="executors",
-            upstream=f"redis://127.0.0.1:{upstream.port}",
-            ownership=tmp_path / "owners.json",
-            transactions="strict",
+            upstream=sparkis.Upstream(
+                f"redis://127.0.0.1:{upstream.port}", ownership=tmp_path / "owners.json", transactions="strict"
+            ),
         ) as endpoint,
         redis.Redis.from_url(endpoint.url, decode_responses=True) as client,
     ):
@@ -146,13 +145,23 @@ def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
 @pytest.mark.parametrize(
     ("given", "errors"),
     [
-        ({"ownership": "owners.json"}, ["ownership has no use without upstream"]),
+        ({"upstream": sparkis.Upstream(ownership="owners.json")}, ["Upstream.ownership has no use without upstream"]),
         (
-            {"upstream": "http://cache", "upstream_auth": "client", "password": "x"},
-            ["upstream: ", "with upstream_auth client the upstream has the users", "upstream needs ownership: without"],
+            {"upstream": sparkis.Upstream("http://cache", auth="client"), "password": "x"},
+            [
+                "upstream: ",
+                "with Upstream.auth client the upstream has the users",
+                "upstream needs Upstream.ownership: without",
+            ],
         ),
-        ({"upstream": "redis://cache", "new_jobs": "ask"}, ["argument new_jobs: invalid choice: 'ask'"]),
-        ({"upstream": "redis://cache", "upstream_timeout_ms": 0}, ["argument upstream_timeout_ms: '0' is not"]),
+        (
+            {"upstream": sparkis.Upstream("redis://cache", new_jobs="ask")},  # type: ignore[arg-type]
+            ["argument Upstream.new_jobs: invalid choice: 'ask'"],
+        ),
+        (
+            {"upstream": sparkis.Upstream("redis://cache", timeout_ms=0)},
+            ["argument Upstream.timeout_ms: '0' is not"],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(
@@ -168,5 +177,8 @@ def test_what_cannot_be_is_refused_before_anything_is_started(
 def test_a_role_is_refused_with_an_upstream(spark: SparkSession, tmp_path: Path):
     with pytest.raises(ValueError, match="role='slave' has no effect with upstream"):
         sparkis.serve(
-            spark, log=tmp_path / "log", role="slave", upstream="redis://cache", ownership=tmp_path / "o.json"
+            spark,
+            log=tmp_path / "log",
+            placement=sparkis.Driver(role="slave"),
+            upstream=sparkis.Upstream("redis://cache", ownership=tmp_path / "o.json"),
         )

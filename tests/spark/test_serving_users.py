@@ -74,7 +74,11 @@ def options_of(pid: int) -> list[str]:
 def test_a_server_beside_the_driver_has_the_users_rates_and_events_that_serve_is_given(
     spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
 ):
-    given: dict[str, Any] = {"acl_file": acl_file, "rate_limits": f"tenant={RATE}", "notify_keyspace_events": "KA"}
+    given: dict[str, Any] = {
+        "acl_file": acl_file,
+        "limits": sparkis.Limits(rates=f"tenant={RATE}"),
+        "notify_keyspace_events": "KA",
+    }
     with sparkis.serve(spark, log=tmp_path / "log", workers=2, **given) as endpoint:
         address = endpoint.url.removeprefix("redis://")
         assert f"--rate-limit=tenant={RATE}" in options_of(endpoint.pid)  # type: ignore[attr-defined]
@@ -135,8 +139,8 @@ def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"rate_limits": "tenant"}, "'tenant' is not a limit: write USER=COMMANDS"),
-        ({"rate_limits": ["a=1", "a=,2"]}, "is given twice for one user"),
+        ({"limits": sparkis.Limits(rates="tenant")}, "'tenant' is not a limit: write USER=COMMANDS"),
+        ({"limits": sparkis.Limits(rates=["a=1", "a=,2"])}, "is given twice for one user"),
         ({"notify_keyspace_events": "KAy"}, "notify_keyspace_events='KAy': Invalid event class character"),
         ({"acl_file": "/nowhere"}, "opening file '/nowhere': No such file"),
         ({"acl_file": "/nowhere", "password": "x"}, "password and acl_file='/nowhere' are both given"),

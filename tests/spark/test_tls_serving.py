@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def authority(tmp_path: Path) -> Authority:
     return made
 
 
-def given(authority: Authority) -> dict[str, Any]:
+def tls_of(authority: Authority) -> sparkis.Tls:
     folder = authority.folder
-    return {"tls_cert_file": folder / "node.crt", "tls_key_file": folder / "node.key", "tls_ca_cert_file": authority.ca}
+    return sparkis.Tls(cert_file=folder / "node.crt", key_file=folder / "node.key", ca_cert_file=authority.ca)
 
 
 def publish(batches: Make, checkpoint: Path) -> None:
@@ -56,7 +57,7 @@ def read(url: str, authority: Authority) -> list[Any]:
 def test_a_server_beside_the_driver_speaks_tls(
     spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    with sparkis.serve(spark, log=tmp_path / "log", **given(authority)) as endpoint:
+    with sparkis.serve(spark, log=tmp_path / "log", tls=tls_of(authority)) as endpoint:
         assert endpoint.url.startswith("rediss://")
         publish(batches, tmp_path / "checkpoint")
         assert read(endpoint.url, authority) == ANSWERS
@@ -90,10 +91,10 @@ def test_servers_on_executors_and_their_parts_speak_tls(
 def test_files_that_cannot_be_used_are_refused_before_anything_is_started(
     spark: SparkSession, authority: Authority, tmp_path: Path
 ):
-    files = given(authority)
+    files = tls_of(authority)
     with pytest.raises(TlsError, match="--tls-cert-file needs --tls-key-file"):
-        sparkis.serve(spark, log=tmp_path / "log", tls_cert_file=files["tls_cert_file"])
+        sparkis.serve(spark, log=tmp_path / "log", tls=sparkis.Tls(cert_file=files.cert_file))
     with pytest.raises(TlsError, match="--tls-cert-file /nowhere: No such file"):
-        sparkis.serve(spark, log=tmp_path / "log", **files | {"tls_cert_file": "/nowhere"})
-    with pytest.raises(ValueError, match="give tls_cert_file and tls_key_file as well"):
-        sparkis.serve(spark, log=tmp_path / "log", tls_ca_cert_file=files["tls_ca_cert_file"])
+        sparkis.serve(spark, log=tmp_path / "log", tls=replace(files, cert_file="/nowhere"))
+    with pytest.raises(ValueError, match="as well"):
+        sparkis.serve(spark, log=tmp_path / "log", tls=sparkis.Tls(ca_cert_file=files.ca_cert_file))

@@ -1,0 +1,102 @@
+"""The arguments of `sparkis.serve`: groups, and what an earlier keyword is told."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import sparkis
+from resp_server.settings.server import OUTPUT_LIMITS
+from resp_server.settings.setting import rows_of
+from spark_hooks.serving.arguments import GROUPS, KEYWORDS, REPLACED, _limit_arguments, check_groups
+
+PLACES = {"Driver": sparkis.Driver, "Executors": sparkis.Executors}
+# The keywords of version 0.1.0's first months that are in groups now.
+EARLIER = [
+    "rate_limits",
+    "store",
+    "role",
+    "linger",
+    "tls_cert_file",
+    "tls_key_file",
+    "tls_ca_cert_file",
+    "tls_auth_clients",
+    "ports",
+    "server_bind",
+    "server_host",
+    "registry_port",
+    "ownership",
+    "new_jobs",
+    "routes",
+    "copiers",
+    "transactions",
+    "upstream_auth",
+    "upstream_timeout_ms",
+    "upstream_connections",
+    "upstream_pinned",
+    "upstream_allow",
+    "upstream_tls_ca_cert_file",
+    "upstream_tls_cert_file",
+    "upstream_tls_key_file",
+    "upstream_tls_server_name",
+]
+
+
+def test_the_keywords_are_those_of_the_table_and_the_groups_and_at_most_fourteen() -> None:
+    keywords = inspect.signature(sparkis.serve).parameters
+    assert set(keywords) == {"spark", *KEYWORDS, *GROUPS}
+    assert len(keywords) <= 14
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_an_earlier_keyword_is_an_error_that_names_the_new_one(name: str) -> None:
+    session: Any = None
+    with pytest.raises(TypeError) as raised:
+        sparkis.serve(session, **{name: "x"})
+    text = str(raised.value)
+    found = re.fullmatch(rf"serve\(\) has no keyword {name} any more: write (\w+)=(\w+)\((?:URL, )?(\w+)=...\)", text)
+    assert found, text
+    group = (GROUPS | PLACES)[found[1] if found[1] in GROUPS else found[2]]
+    assert group.__name__ == found[2]
+    assert found[3] in {row.name for row in rows_of(group)}
+    assert raised.value.__cause__ is None and raised.value.__context__ is None
+
+
+def test_earlier_keywords_of_one_group_are_named_together() -> None:
+    session: Any = None
+    given: dict[str, Any] = {"tls_cert_file": "a", "tls_key_file": "b", "store": "c"}
+    with pytest.raises(TypeError, match=r"write tls=Tls\(cert_file=\.\.\., key_file=\.\.\.\), placement=Driver"):
+        sparkis.serve(session, **given)
+    assert set(EARLIER) <= set(REPLACED)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"upstream": "redis://user:secret@cache"}, "upstream is a group, not a str: write upstream=Upstream(URL, own"),
+        ({"tls": {"cert_file": "a"}}, "tls is a group, not a dict: write tls=Tls(...)"),
+        ({"limits": "a=1"}, "limits is a group, not a str: write limits=Limits(...)"),
+    ],
+)
+def test_a_value_in_place_of_a_group_is_refused_without_its_secrets(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(told)) as raised:
+        check_groups(**given)
+    assert "secret" not in str(raised.value)
+
+
+def test_limits_that_differ_from_the_defaults_become_options() -> None:
+    assert _limit_arguments(sparkis.Limits()) == []
+    limits = sparkis.Limits(
+        rates="a=1", maxclients=50, client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 0, 0)}
+    )
+    assert _limit_arguments(limits) == [
+        "--maxclients=50",
+        "--client-output-buffer-limit=normal 1073741824 0 0 pubsub 1048576 0 0",
+    ]
+
+
+def test_a_url_with_a_password_is_in_no_representation() -> None:
+    assert "secret" not in repr(sparkis.Upstream("redis://:secret@cache", ownership="owners.json"))
