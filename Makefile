@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ errors: $(READY) ## write docs/errors.md from the errors in the sources
 
 metrics: $(READY) ## write the tables of docs/metrics.md from the declarations
 	$(VENV_PYTHON) scripts/metrics_page.py
+
+settings: $(READY) ## write the tables of options in docs/ from the table of settings
+	$(VENV_PYTHON) scripts/settings_page.py
 
 docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a broken link is an error
 	@$(DOCS)/bin/python scripts/pages.py build/pages

@@ -296,7 +296,9 @@ class Driver:
         "server ends",
         in_program={
             STATE_SERVER: {
-                "help": "the folder of the stores and of the server's identity (default: in the user's cache)"
+                "help": "the folder of the stores and of the server's identity (default: in the user's cache)",
+                "page": "the folder of its stores and of its identity (`member.json`), for this server only. Default: "
+                "in the user's cache",
             }
         },
         metavar="FOLDER",
@@ -332,7 +334,7 @@ class Executors:
         (STATE_SERVER,),
         section="state-server",
         spark="server.ports",
-        page=f"it listens on the first free port of these ({DEFAULT_PORTS}), preferably on its earlier one",
+        page=f"a state server takes the first free port of this range, preferably its earlier one (`{DEFAULT_PORTS}`)",
         type=port_range,
         metavar="FIRST-LAST",
     )

@@ -74,7 +74,12 @@ class Sources:
                 "metavar": "ROOT",
                 "help": "a log root; its registry writes the topology there; may be repeated",
             },
-            REGISTRY: {"action": "store", "help": "the log root; registry.json is written there"},
+            REGISTRY: {
+                "action": "store",
+                "help": "the log root; registry.json is written there",
+                "page": "the log root; `registry.json` is written there",
+            },
+            STATE_SERVER: {"page": "a log root; may be repeated"},
         },
         action="append",
         required=True,
@@ -233,6 +238,8 @@ class Serve:
                 "action": "store_true",
                 "help": "write this server's part of snapshots into the log, and remove superseded files; all servers "
                 "need it",
+                "page": "write snapshots into the log and remove the files that they supersede; each server writes its "
+                "part, so all of them need it",
             }
         },
         choices=("yes", "no"),
@@ -267,7 +274,9 @@ class Serve:
         in_program={
             STATE_SERVER: {
                 "help": "with --compact: how far back the log can be read, also by readers that are behind "
-                "(default %(default)g)"
+                "(default %(default)g)",
+                "page": "with `--compact`: how far back the log can be read ([past.md](past.md#how-far-back)), also by "
+                "readers that are behind (60)",
             }
         },
         type=minutes,
@@ -292,6 +301,7 @@ class Proxy:
         "whether servers and registries speak TLS (default: yes if a TLS file is given)",
         (PROXY,),
         section="server-tls",
+        page="`proxy`: whether servers and registries speak TLS. Default: `yes` if any of the files is given",
         choices=("yes", "no"),
     )
 
@@ -312,6 +322,7 @@ class StateServer:
                 "type": str,
                 "metavar": "HOST",
                 "help": "this machine's address for state servers (default: the --bind address)",
+                "page": "this machine's address for servers, if it is not the `--bind` address",
             }
         },
         type=advertised,

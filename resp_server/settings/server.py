@@ -187,6 +187,7 @@ class ServerConfig(ClientLimits):
             STATE_SERVER: {
                 "default": None,
                 "help": "instead of --ports: the only TCP port (0: a free one)",
+                "page": "instead of `--ports`: the only port; 0 takes a free one",
             },
             ATTACH: {"help": "the port of --serve (default %(default)s)"},
         },

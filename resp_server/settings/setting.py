@@ -113,8 +113,11 @@ class Setting:
     def page_in(self, program: str) -> str:
         """Return what docs/ says of the option of a program, in Markdown."""
         here = self.in_program.get(program, NOTHING)
-        text: str = here.get("page") or self.page or here.get("help") or self.help or ""
-        return re.sub(r"\(default:? ", "(", text)
+        text: str = here.get("page") or (self.page if here.get("help") is None else "")
+        if text:
+            return text
+        arguments = self.arguments_in(program)
+        return re.sub(r"\(default:? ", "(", arguments["help"] % {"default": arguments.get("default")})
 
     def value_of(self, options: argparse.Namespace) -> Any:
         """Return the value that parsed options have, as the field has it; the default if they have none."""
