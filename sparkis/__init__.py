@@ -13,7 +13,8 @@ check_packages()
 
 if TYPE_CHECKING:
     from resp_server.registry.announcer import Announcer
-    from resp_server.settings.groups import Driver, Executors, Limits, Tls, Upstream
+    from resp_server.settings.groups import Driver, Executors, Limits, Upstream
+    from resp_server.settings.tls import Tls
     from spark_hooks.attach.processor import QueryableProcessor, queryable_processor
     from spark_hooks.attach.start import attach
     from spark_hooks.publish.failures import QueryFailedError
@@ -85,7 +86,8 @@ __all__ = [
 
 _MODULES = {
     "resp_server.registry.announcer": ("Announcer",),
-    "resp_server.settings.groups": ("Driver", "Executors", "Limits", "Tls", "Upstream"),
+    "resp_server.settings.groups": ("Driver", "Executors", "Limits", "Upstream"),
+    "resp_server.settings.tls": ("Tls",),
     "state_backend.attach.attachment": ("Attachment",),
     "state_backend.attach.states": ("AttachedState",),
     "spark_hooks.attach.start": ("attach",),

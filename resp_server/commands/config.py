@@ -15,9 +15,9 @@ from resp_server.net.listeners import ACCEPTS_PER_ROUND
 from resp_server.protocol.errors import PlainError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
-from resp_server.settings.config_values import SettingError, text_of
+from resp_server.settings.config_values import SettingError
 from resp_server.settings.server import ROWS, ServerConfig
-from resp_server.settings.setting import InConfig, Setting
+from resp_server.settings.setting import InConfig, Setting, text_of
 
 WILDCARDS = frozenset(b"*?[")
 

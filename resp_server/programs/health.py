@@ -12,7 +12,8 @@ from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.client import Client, ErrorReplyError, check_loaded
 from resp_server.net.tls import files_of
 from resp_server.settings.option_values import http_address, seconds
-from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import add_rows, rows_of
+from resp_server.settings.tls import Tls
 from state_backend.model.errors import SparkisError
 
 READY, NOT_READY, NO_ANSWER = 0, 1, 3
@@ -60,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="the wait for an answer (default 4)",
     )
-    add_settings(parser, "health")
+    add_rows(parser, rows_of(Tls), "health")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,7 +16,8 @@ from resp_server.net.client import Client, ErrorReplyError, check_loaded, is_loa
 from resp_server.net.tls import files_of
 from resp_server.programs.stop import running_server
 from resp_server.settings.option_values import whole_number
-from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import add_rows, rows_of
+from resp_server.settings.tls import Tls
 from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
@@ -52,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"print again after some seconds ({WATCH_S} if none are given), until Ctrl-C",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, "status")
+    add_rows(parser, rows_of(Tls), "status")
 
 
 def run(options: argparse.Namespace) -> int:

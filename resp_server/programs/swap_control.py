@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from resp_server.net.client import Client
 from resp_server.net.tls import files_of
 from resp_server.programs.status import DEFAULT_URL, table
-from resp_server.settings.programs import add_settings
+from resp_server.settings.setting import add_rows, rows_of
+from resp_server.settings.tls import Tls
 from resp_server.swap.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
@@ -39,7 +40,7 @@ class ControlCommand(NamedTuple):
             parser.add_argument("job", metavar="JOB", help="the job's name")
         else:
             parser.add_argument("--json", action="store_true", help="print JSON")
-        add_settings(parser, self.name)
+        add_rows(parser, rows_of(Tls), self.name)
 
     def run(self, options: argparse.Namespace) -> int:
         """Send the request, and print the text; return the exit code."""

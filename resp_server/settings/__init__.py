@@ -9,6 +9,6 @@ groups of `sparkis.serve`; and the tables of options in docs/. A new setting is 
     event_classes  the values of `notify-keyspace-events`
     setting        what a row is
     server         `ServerConfig`: what a server reads while it runs
-    groups         the groups of `sparkis.serve`
+    groups, tls    the groups of `sparkis.serve`
     programs       all other options, and which program has which options, in which order
 """

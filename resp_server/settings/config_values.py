@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,11 +27,16 @@ class SettingError(ValueError):
     """An invalid value of a setting; the text is Redis'."""
 
 
-def text_of(value: Any) -> str:
-    """Return the text of a value in CONFIG GET."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+def option_of(parse: Callable[[bytes], Any]) -> Callable[[str], Any]:
+    """Return the parser of an option whose values are those of CONFIG SET."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text.encode())
+        except SettingError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+    return read
 
 
 def integer_between(minimum: int, maximum: int) -> Callable[[bytes], int]:

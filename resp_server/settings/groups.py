@@ -11,13 +11,12 @@ from resp_server.settings.option_values import denied_command, port_range, rate_
 from resp_server.settings.server import ClientLimits
 from resp_server.settings.setting import (
     ATTACH,
-    CLIENTS,
     PROXY,
-    REGISTRY,
     SERVE,
     SERVERS,
     STATE_SERVER,
     SWAP_CHECK,
+    documented,
     setting,
 )
 from resp_server.upstream.limits import CONNECTIONS, PINNED_MAX, TIMEOUT_S
@@ -36,60 +35,9 @@ DEFAULT_PORTS = "7400-7500"
 WITH_UPSTREAM = (SERVE, PROXY)
 WITH_URL = (SERVE, PROXY, SWAP_CHECK)
 TO_UPSTREAM = "TLS to the upstream, with --upstream rediss://..."
-WITH_CERTIFICATE = (*SERVERS, REGISTRY, ATTACH)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tls:
-    """The PEM files with which all ports of `sparkis.serve` speak TLS only; each process reads them on its own host."""
-
-    cert_file: str | Path | None = setting(
-        None,
-        "the certificate to present; with it the port speaks TLS",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-cert-file",
-        section="tls",
-        title="TLS",
-        spark="tls.certFile",
-        page="the certificate, followed by its chain, if any: the port speaks [TLS](tls.md)",
-        in_program={each: {"help": "the certificate to present"} for each in CLIENTS},
-        metavar="FILE",
-    )
-    key_file: str | Path | None = setting(
-        None,
-        "its private key",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-key-file",
-        section="tls",
-        title="TLS",
-        spark="tls.keyFile",
-        page="its private key, not encrypted",
-        metavar="FILE",
-    )
-    ca_cert_file: str | Path | None = setting(
-        None,
-        "the CA that must have signed the certificates of peers",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-ca-cert-file",
-        section="tls",
-        title="TLS",
-        spark="tls.caCertFile",
-        page="the CA of certificates of clients and of other sparkis processes",
-        metavar="FILE",
-    )
-    auth_clients: Literal["yes", "no", "optional"] | None = setting(
-        None,
-        "whether clients must present a certificate of that CA (default: yes if a CA is given)",
-        WITH_CERTIFICATE,
-        option="tls-auth-clients",
-        section="tls",
-        title="TLS",
-        spark="tls.authClients",
-        page="whether clients need a certificate of that CA. Default: `yes` if there is a CA, else `no`",
-        choices=("yes", "no", "optional"),
-    )
-
-
+@documented
 @dataclass(frozen=True)
 class Upstream:
     """A Redis of your own, which has all keys that no state owns: clients read and write both at one address."""
@@ -264,6 +212,7 @@ class Upstream:
     )
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Limits(ClientLimits):
     """Limits of the clients of each server and of the proxy: rates of users, and Redis' own settings by their names."""
@@ -283,6 +232,7 @@ class Limits(ClientLimits):
     )
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Driver:
     """The place of one server beside the driver. It may outlive the driver."""
@@ -324,6 +274,7 @@ class Driver:
     )
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Executors:
     """The places of state servers beside executors, and of the registry beside the driver."""

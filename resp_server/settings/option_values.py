@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.net.addresses import PORT_MAX, host_and_port
-from resp_server.settings.config_values import SettingError
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
 from state_backend import log_lines
-from state_backend.log.time_travel import AsOf
+
+if TYPE_CHECKING:
+    from state_backend.log.time_travel import AsOf
 
 LOOPBACK = "127.0.0.1"
 
@@ -111,6 +112,9 @@ def _is_address(host: str) -> bool:
 
 def as_of(text: str) -> AsOf:
     """Parse the value of --as-of."""
+    # Imported here, because clients use this module, and take as long to start without it.
+    from state_backend.log.time_travel import AsOf
+
     try:
         return AsOf.parse(text)
     except ValueError as error:
@@ -154,15 +158,3 @@ def denied_command(text: str) -> str:
         names = ", ".join(sorted(each.replace("|", " ").upper() for each in allowable))
         raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
     return name
-
-
-def option_of(parse: Callable[[bytes], Any]) -> Callable[[str], Any]:
-    """Return the parser of an option whose values are those of CONFIG SET."""
-
-    def read(text: str) -> Any:
-        try:
-            return parse(text.encode())
-        except SettingError as error:
-            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
-
-    return read

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.net.children import TOKEN_VARIABLE
-from resp_server.settings.groups import (
-    MS_PER_S,
-    TIMEOUT_MS_MAX,
-    Driver,
-    Executors,
-    Limits,
-    Tls,
-    Upstream,
-)
+from resp_server.settings.groups import MS_PER_S, TIMEOUT_MS_MAX, Driver, Executors, Limits, Upstream
 from resp_server.settings.option_values import (
     Address,
     advertised,
@@ -38,9 +30,11 @@ from resp_server.settings.setting import (
     STATE_SERVER,
     SWAP_CHECK,
     Setting,
+    add_rows,
     rows_of,
     setting,
 )
+from resp_server.settings.tls import Tls
 from state_backend import log_lines
 from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.log.time_travel import AS_OF_HELP, AsOf
@@ -494,9 +488,4 @@ def rows_for(program: str, *sections: str) -> list[Setting]:
 
 def add_settings(parser: argparse.ArgumentParser, program: str, *sections: str) -> None:
     """Add the options of a program. sections: only these; none: all."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for row in rows_for(program, *sections):
-        if row.title and row.title not in groups:
-            groups[row.title] = parser.add_argument_group(row.title)
-        target = groups[row.title] if row.title else parser
-        target.add_argument(f"--{row.option}", **row.arguments_in(program))
+    add_rows(parser, rows_for(program, *sections), program)

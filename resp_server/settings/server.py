@@ -22,15 +22,15 @@ from resp_server.settings.config_values import (
     integer_between,
     log_levels,
     memory_size,
+    option_of,
     output_limits,
     output_limits_text,
     parse_password,
     shown_levels,
-    text_of,
     yes_or_no,
 )
 from resp_server.settings.event_classes import config_letters
-from resp_server.settings.option_values import event_letters, levels, option_of, tcp_port, whole_number
+from resp_server.settings.option_values import event_letters, levels, tcp_port, whole_number
 from resp_server.settings.setting import (
     ATTACH,
     PROXY,
@@ -41,6 +41,7 @@ from resp_server.settings.setting import (
     InConfig,
     rows_of,
     setting,
+    text_of,
 )
 
 # The version of Redis that is reproduced. Client-side caching in redis-py and Jedis needs 7.4 or later.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
-
-from resp_server.settings.config_values import text_of
 
 # The programs, by their names on the command line.
 SERVE, PROXY, STATE_SERVER, REGISTRY, ATTACH, SWAP_CHECK = (
@@ -32,6 +30,14 @@ ROW = "setting"
 # The option of a row whose option is its field's name.
 DERIVED = "-"
 Value = TypeVar("Value")
+LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a value in CONFIG GET."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -197,3 +203,23 @@ def rows_of(section: type[Any]) -> list[Setting]:
         replace(row, name=name, option=name.replace("_", "-") if row.option == DERIVED else row.option)
         for name, row in found
     ]
+
+
+def add_rows(parser: argparse.ArgumentParser, rows: Iterable[Setting], program: str) -> None:
+    """Add the options of rows that a program has."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for row in rows:
+        if program not in row.programs:
+            continue
+        if row.title and row.title not in groups:
+            groups[row.title] = parser.add_argument_group(row.title)
+        target = groups[row.title] if row.title else parser
+        target.add_argument(f"--{row.option}", **row.arguments_in(program))
+
+
+def documented(group: type[Value]) -> type[Value]:
+    """Add the meaning of each field to the docstring of a group, for `help`."""
+    meanings = {row.name: LINK.sub(r"\1", row.page_in("")) for row in rows_of(group)}
+    lines = [f"    {name}: {meaning}." for name, meaning in meanings.items()]
+    group.__doc__ = "\n".join([group.__doc__ or "", "", "Args:", *lines])
+    return group

@@ -19,11 +19,12 @@ from resp_server.exporter.exposition import check_installed
 from resp_server.net.addresses import PORT_MAX, address_of
 from resp_server.net.tls import TlsFiles, server_context
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
-from resp_server.settings.groups import DEFAULT_PORTS, Driver, Executors, Limits, Tls, Upstream
+from resp_server.settings.groups import DEFAULT_PORTS, Driver, Executors, Limits, Upstream
 from resp_server.settings.option_values import http_address
 from resp_server.settings.programs import TABLE
 from resp_server.settings.server import ServerConfig
 from resp_server.settings.setting import rows_of
+from resp_server.settings.tls import Tls
 from spark_hooks.serving.placement import ClientOptions
 from spark_hooks.sessions import is_connect
 

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 from resp_server.net import children
 from resp_server.net.addresses import PORT_MAX
 from resp_server.net.tls import TlsFiles
-from resp_server.settings.groups import Driver, Executors, Limits, Tls, Upstream
+from resp_server.settings.groups import Driver, Executors, Limits, Upstream
 from resp_server.settings.programs import WORKERS_MAX
+from resp_server.settings.tls import Tls
 from spark_hooks.serving import arguments, endpoints
 from spark_hooks.serving.arguments import PlacementName, names_new_keywords
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint

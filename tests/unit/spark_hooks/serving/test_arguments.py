@@ -100,3 +100,9 @@ def test_limits_that_differ_from_the_defaults_become_options() -> None:
 
 def test_a_url_with_a_password_is_in_no_representation() -> None:
     assert "secret" not in repr(sparkis.Upstream("redis://:secret@cache", ownership="owners.json"))
+
+
+@pytest.mark.parametrize("group", [*GROUPS.values(), *PLACES.values()])
+def test_help_of_a_group_explains_each_field(group: type[Any]) -> None:
+    explained = re.findall(r"^    (\w+): \S", inspect.getdoc(group) or "", re.MULTILINE)
+    assert explained == list(group.__dataclass_fields__)
