@@ -30,8 +30,6 @@ PENDING = (
     "SwapDispatcher",
     "UpstreamCluster",
     "UpstreamPool",
-    "_take_routed",
-    "add_upstream_options",
     "answer_clients",
     "route_in_steps",
     "serve",
@@ -64,12 +62,16 @@ def attributes_set_in(method: ast.AST) -> Iterator[str]:
 
 
 def main() -> int:
-    found = 0
+    found, large = 0, set()
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for line, name, reason in too_large(path):
+            large.add(name)
             if name not in (*INTENDED, *PENDING):
                 found += 1
                 print(f"{path.relative_to(ROOT)}:{line}: {name} has {reason}")
+    for name in sorted({*INTENDED, *PENDING} - large):
+        found += 1
+        print(f"scripts/lint_sizes.py: {name} is no longer too large: remove it from the list")
     return min(found, 1)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-# A larger queue is sent before the end of the round (guess: a few writes that fill a socket's buffer).
-WAITING_BYTES_MAX = 256 * 1024
+from resp_server.limits import ROUND_REPLIES_BYTES_MAX
 
 
 class Sender(Protocol):
@@ -36,7 +35,7 @@ class WriteQueue:
         self._waiting.append((sender, reply))
         sender.unsent_bytes += len(reply)
         self._waiting_bytes += len(reply)
-        if self._waiting_bytes > WAITING_BYTES_MAX:
+        if self._waiting_bytes > ROUND_REPLIES_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:

@@ -18,14 +18,12 @@ from resp_server.commands.sliced_reply import (
     reply_of_chunks,
 )
 from resp_server.execution.context import ReadContext
+from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
-
-# Members of one step that are looked up in one other set (guess: half a millisecond).
-CHUNK_LOOKUPS = 256
 
 
 @command("scard")
@@ -209,7 +207,7 @@ def _difference(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]
 
 def _filtered(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_member: bool) -> Iterator[Sequence[bytes]]:
     """Iterate over a set's members that are in all other sets (is_member), or in none. A step reads one other set."""
-    for batch in batched(view.at(key).members(key), CHUNK_LOOKUPS):
+    for batch in batched(view.at(key).members(key), LOOKUPS_PER_STEP):
         remaining = batch
         for other in others:
             if not remaining:

@@ -9,6 +9,7 @@ from typing import Any
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import CommandContext
+from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, c_text, syntax_error
 from resp_server.protocol.replies import Reply
@@ -23,9 +24,6 @@ from state_backend.store.store import LongValue, Snapshot, Value, as_bytes
 WILD = frozenset(b"*?[\\")
 
 SORTED_KINDS = (Kind.LIST, Kind.SET, Kind.SORTED_SET)
-
-# Keys that are looked up in one step (guess: a millisecond).
-CHUNK_LOOKUPS = 256
 
 
 @dataclass
@@ -163,7 +161,7 @@ def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Se
     for batch in items:
         if options.get_patterns:
             yield from batched(
-                (_look_up(view, get, item) for item in batch for get in options.get_patterns), CHUNK_LOOKUPS
+                (_look_up(view, get, item) for item in batch for get in options.get_patterns), LOOKUPS_PER_STEP
             )
         else:
             yield batch
@@ -209,7 +207,7 @@ def _with_sort_keys(
 ) -> Iterator[list[tuple[Any, bytes]]]:
     """Iterate over (sort key, item). If a sort key is no number, PlainError once all items have been read."""
     are_numbers = True
-    for batch in batched(items, CHUNK_LOOKUPS):
+    for batch in batched(items, LOOKUPS_PER_STEP):
         memory.add(batch)
         sort_keys: list[Value | None] = list(batch)
         if options.by_pattern is not None:

@@ -8,7 +8,7 @@ from math import isnan
 from typing import NamedTuple
 
 from resp_server.command.handler import OneOrMore, command, integer
-from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
+from resp_server.commands.set import limit_of
 from resp_server.commands.sliced_reply import (
     CHUNK_ITEMS_MAX,
     PARTITIONS,
@@ -18,6 +18,7 @@ from resp_server.commands.sliced_reply import (
     sorted_chunks,
 )
 from resp_server.execution.context import ReadContext
+from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
@@ -57,10 +58,10 @@ class WeightedSet(NamedTuple):
             return
         snapshot = view.at(self.key)
         if self.is_plain_set:
-            for batch in batched(snapshot.members(self.key), CHUNK_LOOKUPS):
+            for batch in batched(snapshot.members(self.key), LOOKUPS_PER_STEP):
                 yield [(member, 1.0) for member in batch]
         else:
-            yield from batched(snapshot.sorted_members(self.key, 0, self.size), CHUNK_LOOKUPS)
+            yield from batched(snapshot.sorted_members(self.key, 0, self.size), LOOKUPS_PER_STEP)
 
     def scores(self, view: KeyspaceView, members: Sequence[bytes]) -> list[float | None]:
         """Return the scores of members; None for a member that the set lacks."""

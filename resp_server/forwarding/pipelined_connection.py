@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from resp_server.forwarding.packing import Packed
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
 # Requests without a reply at one connection (guess).
 REQUESTS_MAX = 100_000
-# Bytes of unsent requests at one connection (guess).
-WAITING_BYTES_MAX = 64 << 20
 # An incomplete reply up to this size is parsed again when more bytes arrive (guess).
 PARTIAL_BYTES_MAX = 32 << 10
 
@@ -77,7 +76,7 @@ class PipelinedConnection(Generic[InFlight]):
         link = self._open_link
         return (
             link is not None
-            and link.output_bytes <= WAITING_BYTES_MAX
+            and link.output_bytes <= SERVER_REQUESTS_BYTES_MAX
             and self._awaited_replies + count <= REQUESTS_MAX
         )
 

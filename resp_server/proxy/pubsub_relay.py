@@ -33,6 +33,7 @@ from resp_server.forwarding.answers import ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.limits import STEP_NS_MAX
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
@@ -44,7 +45,7 @@ from resp_server.proxy.mapped_keys import MappedKeys, may_name
 from resp_server.proxy.requests import PING, ServerRequest
 from resp_server.proxy.server_connection import ConnectionKey
 from resp_server.proxy.state_cluster import StateCluster
-from resp_server.push.deliveries import TURN_NS_MAX, Deliveries
+from resp_server.push.deliveries import Deliveries
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of, may_match_notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
@@ -249,7 +250,7 @@ class RelayConnection(asyncio.Protocol):
         transport, server = self._transport, self._relay.server
         if transport is None or steps is not self._delivery:
             return  # the connection was lost
-        ends_ns, is_done, reads = perf_counter_ns() + TURN_NS_MAX, True, None
+        ends_ns, is_done, reads = perf_counter_ns() + STEP_NS_MAX, True, None
         try:
             for reads in steps:
                 if reads is not None or perf_counter_ns() >= ends_ns:
@@ -535,7 +536,7 @@ class PubsubRelay:
         at_home = [] if self.home is None else [(0, self.home)]
         self._enqueue_changed()
         assigned: list[Callable[[], None]] = []
-        ends_ns = perf_counter_ns() + TURN_NS_MAX
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
         while self._queue:
             entry = self._queue[0]
             if callable(entry):

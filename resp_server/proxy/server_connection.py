@@ -19,9 +19,10 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.forwarding.handshake import Handshake, HandshakeError
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
@@ -200,7 +201,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def add(self, request: ServerRequest) -> None:
         """Send a request as soon as possible."""
-        if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > WAITING_BYTES_MAX:
+        if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
             request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
         elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
             request.sends += 1

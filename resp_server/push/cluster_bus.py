@@ -15,6 +15,7 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
+from resp_server.limits import NODE_MESSAGES_BYTES_MAX
 from resp_server.net.client import pack_request
 from resp_server.net.tls import Certificates, certificates_of, reason_of
 from resp_server.session.subscriptions import SubscriptionKind
@@ -22,8 +23,6 @@ from resp_server.settings.server import ServerConfig
 
 logger = logging.getLogger("sparkis.server")
 
-# The unsent bytes to one node; further messages are dropped.
-WAITING_BYTES_MAX = 8 << 20
 CONNECT_S_MAX = 1.0
 # A node that replies to nothing for this long is left: the network may have dropped the connection (guess).
 SILENT_S = 5.0
@@ -55,7 +54,7 @@ class NodeConnection(asyncio.Protocol):
         """Send now, or once connected; drop if too much is unsent, or if the last attempt to connect just failed."""
         transport = self._transport
         waiting_bytes = self._buffered_bytes if transport is None else transport.get_write_buffer_size()
-        is_full = waiting_bytes + len(packed) > WAITING_BYTES_MAX
+        is_full = waiting_bytes + len(packed) > NODE_MESSAGES_BYTES_MAX
         if is_full and not self._is_full:
             logger.warning("%s reads clients' messages too slowly; some are dropped", self._address)
         self._is_full = is_full

@@ -12,9 +12,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.forwarding.reply_stages import Defer
-
-# The time for deliveries in one turn (guess: the writes to the sockets take about five times as long in addition).
-TURN_NS_MAX = 1_000_000
+from resp_server.limits import STEP_NS_MAX
 
 
 class _Delivery(NamedTuple):
@@ -42,12 +40,12 @@ class Deliveries:
         delivery = _Delivery(steps, flush, done)
         if self._waiting:
             self._waiting.append(delivery)
-        elif not _is_done(delivery, perf_counter_ns() + TURN_NS_MAX):
+        elif not _is_done(delivery, perf_counter_ns() + STEP_NS_MAX):
             self._waiting.append(delivery)
             self._defer(self._continue)
 
     def _continue(self) -> None:
-        ends_ns = perf_counter_ns() + TURN_NS_MAX
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
         try:
             while self._waiting and _is_done(self._waiting[0], ends_ns):
                 self._waiting.popleft()

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from resp_server.limits import STEP_NS_MAX
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
 
-# The duration of a step; its last client may exceed it (guess: the same as for a step of a reply).
-STEP_NS_MAX = 1_000_000
 # The bytes that are relayed to other processes at a time. One client's pending invalidations may be more.
 RELAYED_BYTES_MAX = 1 << 20
 RELAYED_MAX = 64

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from resp_server.limits import WORKER_MESSAGES_BYTES_MAX
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.push.clients import Clients, OtherWorkers
@@ -25,7 +26,6 @@ from state_backend.model.slots import slot_of
 # The bytes that are relayed to other processes at a time, and so the longest message that is relayed. A process's queue
 # takes 64 MiB, base64 adds a third, and each of 40 processes may send this much to one that is paused.
 RELAYED_BYTES_MAX = 1 << 20
-WAITING_BYTES_MAX = 16 << 20
 # The same as `context.GATHER_S_MAX`.
 RELAY_S_MAX = 2.0
 # Longer than it takes to deliver a message to all subscribers after the messages before it.
@@ -145,7 +145,7 @@ class MessageBus:
             return
         if size > RELAYED_BYTES_MAX:
             raise PlainError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
-        if self._waiting_bytes + size > WAITING_BYTES_MAX:
+        if self._waiting_bytes + size > WORKER_MESSAGES_BYTES_MAX:
             raise PlainError("too many messages wait to be relayed to the other workers")
 
     def _relay_message(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
+from resp_server.limits import MONITOR_LINES_BYTES_MAX
 from resp_server.metrics.slow_log import truncated
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.session.session import Session
@@ -24,9 +25,8 @@ from state_backend.model.clock import Clock
 RELAY_LINES, CUT_MONITORS, ANNOUNCE_MONITORS = "show requests", "cut monitors", "announce monitors"
 HIDDEN_FLAGS = ("admin", "skip_monitor")
 
-# A batch of lines for the other processes, and the lines that may wait while one is on its way (guesses).
+# A batch of lines for the other workers (guess).
 BATCH_BYTES_MAX = 1 << 20
-WAITING_BYTES_MAX = 8 << 20
 
 # Longer words and longer requests are shortened (guesses; Redis shortens none).
 WORDS_MAX = 1024
@@ -136,7 +136,7 @@ class Monitors:
         if self._has_remote:
             self._waiting += lines
             self._waiting_bytes += sum(len(each.line) for each in lines)
-            if self._waiting_bytes > WAITING_BYTES_MAX:
+            if self._waiting_bytes > MONITOR_LINES_BYTES_MAX:
                 self._drop_waiting()
                 self._query(CUT_MONITORS, None)
             else:

@@ -33,6 +33,7 @@ from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 from resp_server.cluster.topology import NODES_MAX, Topology
+from resp_server.limits import REGISTRY_PEER_BYTES_MAX
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import Certificates
 from resp_server.net.transports import AwakeClock
@@ -52,8 +53,6 @@ from state_backend.model.slot_set import NONE
 logger = logging.getLogger("sparkis.registry")
 
 PROTOCOL = 3
-# A peer with more unsent output than this is disconnected.
-WAITING_BYTES_MAX = 4 << 20
 CONNECTIONS_MAX = 4 * NODES_MAX
 WAIT_MS_MAX = 600_000
 
@@ -114,7 +113,7 @@ class RegistryConnection:
         if self._writer.is_closing():
             return
         self._writer.write(message)
-        if self._writer.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
+        if self._writer.transport.get_write_buffer_size() > REGISTRY_PEER_BYTES_MAX:
             logger.warning("a connection is closed: its peer does not read")
             self._writer.transport.abort()
 

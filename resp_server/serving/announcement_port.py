@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from resp_server.limits import DRIVER_CONNECTIONS_MAX
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Reply, encode
@@ -17,8 +18,6 @@ from resp_server.serving.appliers import Appliers
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
-# One for each driver of the log (guess).
-CONNECTIONS_MAX = 1024
 
 
 class AnnouncementListener:
@@ -32,7 +31,7 @@ class AnnouncementListener:
             "the server",
             token,
             make_connection,
-            peers_max=CONNECTIONS_MAX,
+            peers_max=DRIVER_CONNECTIONS_MAX,
             protocol=PROTOCOL,
             certificates=certificates,
         )

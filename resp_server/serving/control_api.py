@@ -20,6 +20,7 @@ import socket
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySource
+from resp_server.limits import DRIVER_CONNECTIONS_MAX
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Reply, encode
@@ -29,8 +30,6 @@ from resp_server.serving.driver_leases import DriverLeases
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
-# Drivers, and sometimes their tasks (guess).
-CONNECTIONS_MAX = 1024
 WAIT_MS_MAX = 600_000
 
 
@@ -52,7 +51,7 @@ class ControlListener:
             "the server",
             token,
             make_connection,
-            peers_max=CONNECTIONS_MAX,
+            peers_max=DRIVER_CONNECTIONS_MAX,
             protocol=PROTOCOL,
             certificates=certificates,
         )

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from resp_server.limits import KEEPALIVE_S
 from resp_server.net.listeners import ACCEPT_PAUSE_S, ACCEPTS_PER_ROUND
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.net.transports import keep_alive
@@ -36,8 +37,6 @@ GRACE_S = 0.05
 TLS_GRACE_S = 0.25
 # The socket's backlog, where new connections wait during a grace period. The system's own limit is usually 4096.
 BACKLOG_CONNECTIONS = 4096
-# The time without traffic before the first TCP keepalive probe: many peers send nothing for hours (guess).
-KEEPALIVE_SECONDS = 60
 # A topology of a thousand nodes takes some 200 KB, and so does a server's report.
 REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
@@ -242,7 +241,7 @@ class TokenPort:
                 self._listen_after(ACCEPT_PAUSE_S)
                 return
             client.setblocking(False)
-            keep_alive(client, KEEPALIVE_SECONDS)
+            keep_alive(client, KEEPALIVE_S)
             self._unauthenticated[_UnauthenticatedConnection(self, client)] = None
 
     # -- authenticated connections ------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Protocol
 
 from resp_server.forwarding.handshake import HandshakeError
 from resp_server.forwarding.packing import Packed, prefixed, size_of
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, WAITING_BYTES_MAX, PipelinedConnection
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
@@ -138,7 +139,9 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     follow: Callable[[UpstreamRequest, int, int], None] | None = None
     node_numbers: bytes | None = None
 
-    def __init__(self, pool: ConnectionEvents, protocol: int, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
+    def __init__(
+        self, pool: ConnectionEvents, protocol: int, waiting_bytes_max: int = SERVER_REQUESTS_BYTES_MAX
+    ) -> None:
         super().__init__()
         self._waiting_bytes_max = waiting_bytes_max
         self._pool = pool

@@ -12,6 +12,7 @@ from resp_server.forwarding.handshake import Handshake
 from resp_server.forwarding.packing import size_of
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
+from resp_server.limits import KEEPALIVE_S
 from resp_server.net.addresses import address_of
 from resp_server.net.transports import end_now, keep_alive
 from resp_server.protocol.errors import internal_error
@@ -19,8 +20,6 @@ from resp_server.upstream.role import RoleCheck
 
 # The longest reply that is forwarded: twice the longest value of Redis.
 REPLY_BYTES_MAX = 1 << 30
-# The time without traffic before the first TCP keepalive probe (guess).
-KEEPALIVE_S = 60
 # Bytes of long requests that are given to a socket in one turn (guess: takes a millisecond).
 TURN_BYTES_MAX = 1 << 20
 

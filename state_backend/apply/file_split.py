@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TypeVar
 
-# A file ends at the first new slot or key after so many bytes (guess).
-FILE_BYTES_MAX = 256 << 20
+from state_backend.log.change_files import STATE_FILE_BYTES_MAX
 
 Item = TypeVar("Item")
 
@@ -20,8 +19,8 @@ def split_into_files(
     The caller consumes the items of a file before it takes the next file.
 
     Args:
-        ends_of: The first and the last slot, or key, of an item. A file ends after `FILE_BYTES_MAX` bytes, but not
-            between two items that share a slot or key.
+        ends_of: The first and the last slot, or key, of an item. A file ends after `STATE_FILE_BYTES_MAX` bytes, but
+            not between two items that share a slot or key.
     """
     number = size = 0
     last: object = None
@@ -29,7 +28,7 @@ def split_into_files(
     def file_of(item: Item) -> int:
         nonlocal number, size, last
         first, last_of_item = ends_of(item)
-        if size > FILE_BYTES_MAX and first != last:
+        if size > STATE_FILE_BYTES_MAX and first != last:
             number, size = number + 1, 0
         size, last = size + size_of(item), last_of_item
         return number

@@ -11,14 +11,11 @@ import pyarrow as pa
 from state_backend.attach.state_encoder import StateEncoder, newest_of_each
 from state_backend.checkpoint.stores import Decoded
 from state_backend.codec.row_encoding import SkippedRows, in_runs, names_of, sorted_by_position
-from state_backend.log.change_files import ChangeFileWriter
+from state_backend.log.change_files import STATE_FILE_BYTES_MAX, ChangeFileWriter
 from state_backend.log.epochs import ChangeFile, EpochContent
 from state_backend.model.records import positions_in
 
 logger = logging.getLogger("sparkis.attach")
-
-# A whole state is written in files of about this size (guess).
-FILE_BYTES_MAX = 256 << 20
 
 
 class RecordWriter:
@@ -87,5 +84,5 @@ class _FileRuns:
             self.rows += run.num_rows
             size += run.nbytes
             yield run
-            if size >= FILE_BYTES_MAX:
+            if size >= STATE_FILE_BYTES_MAX:
                 return

@@ -16,6 +16,8 @@ from state_backend.model.records import schema
 
 # Up to this size a task's changes are inline in the epoch's file, so that a small epoch is one file.
 INLINE_BYTES_MAX = 64 << 10
+# A whole state, in a snapshot or from a checkpoint, is written in files of about this size (guess).
+STATE_FILE_BYTES_MAX = 256 << 20
 
 
 class _ChecksummedFile:

@@ -55,7 +55,7 @@ class SlotsMove(RuleBasedStateMachine):
             "model.records.RUN_ROWS_MAX": 3,
             "apply.slot_backfill.RUN_ROWS_MAX": 3,
             "log.change_files.INLINE_BYTES_MAX": 500,
-            "apply.file_split.FILE_BYTES_MAX": 2_000,
+            "apply.file_split.STATE_FILE_BYTES_MAX": 2_000,
             "apply.applier.LOADING_STEP_S": 0,
             "apply.applier.REMOVED_KEYS_MAX": 3,
             "apply.applier.EXPIRED_KEYS_MAX": 5,

@@ -127,7 +127,7 @@ def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_n
 
 
 def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitors, "WAITING_BYTES_MAX", 500)
+    monkeypatch.setattr(monitors, "MONITOR_LINES_BYTES_MAX", 500)
     running = serve()
     others = Others(running)
     server, peer = running.server.context, running.connect()

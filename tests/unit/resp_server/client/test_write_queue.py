@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from resp_server.client.write_queue import WAITING_BYTES_MAX, WriteQueue
+from resp_server.client.write_queue import WriteQueue
+from resp_server.limits import ROUND_REPLIES_BYTES_MAX
 
 
 class Sender:
@@ -40,8 +41,8 @@ def test_much_does_not_wait_and_comes_behind_what_waited() -> None:
         sent: list[tuple[str, bytes]] = []
         write_queue, one = WriteQueue(), Sender(sent, "one")
         write_queue.add(one, b"first")
-        write_queue.add(one, bytes(WAITING_BYTES_MAX))
-        assert [len(reply) for _, reply in sent] == [5, WAITING_BYTES_MAX]
+        write_queue.add(one, bytes(ROUND_REPLIES_BYTES_MAX))
+        assert [len(reply) for _, reply in sent] == [5, ROUND_REPLIES_BYTES_MAX]
         write_queue.add(one, b"last")
         await asyncio.sleep(0)
         assert sent[2:] == [("one", b"last")]

@@ -10,6 +10,7 @@ import pytest
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import dump, random_items, sliced_reply, sort
 from resp_server.execution.context import ServerContext
+from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced
 from resp_server.settings.server import ServerConfig
@@ -206,4 +207,4 @@ def test_a_step_of_sort_looks_up_only_so_much_however_many_patterns_there_are(ke
     asked = sort.SortOptions(count=3, is_alpha=True, get_patterns=[b"#", b"weight:*"] * 500)
     parts = list(sort._chunks(keyspace.view(NOW_MS), b"set:third", asked))
     assert sum(map(len, parts)) == 3 * 1000
-    assert max(map(len, parts)) == sort.CHUNK_LOOKUPS
+    assert max(map(len, parts)) == LOOKUPS_PER_STEP

@@ -123,7 +123,7 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
 def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_split, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 1_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     scene.publish(b"1")
     compact_log(str(scene.log), "job", retention_ms=0)

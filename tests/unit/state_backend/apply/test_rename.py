@@ -94,7 +94,7 @@ def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Pat
 def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_split, "FILE_BYTES_MAX", 100)
+    monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 100)
     old_job(tmp_path)
     before = content(tmp_path, "old")
     rename(tmp_path, "old", "new")

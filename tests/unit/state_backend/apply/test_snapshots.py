@@ -162,7 +162,7 @@ def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
 
 
 def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_split, "FILE_BYTES_MAX", 2_000)
+    monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     with LogWriter(tmp_path, "job", STATES, "q") as writer:
         writer.publish(put(number, "x") for number in range(1_000))

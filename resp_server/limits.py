@@ -1,0 +1,29 @@
+"""Limits that several parts of a server share, or that bound its memory in the same way: each has one place, here."""
+
+from __future__ import annotations
+
+# A step of long work ends after this time, so that other clients have a turn: a fifth of a client's own turn (guess).
+# Its last item may exceed it.
+STEP_NS_MAX = 1_000_000
+# Values or members that are looked up in one step (measured: 256 values take 0.5 ms, 256 members of a set 0.2 ms).
+LOOKUPS_PER_STEP = 256
+
+# Bytes that wait to be sent. They are guesses: several times what one peer gets in a second under load, and little
+# beside the memory of a store.
+# Replies of one round. More are sent before its end: a few writes that fill a socket's buffer.
+ROUND_REPLIES_BYTES_MAX = 256 << 10
+# Requests to one server of a proxy, or to its upstream; further requests wait.
+SERVER_REQUESTS_BYTES_MAX = 64 << 20
+# Messages for the other workers of the port, without those on their way; further messages are dropped.
+WORKER_MESSAGES_BYTES_MAX = 16 << 20
+# Messages for one other node of a cluster; further messages are dropped.
+NODE_MESSAGES_BYTES_MAX = 8 << 20
+# Lines of MONITOR for the other workers; then monitors there are closed.
+MONITOR_LINES_BYTES_MAX = 8 << 20
+# Directives and topologies for one peer of a registry, which is disconnected beyond that.
+REGISTRY_PEER_BYTES_MAX = 4 << 20
+
+# Drivers at a port for announcements or control, and sometimes their tasks (guess).
+DRIVER_CONNECTIONS_MAX = 1024
+# The time without traffic before the first TCP keepalive probe, where a peer may send nothing for hours (guess).
+KEEPALIVE_S = 60
