@@ -25,6 +25,8 @@ from resp_server.command.policy import (
     ValueSet,
     Verb,
 )
+from resp_server.command.refusals import debug_refused, wait_refused, waitaof_refused
+from resp_server.protocol.errors import NoScriptError, cluster_disabled
 
 _LOCAL = RequestPolicy.LOCAL
 _PROXY = Destination.LOCAL
@@ -141,7 +143,8 @@ ROWS: Mapping[str, Policy] = {
     "zscan": _NOT_COMPARED,
     # -- messages and scripts
     "eval": Policy(publishes=True, may_replicate=True),
-    "evalsha": Policy(publishes=True, may_replicate=True),
+    "evalsha": Policy(refusal=NoScriptError, publishes=True, may_replicate=True),
+    "evalsha_ro": Policy(refusal=NoScriptError),
     "fcall": Policy(publishes=True, may_replicate=True),
     "function|kill": Policy(kills_a_script=True),
     "psubscribe": _subscribing(Verb.SUBSCRIBE, b"p"),
@@ -162,11 +165,11 @@ ROWS: Mapping[str, Policy] = {
     "acl|setuser": Policy(
         at_proxy=_LOCAL, with_upstream=_PROXY, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND
     ),
-    "cluster": Policy(with_upstream=_PROXY),
+    "cluster": Policy(refusal=cluster_disabled, with_upstream=_PROXY),
     "command": Policy(at_proxy=_LOCAL),
     "config": Policy(at_proxy=_LOCAL),
     "config|set": Policy(at_proxy=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
-    "debug": Policy(denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
+    "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "info": Policy(role=Role.INFO, at_proxy=RequestPolicy.ALL_JOBS, with_upstream=Destination.BY_SECTIONS),
     "lastsave": Policy(at_proxy=_LOCAL),
@@ -188,8 +191,8 @@ ROWS: Mapping[str, Policy] = {
     "slowlog": Policy(at_proxy=_LOCAL, with_upstream=_PROXY),
     "sync": _ALWAYS_DENIED,
     "time": Policy(at_proxy=_LOCAL),
-    "wait": Policy(waits_for_writes=True),
-    "waitaof": Policy(waits_for_writes=True),
+    "wait": Policy(refusal=wait_refused, waits_for_writes=True),
+    "waitaof": Policy(refusal=waitaof_refused, waits_for_writes=True),
     # -- states
     "state": Policy(with_upstream=_PROXY),
     "state|at": _state(_LOCAL, is_internal=True),

@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
+
+from resp_server.protocol.errors import ReplyError
+
+# Makes the error reply of a command that is not served: a new exception each time, because exceptions have tracebacks.
+Refusal = Callable[[], ReplyError]
 
 
 class RequestPolicy(Enum):
@@ -205,6 +211,7 @@ class Policy:
         runs_in_transaction: A proxy takes it in a transaction.
         runs_while_subscribed: A subscribed client of RESP2 may send it, since its reply is no message.
         may_replicate: CLIENT PAUSE ... WRITE delays it with the writes (Redis' flag CMD_MAY_REPLICATE).
+        refusal: Makes its error, if it is not served, but clients expect exactly that error.
         is_refused_at_once: Redis refuses it before MULTI queues it.
         comparison: How shadow rules compare its replies.
         is_cacheable: A proxy may cache its replies; not those with times.
@@ -233,6 +240,7 @@ class Policy:
     runs_in_transaction: bool = True
     runs_while_subscribed: bool = False
     may_replicate: bool = False
+    refusal: Refusal | None = None
     is_refused_at_once: bool = False
     comparison: Comparison = Comparison.EXACT
     is_cacheable: bool = True

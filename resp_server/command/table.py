@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -10,20 +10,16 @@ from typing import Any
 from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
 from resp_server.command.keys import key_positions
 from resp_server.command.ours import policy_of
-from resp_server.command.policy import PATTERNS, Policy, Role, Verb
+from resp_server.command.policy import PATTERNS, Policy, Refusal, Role, Verb
 from resp_server.command.spec import CommandSpec, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
-    ReplyError,
     not_served,
     unknown_command,
     unknown_subcommand,
     wrong_arity,
 )
 from resp_server.protocol.replies import Frames, Reply
-
-# Makes the error reply of a command that is not served: a new exception each time, because exceptions have tracebacks.
-Refusal = Callable[[], ReplyError]
 
 
 @dataclass(frozen=True)
@@ -117,26 +113,23 @@ class CommandTable:
         self,
         redis: Mapping[str, CommandSpec],
         handlers: Iterable[CommandHandler],
-        refusals: Mapping[str, Refusal] | None = None,
         worker_queries: Iterable[WorkerQuery] = (),
     ) -> None:
         """Join the reference table with the handlers; DeclarationError if they do not match.
 
         Args:
             redis: The reference table.
-            refusals: The error replies of commands, or containers, that are not served.
             worker_queries: The queries that commands send to the other processes of the server.
         """
         self.worker_queries = {each.name: each for each in worker_queries}
         declared = _by_name(handlers)
         facts = _with_own(redis, declared)
-        refusals = refusals or {}
-        for name in [*declared, *refusals]:
+        for name in declared:
             if _find_facts(facts, name) is None:
                 raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
         # The encoded rows of COMMAND and COMMAND DOCS, by kind, name and protocol version; 0.6 MB for all.
         self.rows: dict[tuple[str, str, int], Frames] = {}
-        self._commands = {name.encode(): _row(name, each, declared, refusals) for name, each in facts.items()}
+        self._commands = {name.encode(): _row(name, each, declared) for name, each in facts.items()}
 
     def __iter__(self) -> Iterator[Command]:
         return iter(self._commands.values())
@@ -243,20 +236,18 @@ def _find_facts(facts: Mapping[str, CommandSpec], name: str) -> CommandSpec | No
     return container.subcommands.get(name) if container is not None and "|" in name else container
 
 
-def _row(
-    name: str, facts: CommandSpec, declared: Mapping[str, CommandHandler], refusals: Mapping[str, Refusal]
-) -> Command:
+def _row(name: str, facts: CommandSpec, declared: Mapping[str, CommandHandler]) -> Command:
     handler = declared.get(name)
     if handler is not None:
         _check_row(handler, facts)
         facts = replace(facts, summary=handler.summary or facts.summary)
     subcommands = {
-        full_name.partition("|")[2].encode(): _row(full_name, each, declared, refusals)
+        full_name.partition("|")[2].encode(): _row(full_name, each, declared)
         for full_name, each in facts.subcommands.items()
     }
-    refusal_of_name = refusals.get(name) or refusals.get(name.partition("|")[0])
-    if refusal_of_name is not None:
-        return Command(name, facts, handler, refusal_of_name, not policy_of(name).is_refused_at_once, subcommands)
+    policy = policy_of(name)
+    if policy.refusal is not None:
+        return Command(name, facts, handler, policy.refusal, not policy.is_refused_at_once, subcommands)
     refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
     return Command(name, facts, handler, refusal, False, subcommands)
 

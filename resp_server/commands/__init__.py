@@ -43,7 +43,6 @@ from resp_server.commands import (
     tracking,
     transactions,
 )
-from resp_server.commands.refusals import REFUSALS
 
 GROUPS = (
     connection,
@@ -86,6 +85,5 @@ def command_table() -> CommandTable:
     return CommandTable(
         redis_facts(),
         [each for group in GROUPS for each in handlers_in(group)],
-        REFUSALS,
         [each for group in GROUPS for each in worker_queries_in(group)],
     )

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from resp_server.command.handler import CommandHandler, DeclarationError, command
+from resp_server.command.ours import ROWS
 from resp_server.command.spec import CommandSpec, redis_facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
-from resp_server.commands.refusals import REFUSALS
 from resp_server.protocol.errors import PlainError, ReadOnlyError
 
 REDIS = {
@@ -74,11 +74,6 @@ def test_a_command_without_a_docstring_is_refused() -> None:
 def test_a_name_in_upper_case_is_refused() -> None:
     with pytest.raises(DeclarationError, match="lower case"):
         table_of(declare("GET"))
-
-
-def test_a_refusal_of_no_command_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="'nothing'"):
-        CommandTable(REDIS, [], {"nothing": ReadOnlyError})
 
 
 def test_commands_are_found_in_any_case() -> None:
@@ -153,7 +148,7 @@ def test_what_is_not_served_says_so() -> None:
 
 
 def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
-    for name in REFUSALS:
+    for name in (name for name, policy in ROWS.items() if policy.refusal is not None):
         found = TABLE.get(name.encode())
         assert found is not None
         assert found.handler is None
