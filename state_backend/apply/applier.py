@@ -159,8 +159,10 @@ class Applier:
         error = ""
         is_full = has_more = False
         changed, applied = self._changed, self.last_report.get("applied")
-        # Before epochs are read: this call finds out that the log was removed.
-        self._heartbeats.poll(self._writer, time.monotonic())
+        postpones_checks, now_s = self._epochs.begin_step(), time.monotonic()
+        if not postpones_checks:
+            # Before epochs are read: this call finds out that the log was removed.
+            self._heartbeats.poll(self._writer, now_s)
         try:
             if self._store is not None:
                 self._stores.verify_if_suspect(self._store)
@@ -181,6 +183,7 @@ class Applier:
             logger.error("job %s: %s", self._log.job, error)
         self._report_status(is_stale, error, is_full)
         has_more |= self._clean_up()
+        has_more |= postpones_checks and (self._epochs.is_check_due(now_s) or self._heartbeats.is_due(now_s))
         if error or has_more or self.last_report.get("applied") != applied:
             self._busy_at_s = time.monotonic()
         return has_more

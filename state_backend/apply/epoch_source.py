@@ -23,6 +23,8 @@ class EpochSource:
         self._current: CurrentGeneration | None = None
         self._checks_due_s = 0.0
         self._is_checking = True
+        self._is_announced = False  # an epoch of the known term was announced after the last step began
+        self._postpones_checks = False
         self._ahead: deque[Epoch] = deque()
         self._ahead_count = 1
 
@@ -38,8 +40,23 @@ class EpochSource:
     def announced(self, term: int, epoch: int) -> None:
         """Have the next step check all, if the announced epoch is not of the known term (see `Applier.announced`)."""
         is_expected = self._current is not None and term in (0, self._current.term) and epoch >= 0
-        if not is_expected:
+        if is_expected:
+            self._is_announced = True
+        else:
             self.check_all()
+
+    def begin_step(self) -> bool:
+        """Begin a step; return whether all that is due but the announced epoch waits for the next step.
+
+        It does where a request takes long. The announced epoch would be late otherwise.
+        """
+        self._postpones_checks = self._is_announced and self._log.filesystem.checks_interval_s > 0
+        self._is_announced = False
+        return self._postpones_checks
+
+    def is_check_due(self, now_s: float) -> bool:
+        """Return whether it is time to look for a new writer and for missing epochs."""
+        return now_s >= self._checks_due_s
 
     def current(self, now_s: float, *, has_error: bool) -> CurrentGeneration | None:
         """Return the visible generation. It is read again for each epoch, because a new writer may have begun.
@@ -50,7 +67,8 @@ class EpochSource:
         if self._ahead and self._current is not None:
             return self._current
         is_held_back = self._current is not None and self._current.held_back is not None
-        self._is_checking = self._current is None or is_held_back or has_error or now_s >= self._checks_due_s
+        is_due = self.is_check_due(now_s) and not self._postpones_checks
+        self._is_checking = self._current is None or is_held_back or has_error or is_due
         if self._is_checking:
             self._current = self._log.visible()
             self._checks_due_s = now_s + self._log.filesystem.checks_interval_s

@@ -55,7 +55,7 @@ class HeartbeatPolls:
         """
         if self._writer != writer:
             self._writer, self._pause_s, self._due_s = writer, 0.0, 0.0
-        if now_s >= self._due_s:
+        if self.is_due(now_s):
             self._last = self._log.heartbeat()
             usual_s = (self._last.get("interval_s", self._log.filesystem.heartbeat_interval_s) - 1.0) / 2
             # The first heartbeat of a new writer may be about to come, or may never come.
@@ -63,6 +63,10 @@ class HeartbeatPolls:
             self._pause_s = min(2 * self._pause_s + 0.5, usual_s) if is_expected else usual_s
             self._due_s = now_s + self._pause_s
         return self._last
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether the writer that was asked for last may have sent a new heartbeat."""
+        return now_s >= self._due_s
 
 
 class WriterHeartbeats:
@@ -77,6 +81,10 @@ class WriterHeartbeats:
         self._last = None
         with suppress(SparkisError):
             self._last = self._polls.last(writer, now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether a poll would read."""
+        return self._polls.is_due(now_s)
 
     def is_stale(self) -> bool:
         """Return whether the writer has stopped, or has sent no heartbeat for too long, by the last poll."""

@@ -314,6 +314,37 @@ def test_a_new_writer_is_found_by_its_announcement(
     assert followed.counts() == {b"job:count:1": 1}
 
 
+def test_an_announced_epoch_is_two_requests_and_what_is_due_comes_after_it(
+    monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, tmp_path: Path
+) -> None:
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter_ns=perf_counter_ns)
+    monkeypatch.setattr(applier_module, "time", clock)
+    requests: list[list[str]] = []  # before each report
+
+    def report(event: dict[str, Any]) -> None:
+        requests.append([path.rpartition("/")[2] for _, path in proxy.taken()])
+
+    applier = Applier(ChangeLog(root), "job", tmp_path, report)
+    writer = writer_of(root, sends_heartbeats=False)
+    writer.publish([one(0)])
+    for _ in range(2):
+        applier.step()
+    for _ in range(3):
+        now_s += 100  # heartbeats, a new writer and missing epochs are looked for again
+        epoch = writer.publish([one(0)])
+        applier.announced(1, epoch)
+        proxy.taken()
+        requests.clear()
+        assert applier.step()  # there is more to do
+        assert applier.last_report["applied"] == epoch
+        assert sorted(requests[0]) == sorted([f"{epoch}.json", "2.json"])
+        proxy.taken()
+        applier.step()
+        assert any("/heartbeats/" in path for _, path in proxy.taken())
+    applier.close()
+
+
 def test_an_epoch_of_the_next_writer_is_found_without_an_announcement(
     monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed
 ) -> None:
