@@ -82,7 +82,7 @@ def test_a_month_costs_little(
             if every_s is not None and math.floor(now_s) % every_s == 0:
                 epoch = writer.publish([Change("count", Op.PUT, b"job:count:a", None, b"%d" % int(now_s))])
                 if is_told:
-                    os.write(writing, b"look\n")
+                    os.write(writing, b"epoch 1 %d\n" % epoch)
                     return lines, [], []
         return [], [], []
 
