@@ -31,6 +31,7 @@ from resp_server.execution.long_requests import first_portion, may_run_unsplit, 
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.forwarding.answers import (
     Answer,
+    Called,
     ReplyFuture,
     SeenEpochs,
     Turns,
@@ -673,32 +674,36 @@ class ProxyDispatcher(Dispatcher):
                 return None
             return reply
         if isinstance(reply, Pending):
-            self.on_resolved(context, reply, partial(batch.put, batch.expect(context.session.is_silent)))
+            batch.answer(partial(self.resolved, context, reply), context.session.is_silent)
             return None
         assert isinstance(reply, bytes)
         batch.add(b"" if context.session.is_silent else reply)
         return None
 
-    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with a pending reply once it is resolved, or with an error after its time limit."""
+    async def resolved(self, context: CommandContext, pending: Pending) -> Answer:
+        """Return a pending reply once it is resolved, or after its time limit an error."""
+        await Called(partial(_call_when_resolved, pending))
+        try:
+            return Answer(self.pending_reply(context, pending))
+        except Exception as error:
+            return Answer(self.error_reply(error))
 
-        def answer() -> None:
-            late.cancel()
-            pending.when_resolved(None)
-            reply: RawReply
-            try:
-                reply = self.pending_reply(context, pending)
-            except Exception as error:
-                reply = self.error_reply(error)
-            then(reply)
 
-        loop = asyncio.get_running_loop()
-        late: asyncio.Handle = loop.call_later(pending.seconds_max, answer)
-        if pending.is_resolved:
-            late.cancel()
-            late = loop.call_soon(answer)
-        else:
-            pending.when_resolved(answer)
+def _call_when_resolved(pending: Pending, then: Callable[[], None]) -> None:
+    """Call back once a reply is resolved, or after its time limit."""
+
+    def end() -> None:
+        late.cancel()
+        pending.when_resolved(None)
+        then()
+
+    loop = asyncio.get_running_loop()
+    late: asyncio.Handle = loop.call_later(pending.seconds_max, end)
+    if pending.is_resolved:
+        late.cancel()
+        late = loop.call_soon(end)
+    else:
+        pending.when_resolved(end)
 
 
 def _fits(route: CommandRoute, request: Request) -> bool:

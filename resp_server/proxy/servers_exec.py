@@ -18,7 +18,7 @@ from functools import partial
 
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
-from resp_server.forwarding.answers import Answer, Called, ReplyFuture, Turns, all_of, in_steps
+from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.errors import TryAgainError
@@ -136,9 +136,7 @@ class ServersExec(BackendExec):
         if isinstance(reply, Sliced):
             return await in_steps(self._encoded(reply), self._defer)
         if isinstance(reply, Pending):
-            resolved = ReplyFuture()
-            self._commands.on_resolved(self._context, reply, partial(resolved.put, 0))
-            return (await resolved).reply
+            return (await self._commands.resolved(self._context, reply)).reply
         return reply
 
     def _encoded(self, reply: Sliced) -> Steps[bytes]:

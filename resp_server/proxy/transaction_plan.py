@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 from resp_server.command.policy import RequestPolicy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import NOTHING_RUN
-from resp_server.forwarding.answers import ReplyFuture
+from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
@@ -57,8 +57,8 @@ class QueuedCommands(Protocol):
     def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
         """Return the reply to a queued command; it may be pending, or in steps."""
 
-    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
-        """Call back with a pending reply after it is resolved."""
+    async def resolved(self, context: CommandContext, pending: Pending) -> Answer:
+        """Return a pending reply once it is resolved, or after its time limit an error."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""

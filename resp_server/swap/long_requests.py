@@ -21,7 +21,6 @@ from resp_server.forwarding.answers import Answer, ask, in_steps, joined, starte
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer
-from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import BATCH_BYTES_MAX, ReplyBatch
@@ -72,9 +71,6 @@ class Dispatches(Protocol):
 
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
-
-    def on_resolved(self, context: CommandContext, pending: Pending, then: Callable[[RawReply], object]) -> None:
-        """Call back with the reply of a pending request, after its time limit with an error."""
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""

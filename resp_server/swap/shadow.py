@@ -23,7 +23,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.policy import Role
-from resp_server.forwarding.answers import Answer, Answering
+from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, STEPS_NS_MAX, Defer, ReplySink
@@ -32,7 +32,7 @@ from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.requests import ServerRequest
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.swap.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.routing import Route, Shadowed
@@ -69,7 +69,8 @@ class Shadow:
     ) -> None:
         self._applications, self.target_of, self.job_of = applications, target_of, job_of
         self._defer = defer
-        self._complete: deque[Comparison] = deque()
+        self._complete: deque[Callable[[], None]] = deque()
+        self.is_stopped = False
         self._counts: dict[Rule, ShadowCounts] = {}
         self._running: set[Comparison] = set()
         self._followed: set[Comparison] = set()
@@ -137,7 +138,7 @@ class Shadow:
             else:
                 comparison = Comparison(self, counts, each, routed, protocol, upstream)
                 self._running.add(comparison)
-                comparison.start(item)
+                in_background(comparison.run(item))
 
     def send_to_states(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = STATE) -> None:
         """Send a read to the states."""
@@ -145,18 +146,18 @@ class Shadow:
         cluster = self._applications.each[number]
         cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
-    def add_complete(self, comparison: Comparison) -> None:
-        """Evaluate a comparison that has both replies, in a later turn: many may be complete at once."""
-        self._complete.append(comparison)
+    def in_turn(self, then: Callable[[], None]) -> None:
+        """Call back in a later turn, in which some comparisons go on: many may be complete at once."""
+        self._complete.append(then)
         if len(self._complete) == 1:
-            self._defer(self._evaluate)
+            self._defer(self._go_on)
 
-    def _evaluate(self) -> None:
+    def _go_on(self) -> None:
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         while self._complete and perf_counter_ns() < ends_ns:
-            self._complete.popleft().evaluate()
+            self._complete.popleft()()
         if self._complete:
-            self._defer(self._evaluate)
+            self._defer(self._go_on)
 
     def follow(self, comparison: Comparison) -> bool:
         """Keep a comparison whose difference counts; False if there are too many."""
@@ -173,8 +174,7 @@ class Shadow:
 
     def stop(self) -> None:
         """End all comparisons."""
-        for each in [*self._running, *self._followed]:
-            each.stop()
+        self.is_stopped = True
 
     def rows(self) -> Reply:
         """Return a map for each rule: its counts and its last differences."""
@@ -208,7 +208,7 @@ class QueuedRead(NamedTuple):
     upstream: Upstream
 
 
-class Comparison(ReplySink):
+class Comparison:
     """The comparison of one read: first with the client's reply, in each retry with new replies of both sides."""
 
     def __init__(
@@ -222,90 +222,72 @@ class Comparison(ReplySink):
     ) -> None:
         self._shadow, self._counts, self._shadowed = shadow, counts, shadowed
         self._routed, self._protocol, self._upstream = routed, protocol, upstream
-        self._first: _Replies | None = None
-        self._next_s = FIRST_RETRY_S  # the time of the next retry, from the first replies
-        self._sample: Difference | None = None
-        self._replies: list[bytes | None] = [None, None]
-        self._epochs = NO_EPOCHS
-        self._retry: asyncio.TimerHandle | None = None
 
-    def start(self, upstream_reply: bytes) -> None:
+    async def run(self, upstream_reply: bytes) -> None:
         """Compare a reply of the upstream with the state's."""
-        self._replies[UPSTREAM] = upstream_reply
         try:
-            self._request_state()
-        except Exception as error:
-            self.fail(STATE, error)
+            await self._run(upstream_reply)
+        finally:
+            self._shadow.ended(self)
 
-    def stop(self) -> None:
-        """End the comparison."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._shadow.ended(self)
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        try:
-            if index == STATE:
-                convert = self._shadowed.convert
-                reply, self._epochs = reply if convert is None else convert([reply]), epochs
-            text = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
-            is_nil = self._routed.policy.role is Role.MGET and text.startswith(WRONG_TYPE)  # it is read by GET
-            self._replies[index] = b"$-1\r\n" if is_nil else text
-            if None not in self._replies:
-                self._shadow.add_complete(self)
-        except Exception as error:
-            self.fail(index, error)
-
-    def evaluate(self) -> None:
-        """Compare both replies."""
-        try:
-            upstream, state = self._replies[UPSTREAM] or b"", self._replies[STATE] or b""
-            if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
-                self._end_failed()
-            else:
-                self._compare(_Replies(time.monotonic(), self._epoch(), upstream, state))
-        except Exception as error:
-            internal_error(error)
-            self.fail(STATE, error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._end_failed()
-
-    def _end_failed(self) -> None:
-        self._counts.failed += self._sample is None  # otherwise it was counted as a difference
-        self.stop()
-
-    def _request_state(self) -> None:
-        self._shadow.send_to_states(self._shadowed.state_key, self._shadowed.request, self._protocol, self)
-
-    def _compare(self, now: _Replies) -> None:
-        outcome = self._outcome(now.upstream, now.state)
-        if self._first is None:
-            self._first = now
-            if outcome is not Outcome.EQUAL:
-                self._retry_later(now)
-                return
-        behind = self._behind(self._first, now, outcome)
-        if behind is not None:
-            lag = _lag(behind, self._first, now)
-            self._counts.lags[behind].add(lag)
-            if self._sample is not None:
-                self._sample.lag = lag
-        if behind is not None or outcome is Outcome.EQUAL:
-            self._count(Outcome.EQUAL)
-            self.stop()
+    async def _run(self, upstream_reply: bytes) -> None:
+        first, counts, sample = await self._both_replies(upstream_reply), self._counts, None
+        if first is None:
+            counts.failed += 1
             return
-        if self._next_s > COUNTS_AFTER_S and self._sample is None:
-            self._count(outcome)
-            self._sample = self._difference(outcome, now)
-            self._counts.samples.append(self._sample)
-            if not self._shadow.follow(self):
-                self.stop()
+        if self._outcome(first.upstream, first.state) is Outcome.EQUAL:
+            counts.count(Outcome.EQUAL)
+            return
+        next_s = FIRST_RETRY_S  # from the first replies
+        while next_s <= LAST_RETRY_S:
+            pause_s = first.at_s + next_s - time.monotonic()
+            await Called(partial(asyncio.get_running_loop().call_later, pause_s))
+            next_s *= 2
+            now = None if self._shadow.is_stopped else await self._both_replies()
+            if now is None:
+                counts.failed += sample is None  # otherwise it was counted as a difference
                 return
-        if self._next_s > LAST_RETRY_S:
-            self.stop()
-        else:
-            self._retry_later(self._first)
+            outcome = self._outcome(now.upstream, now.state)
+            behind = self._behind(first, now, outcome)
+            if behind is not None:
+                lag = _lag(behind, first, now)
+                counts.lags[behind].add(lag)
+                if sample is not None:
+                    sample.lag = lag
+            if behind is not None or outcome is Outcome.EQUAL:
+                if sample is None:
+                    counts.count(Outcome.EQUAL)
+                return
+            if next_s > COUNTS_AFTER_S and sample is None:
+                counts.count(outcome)
+                sample = self._difference(outcome, now)
+                counts.samples.append(sample)
+                if not self._shadow.follow(self):
+                    return
+
+    async def _both_replies(self, upstream_reply: bytes | None = None) -> _Replies | None:
+        """Return the replies of both sides; None: a side has replied an error. upstream_reply: one that is known."""
+        read, routed = self._shadowed, self._routed
+        try:
+            if upstream_reply is None:
+                from_upstream = ReplyFuture()
+                self._upstream.send_request(0, self._protocol, routed, read.upstream_request, from_upstream, 0)
+            from_states = ReplyFuture()
+            self._shadow.send_to_states(read.state_key, read.request, self._protocol, from_states)
+            answer = await from_states
+            state = self._text(answer.reply if read.convert is None else read.convert([answer.reply]))
+            upstream = self._text((await from_upstream).reply if upstream_reply is None else upstream_reply)
+        except Exception:
+            return None
+        if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
+            return None
+        await Called(self._shadow.in_turn)
+        return _Replies(time.monotonic(), self._epoch(answer.epochs), upstream, state)
+
+    def _text(self, reply: RawReply) -> bytes:
+        text = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
+        is_nil = self._routed.policy.role is Role.MGET and text.startswith(WRONG_TYPE)  # it is read by GET
+        return b"$-1\r\n" if is_nil else text
 
     def _outcome(self, upstream: bytes, state: bytes) -> Outcome:
         return outcome_of(self._shadowed.name, upstream, state, self._shadowed.rule.tolerance)
@@ -322,39 +304,15 @@ class Comparison(ReplySink):
             return "upstream"
         return "state" if self._outcome(first.upstream, now.state) is Outcome.EQUAL else None
 
-    def _count(self, outcome: Outcome) -> None:
-        if self._sample is None:
-            self._counts.compared += 1
-            self._counts.outcomes[outcome] += 1
-
     def _difference(self, outcome: Outcome, now: _Replies) -> Difference:
         read = self._shadowed
         upstream, state = shown_replies(read.name, now.upstream, now.state, read.rule.tolerance)
         command = shown_request(read.upstream_request)
         return Difference(outcome, read.key, command, upstream, state, now.epoch, time.monotonic())
 
-    def _retry_later(self, first: _Replies) -> None:
-        pause_s = first.at_s + self._next_s - time.monotonic()
-        self._next_s *= 2
-        self._retry = asyncio.get_running_loop().call_later(pause_s, self._request_both)
-
-    def _request_both(self) -> None:
-        self._retry, self._replies = None, [None, None]
-        try:
-            self._upstream.send_request(
-                0, self._protocol, self._routed, self._shadowed.upstream_request, self, UPSTREAM
-            )
-            self._request_state()
-        except Exception as error:
-            self.fail(UPSTREAM, error)
-
-    def _epoch(self) -> int | None:
+    def _epoch(self, epochs: ReplyEpochs) -> int | None:
         job = self._shadow.job_of(self._shadowed.state_key)
-        each: Epochs
-        for each in self._epochs:
-            if job is not None and job in each:
-                return each[job][1]
-        return None
+        return next((each[job][1] for each in epochs if job is not None and job in each), None)
 
 
 class _Replies(NamedTuple):

@@ -97,6 +97,11 @@ class ShadowCounts:
     failed: int = 0
     samples: deque[Difference] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
 
+    def count(self, outcome: Outcome) -> None:
+        """Count a comparison."""
+        self.compared += 1
+        self.outcomes[outcome] += 1
+
     def fields(self) -> Mapping[str, int]:
         """Return the counts by name."""
         return {

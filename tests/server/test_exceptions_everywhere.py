@@ -183,9 +183,7 @@ GUARDS = {
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
     "execution/context.py:ServerContext.attempt",
-    "forwarding/reply_stages.py:ReplyStage.attempt",
     "proxy/batch.py:ReplyBatch.put",
-    "proxy/dispatcher.py:ProxyDispatcher.on_resolved.<locals>.answer",
     "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
 
