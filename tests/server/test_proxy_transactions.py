@@ -251,6 +251,19 @@ def test_an_exec_that_runs_nothing_as_a_watched_key_has_changed_is_no_error(prot
     assert transaction.is_aborted and result_of(transaction.read()) is None
 
 
+def test_an_exec_is_refused_when_its_user_may_not_run_a_queued_command_any_more(cluster: Cluster) -> None:
+    with cluster.proxy.connect() as client, cluster.proxy.connect() as admin:
+        assert not admin.call("ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all").is_error
+        assert not client.call("AUTH", "ada", "secret").is_error
+        client.call("MULTI")
+        assert client.call("GET", KEYS[0]).value == b"QUEUED"
+        admin.call("ACL", "SETUSER", "ada", "-get")
+        refused = client.call("EXEC").raw
+        assert refused.startswith(b"-EXECABORT Transaction discarded because of: NOPERM ACLs rules changed")
+        assert refused.endswith(b" no permission to execute the command or subcommand\r\n")
+        admin.call("ACL", "DELUSER", "ada")
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster: Cluster, protocol: int) -> None:
     client = Redis(port=cluster.proxy.port, protocol=protocol)
@@ -278,6 +291,24 @@ def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster
         watching.get(STILL[0])
         assert watching.execute() == [b"still"]
     client.close()
+
+
+def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_server(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack)
+        with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
+            gets = [(b"GET", cluster.of(0)), (b"GET", cluster.of(1))]
+            assert transaction(client, *gets).value
+            process = cluster.servers[0].process
+            process.send_signal(signal.SIGSTOP)
+            client.send(requests([(b"MULTI",), *gets, (b"EXEC",)]))
+            for _ in range(3):  # the proxy has sent the transaction then
+                assert not other.call("GET", cluster.of(1)).is_error
+            process.kill()
+            process.wait()
+            cluster.start(0)
+            *_, reply = [client.read() for _ in range(4)]
+            assert [each.value for each in reply.value] == [b"%d" % cluster.epoch] * 2
 
 
 def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_half_answered(cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
 from tests.server.swap import STATES, VALUES, Swap
 
 
@@ -161,6 +162,33 @@ def test_an_exec_whose_watch_is_lost_while_states_are_read_writes_nothing(swap: 
         assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]  # the states have answered both
         eventually(lambda: other.call("SET", "a", "1").plain == b"OK")
         assert direct.call("EXISTS", "b").plain == 0
+
+
+def test_keys_are_listed_within_exec_at_the_epoch_of_its_reads_or_later(swap: Swap, direct: Connection) -> None:
+    at_first = next(key for key in VALUES if key.startswith(b"job:") and slot_of(key) <= 8191)
+    added = next(key for key in (b"job:speed:%d" % number for number in range(100, 200)) if slot_of(key) > 8191)
+    with (
+        LogWriter(swap.log, "job", STATES, "first") as writer,
+        swap.proxy.connect() as client,
+        swap.proxy.connect() as other,
+    ):
+        late = swap.nodes[1].process
+        late.send_signal(signal.SIGSTOP)
+        try:
+            writer.publish([Change("speed", Op.PUT, key, value=b"new") for key in (at_first, added)])
+            eventually(lambda: other.call("GET", at_first).plain == b"new")  # the other server is an epoch behind
+            lines = ["MULTI", f"GET {at_first.decode()}", f"KEYS {added.decode()}", "EXEC"]
+            client.send(b"".join(request(*line.split(" ")) for line in lines))
+            for _ in range(5):  # the proxy has asked for the keys then, unless it waits for the epoch
+                assert other.call("GET", at_first).plain == b"new"
+        finally:
+            late.send_signal(signal.SIGCONT)
+        try:
+            assert [client.read().plain for _ in lines][-1] == [b"new", [added]]
+        finally:
+            old = Change("speed", Op.PUT, at_first, value=VALUES[at_first])
+            writer.publish([old, Change("speed", Op.DELETE, added)])
+            eventually(lambda: other.call("MGET", at_first, added).plain == [VALUES[at_first], None])
 
 
 def test_a_watching_client_keeps_its_connection(swap: Swap, direct: Connection) -> None:
