@@ -1,7 +1,7 @@
 """Requests to servers, and the sinks of their replies. Connections are elsewhere.
 
-A `ReplyBatch` is the sink of a client's requests; each request has an index in it. Stages may stand between that sink
-and the servers (`forwarding/reply_stages.py`). A stage merges several replies into one.
+A `ReplyBatch` is the sink of a client's requests; each request has an index in it. A `ReplyFuture` is the sink of a
+request that a coroutine waits for (`forwarding/answers.py`).
 """
 
 from __future__ import annotations
