@@ -129,7 +129,7 @@ class Parameters:
         return None if self.each and self.each[-1].is_repeated else len(self.each)
 
     @cached_property
-    def is_plain(self) -> bool:
+    def needs_no_conversion(self) -> bool:
         """Whether no argument is converted."""
         return all(each.convert is None for each in self.each)
 

@@ -81,9 +81,9 @@ class Command:
     @cached_property
     def _takes_words(self) -> bool:
         """Whether the function takes all words after the name unchanged, in the exact number of the arity."""
-        declared = self.handler
-        is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
-        return is_plain and self.facts.arity > 0
+        parameters = None if self.handler is None else self.handler.parameters
+        takes_bytes = parameters is not None and parameters.needs_no_conversion and not parameters.has_name
+        return takes_bytes and self.facts.arity > 0
 
     def execute(self, context: Any, requests: Sequence[Sequence[bytes]]) -> list[Reply]:
         """Run the command for one or more of the requests, from the first on; return the replies to these.
@@ -102,7 +102,7 @@ class Command:
             return [body(context, *words)]
         if parameters.count_max is not None:
             check_count(parameters, self.name, request)
-        arguments = words if parameters.is_plain else parameters.convert(words)
+        arguments = words if parameters.needs_no_conversion else parameters.convert(words)
         return [body(context, request[0], *arguments) if parameters.has_name else body(context, *arguments)]
 
 

@@ -100,8 +100,8 @@ class _CompiledPiece(NamedTuple):
 
     @classmethod
     def of(cls, piece: Sequence[frozenset[int]]) -> _CompiledPiece:
-        is_plain = all(len(each) == 1 for each in piece)
-        return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_plain else None)
+        is_literal = all(len(each) == 1 for each in piece)
+        return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_literal else None)
 
     def is_at(self, text: bytes, at: int) -> bool:
         """Return whether the piece matches at a position of a text that is long enough."""

@@ -136,7 +136,7 @@ class Session(SessionFields):
     def _update_flags(self) -> None:
         """Update the fields that are derived from others."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
-        is_plain = (
+        is_forwardable = (
             self.is_authenticated
             and self.reply_mode is ReplyMode.ON
             and self.user.rate_limiter is None
@@ -147,8 +147,8 @@ class Session(SessionFields):
             and self.subscriptions is None
         )
         has_no_checks = self.tracking_state is None and self.user.is_unrestricted
-        self.can_be_forwarded = is_plain and has_no_checks
-        self.can_use_checked_fast_path = is_plain and self.db == 0
+        self.can_be_forwarded = is_forwardable and has_no_checks
+        self.can_use_checked_fast_path = is_forwardable and self.db == 0
         self.can_use_fast_path = self.can_be_forwarded and self.db == 0
 
     def begin_transaction(self) -> None:

@@ -302,7 +302,7 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
     if len(fields) > 1 and MAP_KEY not in used:
         parts.append(Column(MAP_KEY, pa.string(), KEY, (1,), is_json=True))
     default = default_value_columns(
-        [ValueField(each.name, is_window(each.kind), is_plain(each.kind) or is_nested(each.kind)) for each in raw],
+        [ValueField(each.name, is_window(each.kind), is_scalar(each.kind) or is_nested(each.kind)) for each in raw],
         _names(by_name),
         used,
         is_session=state.form is StateForm.SESSION,
@@ -389,14 +389,14 @@ def _with_text_forms(columns: Sequence[Column]) -> list[Column]:
     """Append the position to names that several key parts share; convert parts that have no text form to JSON."""
     result = []
     for column, name in zip(columns, distinct_names(_names(columns)), strict=True):
-        if is_plain(column.kind):
+        if is_scalar(column.kind):
             result.append(replace(column, name=name))
             continue
         result.append(replace(column, name=name, kind=pa.string(), is_json=True))
     return result
 
 
-def is_plain(kind: pa.DataType) -> bool:
+def is_scalar(kind: pa.DataType) -> bool:
     """Return whether values of a type have a text form."""
     return any(
         is_kind(kind)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_plain, source_of, variable_of
+from state_backend.attach.columns import AnyColumn, Columns, is_nested, is_scalar, source_of, variable_of
 from state_backend.attach.states import DELETED, EXPIRE_AT, ORDER, RESETS, AttachedState, descriptor_of, key_columns_of
 from state_backend.checkpoint.records import RecordType
 from state_backend.checkpoint.spark_types import type_name
@@ -191,7 +191,7 @@ def _check_value(column: AnyColumn, descriptor: StateDescriptor, subject: str) -
         raise DescriptorError(f"{named}, and an element of a list is no array; choose another column with value=")
     if descriptor.encoding is Encoding.BINARY and not pa.types.is_binary(column.kind):
         raise DescriptorError(f"{named}, but encoding='binary' takes binary columns; use encoding='text'")
-    if not (is_plain(column.kind) or is_nested(column.kind)):
+    if not (is_scalar(column.kind) or is_nested(column.kind)):
         raise DescriptorError(f"{named}, which has no values; leave it out with value=")
 
 
@@ -209,7 +209,7 @@ def _check_key_expressions(columns: Columns, descriptor: StateDescriptor) -> Non
                 f"{named}, by {each.text!r}; it may use only {', '.join(of_key)}, because rows that delete "
                 f"have no value"
             )
-        if not is_plain(each.kind):
+        if not is_scalar(each.kind):
             raise DescriptorError(f"{named}, of the type {each.kind}, which has no text form")
 
 

@@ -41,8 +41,8 @@ def test_arguments_are_converted_as_annotated() -> None:
 
 
 def test_texts_are_taken_as_they_are_sent() -> None:
-    assert Parameters.of(many).is_plain
-    assert not Parameters.of(fixed).is_plain
+    assert Parameters.of(many).needs_no_conversion
+    assert not Parameters.of(fixed).needs_no_conversion
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Writes many plain values and small maps together: the hot path of an epoch.
+"""Writes many values and small maps together: the hot path of an epoch.
 
-A change is plain if it puts or folds a value that never expires, and the key has no record or one of the same state.
-With the compiled core, a change that puts a full small map is plain, too, unless events of keys are recorded. All other
-changes take the general path, `LmdbTransaction.apply`.
+A change takes this path if it puts or folds a value that never expires, and the key has no record or one of the same
+state. With the compiled core, so does a change that puts a full small map, unless events of keys are recorded. All
+other changes take the general path, `LmdbTransaction.apply`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ NEW_VALUE, CHANGED_VALUE = bytes((KeyEvent.NEW, KeyEvent.SET)), bytes((KeyEvent.
 ROWS_MAX = 65_536
 
 
-class PlainValues:
-    """Writes plain changes, and returns the others. `states` may grow between two calls."""
+class FastValues:
+    """Writes the changes that take the hot path, and returns the others. `states` may grow between two calls."""
 
     def __init__(self, keys: KeyWriter, states: Mapping[str, WrittenState]) -> None:
         self._keys = keys
         self._states = states
         self._last_position = -1  # the last position of all runs that `put_runs` wrote
 
-    def is_plain(self, run: pa.RecordBatch) -> bool:
+    def takes(self, run: pa.RecordBatch) -> bool:
         """Return whether the changes of a run are all PUTs, or all FOLDs, of values of one state that never expire."""
         if not run.num_rows:
             return False
@@ -63,7 +63,7 @@ class PlainValues:
         )
 
     def put_run(self, run: pa.RecordBatch) -> pa.RecordBatch:
-        """Write the plain changes of a run for which `is_plain` is true; return the others.
+        """Write the changes of a run that `takes` accepts; return the others.
 
         Of several changes at one position only the first is written: the general path applies the others, in their
         order. With events of keys it applies all of them: the events describe the difference that all make. Used for
@@ -112,7 +112,7 @@ class PlainValues:
         return run.take(pa.array(remaining, pa.int64()))
 
     def put_runs(self, runs: list[pa.RecordBatch], pages: Pages) -> list[pa.RecordBatch]:
-        """Write the plain changes of some runs in the store's order, with the compiled core; return the others.
+        """Write the changes of some runs in the store's order, with the compiled core; return the others.
 
         Args:
             pages: The pages of the version that the transaction began with.
@@ -150,7 +150,7 @@ class PlainValues:
         ]
 
     def _tags(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Return number | form << 16 for each state of a run's dictionary; -1 for a state without plain changes."""
+        """Return number | form << 16 for each state of a run's dictionary; -1 for a state without changes of the hot path."""
         import numpy as np
 
         forms = {Kind.VALUE: VALUE} | ({Kind.MAP: SMALL_MAP} if self._keys.events is None else {})
@@ -181,7 +181,7 @@ class PlainValues:
                 keys.events.add(name, NEW_VALUE if is_new else CHANGED_VALUE)
 
     def _folded(self, keys: list[bytes], values: list[bytes], state: WrittenState) -> list[bytes]:
-        """Return the results of a plain run of FOLDs. Of several rows at a position only the first result is valid."""
+        """Return the results of a run of FOLDs. Of several rows at a position only the first result is valid."""
         assert state.reduction is not None
         get, fold = self._keys.records.get, state.reduction.fold
         headers: dict[int, bytes] = {}
@@ -203,7 +203,7 @@ class PlainValues:
     def _selected(
         self, keys: list[bytes], values: list[bytes], state: WrittenState
     ) -> tuple[list[bytes], list[tuple[bytes, bytes | None]]]:
-        """Return what the keys hold after a plain run of FOLDs by an order, and (name, order) of each row.
+        """Return the contents of keys after a run of FOLDs by an order, and (name, order) of each row.
 
         The order is None for a row that is not kept: its key holds the value that it had.
         """
