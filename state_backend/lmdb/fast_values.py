@@ -150,7 +150,7 @@ class FastValues:
         ]
 
     def _tags(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
-        """Return number | form << 16 for each state of a run's dictionary; -1 for a state that takes the general path."""
+        """Return number | form << 16 for each state of a run; -1 for a state whose changes take the general path."""
         import numpy as np
 
         forms = {Kind.VALUE: VALUE} | ({Kind.MAP: SMALL_MAP} if self._keys.events is None else {})
