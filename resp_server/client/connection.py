@@ -36,7 +36,7 @@ from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.net.transports import isolated, unread_bytes
-from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
+from resp_server.protocol.errors import GenericError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
@@ -398,7 +398,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Tell whether no request waits for its reply, not even in the socket; a blocking command does not count."""
+        """Return whether no request waits for its reply, not even in the socket; a blocking command does not count."""
         if self.is_blocked:
             return True
         is_waiting = self._next_turn is not None or self._pending is not None or self._stream is not None
@@ -414,7 +414,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_following(self) -> bool:
-        """Tell whether the client follows the server's epochs (STATE FOLLOW)."""
+        """Return whether the client follows the server's epochs (STATE FOLLOW)."""
         return self.session.epoch_feed is not None and not self._transport.is_closing()
 
     @isolated
@@ -439,7 +439,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether the client reads its output."""
+        """Return whether the client reads its output."""
         return self._is_writable
 
     @isolated
@@ -495,7 +495,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self.abort(f"a reply in steps was not complete after {age_ms} ms")
         else:
             self._end_stream()
-            error = PlainError(
+            error = GenericError(
                 f"the reply was not complete after {age_ms} ms, the longest time for which it may pin its epoch"
             )
             self._send([self._dispatcher.error_reply(error), *self._pop_delayed_pushes()])
@@ -504,7 +504,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_polled(self) -> bool:
-        """Tell whether the compiled core polls this connection's socket."""
+        """Return whether the compiled core polls this connection's socket."""
         return self._is_polled
 
     @property
@@ -519,7 +519,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_delegated(self) -> bool:
-        """Tell whether the hop sends the replies now."""
+        """Return whether the hop sends the replies now."""
         return self._pending is DELEGATED_REPLIES
 
     def end_delegation(self) -> bool:
@@ -529,13 +529,13 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether no input and no push is buffered, the client reads its output, and the server is not ending."""
+        """Return whether no input or push is buffered, the client reads its output, and the server is not ending."""
         is_open = self._is_reading and self._is_writable and not self._is_finishing
         return is_open and not (self.input or self._delayed_pushes or self._is_ending)
 
     @property
     def takes_requests(self) -> bool:
-        """Tell whether the hop may answer further requests: the client reads its output, and neither side is ending."""
+        """Return whether the hop may answer more requests: the client reads its output, and neither side is ending."""
         return self._is_writable and not (self._is_ending or self._is_finishing)
 
     def send_delayed_pushes(self) -> None:
@@ -565,7 +565,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether a blocking command of the client waits; all replies before it are sent."""
+        """Return whether a blocking command of the client waits; all replies before it are sent."""
         return self._pending is not None and self._pending.is_blocking
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -720,7 +720,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         return True
 
     def _has_more(self) -> bool:
-        """Tell whether there are further requests to answer."""
+        """Return whether there are further requests to answer."""
         return bool(self._requests or (self.input and not self._has_partial_request) or self._parser.has_more)
 
     def _add_pushes_around_stream(self, before: int, out: list[bytes]) -> None:

@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from resp_server.command.spec import CommandSpec
-from resp_server.protocol.errors import PlainError, not_an_integer, wrong_arity, wrong_subcommand
+from resp_server.protocol.errors import GenericError, not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 
 Body = Callable[..., Reply]
@@ -76,16 +76,16 @@ def is_integer(word: bytes) -> bool:
 
 
 def integer(word: bytes) -> int:
-    """Return a word as a 64-bit number; PlainError if it is not one."""
+    """Return a word as a 64-bit number; GenericError if it is not one."""
     if not is_integer(word):
         raise not_an_integer()
     return int(word)
 
 
 def integer_at_least(word: bytes, minimum: int, error: str) -> int:
-    """Return a word as a 64-bit number; PlainError with this text if it is below the minimum, or is no number."""
+    """Return a word as a 64-bit number; GenericError with this text if it is below the minimum, or is no number."""
     if not is_integer(word) or int(word) < minimum:
-        raise PlainError(error)
+        raise GenericError(error)
     return int(word)
 
 
@@ -230,7 +230,7 @@ def handlers_in(module: ModuleType) -> list[CommandHandler]:
 
 
 def check_count(declared: Parameters, name: str, request: Sequence[bytes]) -> None:
-    """Raise PlainError for too many arguments. The arity has no maximum; in Redis each command checks that itself."""
+    """Raise GenericError for too many arguments. The arity has no maximum; in Redis each command checks that itself."""
     container, bar, _ = name.partition("|")
     if declared.count_max is not None and len(request) > declared.count_max + 1 + len(bar):
         raise wrong_subcommand(container, request[1]) if bar else wrong_arity(name)

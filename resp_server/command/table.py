@@ -60,7 +60,7 @@ class Command:
         return self.handler is not None or any(each.is_served for each in self.subcommands.values())
 
     def check_arity(self, request: Sequence[bytes]) -> None:
-        """Raise PlainError if the number of words does not match the arity."""
+        """Raise GenericError if the number of words does not match the arity."""
         arity = self.facts.arity
         if len(request) != arity if arity > 0 else len(request) < -arity:
             raise wrong_arity(self.name)
@@ -169,7 +169,7 @@ class CommandTable:
         return lines
 
     def find(self, request: Sequence[bytes]) -> Command:
-        """Return the command, or subcommand, that a request names; PlainError if there is none."""
+        """Return the command, or subcommand, that a request names; GenericError if there is none."""
         found = self._commands.get(request[0].lower())
         if found is None:
             raise unknown_command(request)

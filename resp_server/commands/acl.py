@@ -16,7 +16,7 @@ from resp_server.acl.users import UserChange, UserChangeResult
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, ReplyError, client_text
+from resp_server.protocol.errors import GenericError, ReplyError, client_text
 from resp_server.protocol.replies import OK, Reply, ReplySet
 
 GENPASS_BITS = 256
@@ -69,7 +69,7 @@ def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
         return [each.encode() for each in CATEGORIES]
     category_name = category.decode("latin-1").lower()
     if category_name not in CATEGORIES:
-        raise PlainError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")
+        raise GenericError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")
     commands = context.server.table.with_subcommands()
     return [each.name.encode() for each in commands if f"@{category_name}" in each.facts.acl_categories]
 
@@ -109,7 +109,7 @@ def _change(context: CommandContext, change: UserChange) -> Reply:
 
 def _checked(outcome: UserChangeResult) -> UserChangeResult:
     if outcome.error is not None:
-        raise PlainError(outcome.error)
+        raise GenericError(outcome.error)
     return outcome
 
 
@@ -117,7 +117,7 @@ def _checked(outcome: UserChangeResult) -> UserChangeResult:
 def acl_genpass(context: CommandContext, bits: int = GENPASS_BITS) -> bytes:
     """Generates a pseudorandom, secure password that can be used to identify ACL users."""
     if not 0 < bits <= GENPASS_BITS_MAX:
-        raise PlainError(
+        raise GenericError(
             f"ACL GENPASS argument must be the number of bits for the output password, a positive number up to "
             f"{GENPASS_BITS_MAX}"
         )
@@ -130,7 +130,7 @@ def acl_dryrun(context: CommandContext, name: bytes, *words: OneOrMore) -> Reply
     """Simulates the execution of a command by a user, without executing the command."""
     user = context.server.users.get(name)
     if user is None:
-        raise PlainError(f"User '{client_text(name)}' not found")
+        raise GenericError(f"User '{client_text(name)}' not found")
     target = _command_of(context, words)
     target.check_arity(words)
     denial = user.denial(target, words)
@@ -141,7 +141,7 @@ def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
     try:
         return context.server.table.find(words)
     except ReplyError:
-        raise PlainError(f"Command '{client_text(words[0])}' not found") from None
+        raise GenericError(f"Command '{client_text(words[0])}' not found") from None
 
 
 def _denial_text(user: User, target: Command, words: Sequence[bytes], denial: Denial) -> bytes:

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, size_of, sliced_reply
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
+from resp_server.protocol.errors import GenericError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Value
@@ -35,7 +35,7 @@ def bit_offset(word: bytes, bits: int = 0) -> int:
     if is_nth:
         number = (number * bits + 2**63) % 2**64 - 2**63  # a signed 64-bit product overflows like this in C
     if not 0 <= number <= OFFSET_MAX:
-        raise PlainError("bit offset is not an integer or out of range")
+        raise GenericError("bit offset is not an integer or out of range")
     return number
 
 
@@ -137,7 +137,7 @@ def _result_of_chunks(
 def bitpos(context: ReadContext, key: bytes, bit: int, *words: bytes) -> Reply:
     """Finds the first set (1) or clear (0) bit in a string."""
     if bit not in (0, 1):
-        raise PlainError("The bit argument must be 1 or 0.")
+        raise GenericError("The bit argument must be 1 or 0.")
     bits = BitRange()
     if words:
         if len(words) > 3:
@@ -186,7 +186,9 @@ class BitField(NamedTuple):
 def _field_type(word: bytes) -> tuple[bool, int]:
     found = BITFIELD_TYPE.fullmatch(word.partition(b"\0")[0])
     if found is None or not 1 <= int(found[2]) <= (64 if found[1] == b"i" else 63):
-        raise PlainError("Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is.")
+        raise GenericError(
+            "Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."
+        )
     return found[1] == b"i", int(found[2])
 
 
@@ -199,7 +201,7 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
         name, remaining = words[position].upper(), len(words) - position - 1
         if name == b"OVERFLOW" and remaining >= 1:
             if words[position + 1].upper() not in (b"WRAP", b"SAT", b"FAIL"):
-                raise PlainError("Invalid OVERFLOW type specified")
+                raise GenericError("Invalid OVERFLOW type specified")
             position += 2
             continue
         words_taken = {b"GET": 2, b"SET": 3, b"INCRBY": 3}.get(name)
@@ -215,7 +217,7 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
             yield fields
             fields = []
     if not is_read_only:
-        raise PlainError("BITFIELD_RO only supports the GET subcommand")
+        raise GenericError("BITFIELD_RO only supports the GET subcommand")
     yield fields
 
 

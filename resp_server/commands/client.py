@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from resp_server.command.handler import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, worker_query
 from resp_server.commands.connection import client_name, library_text
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, ReplyError, client_text, syntax_error
+from resp_server.protocol.errors import GenericError, ReplyError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
@@ -58,7 +58,7 @@ def client_setinfo(context: CommandContext, attribute: bytes, value: bytes) -> R
         case b"lib-ver":
             context.session.lib_ver = library_text(attribute, value)
         case _:
-            raise PlainError(f"Unrecognized option '{client_text(attribute)}'")
+            raise GenericError(f"Unrecognized option '{client_text(attribute)}'")
     return OK
 
 
@@ -133,7 +133,7 @@ def kind_of(session: Session) -> str:
 
 def _client_type(word: bytes) -> bytes:
     if word.lower() not in CLIENT_TYPES:
-        raise PlainError(f"Unknown client type '{client_text(word)}'")
+        raise GenericError(f"Unknown client type '{client_text(word)}'")
     return word.lower()
 
 
@@ -141,7 +141,7 @@ def _session_id(word: bytes) -> int:
     try:
         return integer(word)
     except ReplyError:
-        raise PlainError("Invalid client ID") from None
+        raise GenericError("Invalid client ID") from None
 
 
 def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
@@ -183,7 +183,7 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
         if not is_old_form:
             return len(killed)
         if not killed:
-            raise PlainError("No such client")
+            raise GenericError("No such client")
         return OK
 
     return context.server.gather(kill_clients, filters | {"caller": context.session.id}, merge)
@@ -197,7 +197,7 @@ def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, An
         if word is None or name not in KILL_FILTERS:
             raise syntax_error()
         if name == "user" and server.users.get(word) is None:
-            raise PlainError(f"No such user '{client_text(word)}'")
+            raise GenericError(f"No such user '{client_text(word)}'")
         filters[name] = KILL_FILTERS[name](word)
     return filters
 
@@ -206,9 +206,9 @@ def _kill_age_s(word: bytes) -> int:
     try:
         number = integer(word)
     except ReplyError:
-        raise PlainError("maxage is not an integer or out of range") from None
+        raise GenericError("maxage is not an integer or out of range") from None
     if number < 1:
-        raise PlainError("maxage should be greater than 0")
+        raise GenericError("maxage should be greater than 0")
     return number
 
 
@@ -257,13 +257,13 @@ def _passes_filters(session: Session, filters: Mapping[str, Any], now_ms: int) -
 def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") -> Reply:
     """Suspends commands processing."""
     if mode.upper() not in (b"WRITE", b"ALL"):
-        raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
+        raise GenericError("CLIENT PAUSE mode must be WRITE or ALL")
     try:
         timeout_ms = integer(timeout)
     except ReplyError:
-        raise PlainError("timeout is not an integer or out of range") from None
+        raise GenericError("timeout is not an integer or out of range") from None
     if timeout_ms < 0:
-        raise PlainError("timeout is negative")
+        raise GenericError("timeout is negative")
     until_ms = min(context.server.clock() + timeout_ms, INTEGER_MAX)
     pause = {"until_ms": until_ms, "is_for_writes": mode.upper() == b"WRITE"}
     return context.server.gather(pause_clients, pause, lambda responses: OK)
@@ -291,7 +291,7 @@ def unpause_clients(server: ServerContext, nothing: None) -> None:
 def client_unblock(context: CommandContext, client: bytes, reason: bytes = b"TIMEOUT") -> Reply:
     """Unblocks a client blocked by a blocking command from a different connection."""
     if reason.upper() not in (b"TIMEOUT", b"ERROR"):
-        raise PlainError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
+        raise GenericError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
     integer(client)  # checked after the reason, as in Redis
     return 0  # no command blocks
 

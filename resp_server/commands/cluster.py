@@ -12,13 +12,13 @@ from resp_server.cluster.topology import Node
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, sliced_reply
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.errors import PlainError, client_text, cluster_disabled
+from resp_server.protocol.errors import GenericError, client_text, cluster_disabled
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 
 def _node_view(context: CommandContext) -> NodeView:
-    """Return this node's view of the cluster; PlainError outside a cluster, before arguments are checked."""
+    """Return this node's view of the cluster; GenericError outside a cluster, before arguments are checked."""
     if context.server.is_single_node:
         return single_node(context.session.local_address)
     if context.server.cluster is None:
@@ -99,7 +99,7 @@ def cluster_replicas(context: CommandContext, node_id: bytes) -> Reply:
     node_view = _node_view(context)
     node = _node(node_view, node_id)
     if node.is_replica:
-        raise PlainError("The specified node is not a master")
+        raise GenericError("The specified node is not a master")
     return [replies.node_line(node_view, each).encode() for each in node_view.topology.replicas(node)]
 
 
@@ -120,7 +120,7 @@ def _node(node_view: NodeView, node_id: bytes) -> Node:
     for node in node_view.topology.nodes:
         if node.id.encode() == node_id:
             return node
-    raise PlainError(f"Unknown node {client_text(node_id)}")
+    raise GenericError(f"Unknown node {client_text(node_id)}")
 
 
 @command("cluster|keyslot")
@@ -136,7 +136,7 @@ def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     _keys_are_here(context)
     number = integer(slot)
     if not 0 <= number < SLOTS:
-        raise PlainError("Invalid slot")
+        raise GenericError("Invalid slot")
     return sliced_reply(
         context, lambda view: ([len(keys)] for keys in _keys_in(context.visibility_of(view), number)), int
     )
@@ -148,14 +148,14 @@ def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) ->
     _keys_are_here(context)
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
-        raise PlainError("Invalid slot or number of keys")
+        raise GenericError("Invalid slot or number of keys")
     return sliced_reply(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
 
 
 def _keys_are_here(context: CommandContext) -> None:
     _node_view(context)
     if context.server.is_single_node:
-        raise PlainError("the keys of a slot are at the upstream; ask its nodes")
+        raise GenericError("the keys of a slot are at the upstream; ask its nodes")
 
 
 def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:

@@ -10,7 +10,7 @@ from resp_server.command.keys import keys_of
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
+from resp_server.protocol.errors import GenericError, ReplyError, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode
 
@@ -111,16 +111,16 @@ def _keys(context: CommandContext, request: Sequence[bytes]) -> list[tuple[bytes
     try:
         target = context.server.table.find(request)
     except ReplyError:
-        raise PlainError("Invalid command specified") from None
+        raise GenericError("Invalid command specified") from None
     if all("not_key" in spec["flags"] for spec in target.facts.key_specs):
-        raise PlainError("The command has no key arguments")
+        raise GenericError("The command has no key arguments")
     try:
         target.check_arity(request)
     except ReplyError:
-        raise PlainError("Invalid number of arguments specified for command") from None
+        raise GenericError("Invalid number of arguments specified for command") from None
     keys = keys_of(target.facts, request) or []
     if not keys and "no_mandatory_keys" not in target.facts.flags:
-        raise PlainError("Invalid arguments specified for command")
+        raise GenericError("Invalid arguments specified for command")
     return keys
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
-from resp_server.protocol.errors import PlainError, client_text, syntax_error
+from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
 from resp_server.settings.config_values import SettingError
@@ -143,12 +143,12 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
-    """Return the new values of ServerConfig's fields; PlainError for the first invalid pair, and nothing changes."""
+    """Return the new values of ServerConfig's fields; GenericError for the first invalid pair, and nothing changes."""
     settings = settings_of(server)
     names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
-            raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
+            raise GenericError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
         if settings[name].is_immutable:
             raise _failed(client_text(as_typed), "can't set immutable config")
         if name in names[:at]:
@@ -172,8 +172,8 @@ def change_of(row: Setting, value: bytes, config: ServerConfig) -> Mapping[str, 
     return {row.name: row.joined(getattr(config, row.name), row.config.parse(value))}
 
 
-def _failed(name: str, reason: str) -> PlainError:
-    return PlainError(f"CONFIG SET failed (possibly related to argument '{name}') - {reason}")
+def _failed(name: str, reason: str) -> GenericError:
+    return GenericError(f"CONFIG SET failed (possibly related to argument '{name}') - {reason}")
 
 
 @worker_query("configure")
@@ -199,7 +199,7 @@ def config_rewrite(context: CommandContext) -> Reply:
     """Persists the effective configuration to file."""
     server = context.server
     if server.config.config_file is None:
-        raise PlainError("The server is running without a config file")
+        raise GenericError("The server is running without a config file")
     # Imported here, because it takes 20 ms, and few servers rewrite a file.
     from resp_server.commands.config_rewrite import rewrite
 

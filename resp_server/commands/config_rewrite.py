@@ -10,13 +10,13 @@ from tempfile import NamedTemporaryFile
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 
 
 def rewrite(path: str, table: str, values: Mapping[str, str]) -> None:
     """Set keys of a table of a file. The file is replaced in one step, so no reader sees half of it.
 
-    PlainError if the file cannot be read or written.
+    GenericError if the file cannot be read or written.
     """
     file = Path(path).resolve()
     try:
@@ -29,7 +29,7 @@ def rewrite(path: str, table: str, values: Mapping[str, str]) -> None:
         os.replace(temporary.name, file)
     except (OSError, UnicodeDecodeError, TOMLKitError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PlainError(f"Rewriting config file: {reason}") from None
+        raise GenericError(f"Rewriting config file: {reason}") from None
 
 
 def rewritten(text: str, table: str, values: Mapping[str, str]) -> str:

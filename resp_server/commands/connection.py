@@ -6,9 +6,9 @@ from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command.handler import command, integer
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import (
+    GenericError,
     NoAuthError,
     NoProtoError,
-    PlainError,
     ReplyError,
     WrongPassError,
     client_text,
@@ -44,11 +44,11 @@ def echo(context: CommandContext, message: bytes) -> bytes:
 def select(context: CommandContext, index: int) -> Reply:
     """Changes the selected database."""
     if not -INT32_MAX - 1 <= index <= INT32_MAX:
-        raise PlainError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
+        raise GenericError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
     if index and context.server.cluster is not None:
-        raise PlainError("SELECT is not allowed in cluster mode")
+        raise GenericError("SELECT is not allowed in cluster mode")
     if not 0 <= index < context.server.config.databases:
-        raise PlainError("DB index is out of range")
+        raise GenericError("DB index is out of range")
     context.session.select(index)
     return OK
 
@@ -74,7 +74,7 @@ def auth(context: CommandContext, first: bytes, *second: bytes) -> Reply:
     if len(second) > 1:
         raise syntax_error()
     if not second and context.server.users.default.is_nopass:
-        raise PlainError(
+        raise GenericError(
             "AUTH <password> called without any password configured for the default user. "
             "Are you sure your configuration is correct?"
         )
@@ -129,7 +129,7 @@ def _protocol(word: bytes) -> int:
     try:
         protocol = integer(word)
     except ReplyError:
-        raise PlainError("Protocol version is not an integer or out of range") from None
+        raise GenericError("Protocol version is not an integer or out of range") from None
     if protocol not in (2, 3):
         raise NoProtoError
     return protocol
@@ -148,22 +148,22 @@ def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None
             name = client_name(words[at + 1])
             at += 2
         else:
-            raise PlainError(f"Syntax error in HELLO option '{client_text(words[at])}'")
+            raise GenericError(f"Syntax error in HELLO option '{client_text(words[at])}'")
     return credentials, name
 
 
 def client_name(word: bytes) -> bytes:
-    """Check a connection's name: printable, without spaces; PlainError."""
+    """Check a connection's name: printable, without spaces; GenericError."""
     check_length("a client's name", word)
     if not _is_printable(word):
-        raise PlainError("Client names cannot contain spaces, newlines or special characters.")
+        raise GenericError("Client names cannot contain spaces, newlines or special characters.")
     return word
 
 
 def check_length(name: str, word: bytes) -> None:
-    """Raise PlainError for a text that would make CLIENT LIST too long."""
+    """Raise GenericError for a text that would make CLIENT LIST too long."""
     if len(word) > CLIENT_NAME_BYTES_MAX:
-        raise PlainError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
+        raise GenericError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
 
 
 def _is_printable(word: bytes) -> bool:
@@ -174,5 +174,5 @@ def library_text(attribute: bytes, word: bytes) -> bytes:
     """Check the name or version of a client library for CLIENT SETINFO; `attribute` is the option as typed."""
     check_length(client_text(attribute), word)
     if not _is_printable(word):
-        raise PlainError(f"{client_text(attribute)} cannot contain spaces, newlines or special characters.")
+        raise GenericError(f"{client_text(attribute)} cannot contain spaces, newlines or special characters.")
     return word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.command.handler import command
 from resp_server.execution.context import CommandContext
-from resp_server.protocol.errors import PlainError, client_text
+from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.replies import Reply
 
 
@@ -15,8 +15,8 @@ def function_list(context: CommandContext, *options: bytes) -> Reply:
     for word in words:
         option = word.upper()
         if option not in (b"WITHCODE", b"LIBRARYNAME") or option in seen:
-            raise PlainError(f"Unknown argument {client_text(word)}")
+            raise GenericError(f"Unknown argument {client_text(word)}")
         seen.add(option)
         if option == b"LIBRARYNAME" and next(words, None) is None:
-            raise PlainError("library name argument was not given")
+            raise GenericError("library name argument was not given")
     return []

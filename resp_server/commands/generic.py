@@ -12,7 +12,7 @@ from resp_server.acl.visibility import Visibility
 from resp_server.command.handler import OneOrMore, command, integer, is_integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, sliced_reply
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, syntax_error
+from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, Reply, Sliced
 from state_backend.model.descriptor import Kind
@@ -54,10 +54,10 @@ def cursor_number(word: bytes) -> int:
     text = word.partition(b"\0")[0]
     found = CURSOR.fullmatch(text)
     if found is None or (text[:1] == b"-" and is_integer(text)):
-        raise PlainError("invalid cursor")
+        raise GenericError("invalid cursor")
     sign, digits = found[1], found[2].lstrip(b"0") or b"0"
     if len(digits) > 20 or int(digits) >= 2**64:
-        raise PlainError("invalid cursor")
+        raise GenericError("invalid cursor")
     return int(sign + digits) % 2**64
 
 
@@ -82,7 +82,7 @@ class ScanOptions:
             option, has_value = words[at].upper(), at + 1 < len(words)
             if option == b"NOVALUES":
                 if name != "hscan":
-                    raise PlainError("NOVALUES option can only be used in HSCAN")
+                    raise GenericError("NOVALUES option can only be used in HSCAN")
                 options.has_values = False
                 at += 1
                 continue

@@ -17,7 +17,7 @@ from resp_server.command.handler import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.sliced_reply import WorkingMemory, batched, reply_of_chunks, sorted_chunks
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import strict_double
-from resp_server.protocol.errors import PlainError, client_text, syntax_error
+from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply
 from state_backend.codec.geohash import (
     Box,
@@ -48,21 +48,21 @@ NEAREST_MAX = 512
 def _float(word: bytes, error: str = "value is not a valid float") -> float:
     found = strict_double(word)
     if found is None:
-        raise PlainError(error)
+        raise GenericError(error)
     return found
 
 
 def _unit(word: bytes) -> float:
     unit = UNITS.get(word.lower())
     if unit is None:
-        raise PlainError("unsupported unit provided. please use M, KM, FT, MI")
+        raise GenericError("unsupported unit provided. please use M, KM, FT, MI")
     return unit
 
 
 def _point(words: Sequence[bytes]) -> Point:
     longitude, latitude = _float(words[0]), _float(words[1])
     if not is_point(longitude, latitude):
-        raise PlainError(f"invalid longitude,latitude pair {longitude:f},{latitude:f}")
+        raise GenericError(f"invalid longitude,latitude pair {longitude:f},{latitude:f}")
     return longitude, latitude
 
 
@@ -154,14 +154,14 @@ class GeoSearch:
         """Parse `radius unit`."""
         radius = _float(words[0], "need numeric radius")
         if radius < 0:
-            raise PlainError("radius cannot be negative")
+            raise GenericError("radius cannot be negative")
         self.radius, self.unit = radius, _unit(words[1])
 
     def _read_box(self, words: Sequence[bytes]) -> None:
         width = _float(words[0], "need numeric width")
         height = _float(words[1], "need numeric height")
         if width < 0 or height < 0:
-            raise PlainError("height or width cannot be negative")
+            raise GenericError("height or width cannot be negative")
         self.box, self.unit = (width, height), _unit(words[2])
 
     def read_options(self, words: Sequence[bytes], read_other: Callable[[bytes, Sequence[bytes]], int]) -> None:
@@ -188,7 +188,7 @@ class GeoSearch:
             elif option == b"COUNT" and rest:
                 self.count = integer(rest[0])
                 if self.count <= 0:
-                    raise PlainError("COUNT must be > 0")
+                    raise GenericError("COUNT must be > 0")
                 at += 1
             else:
                 at += read_other(option, rest)
@@ -196,7 +196,7 @@ class GeoSearch:
     def check(self) -> None:
         """Check that options fit together; with COUNT and without ANY, results are ordered from the nearest on."""
         if self.is_any and not self.count:
-            raise PlainError("the ANY argument requires COUNT argument")
+            raise GenericError("the ANY argument requires COUNT argument")
         if self.count and self.order is None and not self.is_any:
             self.order = DistanceOrder.NEAREST_FIRST
 
@@ -218,7 +218,7 @@ class GeoSearch:
         raise syntax_error()
 
     def shape(self, snapshot: Snapshot, key: bytes) -> Shape:
-        """Return the searched shape; PlainError if the member in its center does not exist."""
+        """Return the searched shape; GenericError if the member in its center does not exist."""
         point = self.point if self.member is None else _point_of_member(snapshot, key, self.member)
         assert point is not None  # a search has a point or a member
         if self.box is not None:
@@ -241,7 +241,7 @@ class GeoSearch:
 def _point_of_member(snapshot: Snapshot, key: bytes, member: bytes) -> Point:
     score = snapshot.scores(key, (member,))[0]
     if score is None:
-        raise PlainError("could not decode requested zset member")
+        raise GenericError("could not decode requested zset member")
     return point_of(score)
 
 
@@ -273,9 +273,9 @@ def geosearch(
 
     search.read_options(words, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
     if search.point is None and search.member is None:
-        raise PlainError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {client_text(name)}")
+        raise GenericError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {client_text(name)}")
     if search.radius is None and search.box is None:
-        raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {client_text(name)}")
+        raise GenericError(f"exactly one of BYRADIUS and BYBOX can be specified for {client_text(name)}")
     search.check()
     return _search_reply(context, key, search) if exists else []
 
@@ -315,7 +315,7 @@ class SearchedRanks(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: Snapshot, key: bytes, search: GeoSearch) -> SearchedRanks:
-        """Compute the ranges of a search; PlainError if the member in its center does not exist."""
+        """Compute the ranges of a search; GenericError if the member in its center does not exist."""
         shape = search.shape(snapshot, key)
         ends = [[snapshot.rank_of_score(key, score, False) for score in cell.scores] for cell in cells_of(shape)]
         return cls(shape, [(start, max(start, stop)) for start, stop in ends])
@@ -359,7 +359,7 @@ def _nearest(chunks: Iterable[Sequence[GeoMatch]], count: int, is_reversed: bool
 
 
 def _within_memory(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch]]:
-    """Pass chunks on; PlainError if their members exceed the limit of `WorkingMemory`."""
+    """Pass chunks on; GenericError if their members exceed the limit of `WorkingMemory`."""
     memory = WorkingMemory()
     for chunk in chunks:
         memory.add(each.member for each in chunk)

@@ -22,7 +22,7 @@ from resp_server.commands.sliced_reply import (
     value_reply,
 )
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, WrongTypeError
+from resp_server.protocol.errors import GenericError, WrongTypeError
 from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import Kind
@@ -88,11 +88,11 @@ def hlen(context: ReadContext, key: bytes) -> Reply:
 def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     """Parse `FIELDS numfields field ...` in Redis' order of checks."""
     if words[0].upper() != b"FIELDS":
-        raise PlainError("Mandatory argument FIELDS is missing or not at the right position")
+        raise GenericError("Mandatory argument FIELDS is missing or not at the right position")
     if not is_integer(words[1]) or int(words[1]) < 1:
-        raise PlainError("Number of fields must be a positive integer")
+        raise GenericError("Number of fields must be a positive integer")
     if int(words[1]) != len(words) - 2:
-        raise PlainError("The `numfields` parameter must match the number of arguments")
+        raise GenericError("The `numfields` parameter must match the number of arguments")
     return words[2:]
 
 

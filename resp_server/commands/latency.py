@@ -15,7 +15,7 @@ from resp_server.command.handler import command, worker_query
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import LatencyEvents, LatencySample, LatencyTimeSeries
 from resp_server.metrics.stats import CommandStats, Stats
-from resp_server.protocol.errors import PlainError, client_text
+from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.replies import Reply, Verbatim
 
 # As Redis draws a graph: samples per line, rows, and the characters of a row from low to high.
@@ -102,7 +102,7 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     def merge(responses: Sequence[Any]) -> Reply:
         recorded = LatencyEvents.merged(responses).by_name.get(event.decode("latin-1"))
         if recorded is None:
-            raise PlainError(f"No samples available for event '{client_text(event)}'")
+            raise GenericError(f"No samples available for event '{client_text(event)}'")
         return Verbatim(graph(client_text(event), recorded, now_s).encode("utf-8", "surrogateescape"))
 
     return context.server.gather(latency_events, None, merge)

@@ -15,7 +15,7 @@ from typing import Any
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import size_of
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, syntax_error
+from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.store import Value, as_bytes
@@ -61,7 +61,7 @@ class LcsOptions:
                     raise syntax_error()
             at += 1
         if options.has_matches and options.has_length:
-            raise PlainError("If you want both the length and indexes, please just use IDX.")
+            raise GenericError("If you want both the length and indexes, please just use IDX.")
         return options
 
 
@@ -72,9 +72,9 @@ def lcs(context: ReadContext, key: bytes, other: bytes, *words: bytes) -> Reply:
     options = LcsOptions.parse(words)
     sizes = [size_of(text) for text in texts]
     if max(sizes) > STRING_BYTES_MAX:
-        raise PlainError("String too long for LCS")
+        raise GenericError("String too long for LCS")
     if 4 * (sizes[0] + 1) * (sizes[1] + 1) > TABLE_BYTES_MAX:
-        raise PlainError("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
+        raise GenericError("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
     first, second = (b"" if text is None else as_bytes(text) for text in texts)
     steps = _reply_after_steps(first, second, options)
     if sizes[0] <= STEP_ROWS and sizes[0] * sizes[1] <= STEP_CELLS:
@@ -88,7 +88,7 @@ def _text(context: ReadContext, key: bytes) -> Value | None:
     try:
         return context.counted(context.at(key).lazy_value(key))
     except WrongKindError:
-        raise PlainError("The specified keys must contain string values") from None
+        raise GenericError("The specified keys must contain string values") from None
 
 
 def _reply_chunk(reply: dict[bytes, Any] | None) -> Sequence[Reply]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resp_server.command.handler import command, integer, integer_at_least
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, reply_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, syntax_error
+from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
@@ -121,9 +121,9 @@ def _not_negative(option: bytes, word: bytes) -> int:
 
 def _rank(number: int) -> int:
     if number == -(2**63):
-        raise PlainError("value is out of range, value must between -9223372036854775807 and 9223372036854775807")
+        raise GenericError("value is out of range, value must between -9223372036854775807 and 9223372036854775807")
     if number == 0:
-        raise PlainError(
+        raise GenericError(
             "RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start "
             "from the end of the list"
         )

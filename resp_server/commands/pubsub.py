@@ -10,7 +10,7 @@ from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
 from resp_server.push.message_bus import POST, post_of
@@ -118,7 +118,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
     """Posts a message to this node's clients only, on behalf of another node of the cluster."""
     kinds = {b"CHANNEL": SubscriptionKind.CHANNEL, b"SHARD": SubscriptionKind.SHARD}
     if kind.upper() not in kinds:
-        raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
+        raise GenericError("STATE PUBLISH is for CHANNEL or SHARD")
     return context.server.message_bus.publish(context.session, kinds[kind.upper()], name, message, is_forwarded=False)
 
 
@@ -138,7 +138,7 @@ def state_notify(context: CommandContext, letters: bytes) -> Reply:
     try:
         context.server.notifications.enable_for(context.session, classes_of(letters.decode("latin-1")))
     except ClassesError as error:
-        raise PlainError(str(error)) from None
+        raise GenericError(str(error)) from None
     return OK
 
 
@@ -206,7 +206,7 @@ def _gather_names(
 
     def merge(responses: Sequence[list[str] | None]) -> Reply:
         if None in responses:
-            raise PlainError(
+            raise GenericError(
                 f"the channel names of one process have more than {NAMES_BYTES_MAX} bytes; ask for counts instead"
             )
         return make_reply(dict.fromkeys(b64decode(name) for names in responses for name in names or ()))

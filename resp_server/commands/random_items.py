@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command.handler import INTEGER_MAX, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError, syntax_error
+from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import FIELD_POSITIONS
@@ -32,7 +32,7 @@ def count_of(word: bytes) -> int:
     """Parse the count; negative: items may repeat."""
     number = integer(word)
     if number < -INTEGER_MAX:  # its absolute value would overflow
-        raise PlainError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
+        raise GenericError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
     return number
 
 
@@ -42,7 +42,7 @@ def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
     if len(words) > 2 or (len(words) == 2 and words[1].upper() != option):
         raise syntax_error()
     if len(words) == 2 and not -(INTEGER_MAX // 2) <= count <= INTEGER_MAX // 2:
-        raise PlainError("value is out of range")
+        raise GenericError("value is out of range")
     return count, len(words) == 2
 
 
@@ -92,7 +92,7 @@ def random_items(context: ReadContext, source: ItemSource, count: int, shape: ty
     """Return `count` distinct random items; for a negative count, as many with repetition."""
     size = source.size(context.view)
     if count < -REPEATED_MAX and size:
-        raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
+        raise GenericError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
     target = min(count, size) if count >= 0 else -count
     if not target or not size:
         return shape()

@@ -10,7 +10,7 @@ from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.commands.sliced_reply import sliced_reply
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecContext
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
 from resp_server.push.monitor import ANNOUNCE_MONITORS, CUT_MONITORS, RELAY_LINES, MonitorLine
 from resp_server.settings.server import REDIS_VERSION
@@ -76,7 +76,7 @@ def lolwut(context: CommandContext, *ignored: bytes) -> Reply:
 def monitor(context: CommandContext) -> Reply:
     """Listens for all requests received by the server in real-time."""
     if isinstance(context, ExecContext):
-        raise PlainError("MONITOR isn't allowed for DENY BLOCKING client")
+        raise GenericError("MONITOR isn't allowed for DENY BLOCKING client")
     context.server.monitors.add(context.session)
     if context.server.workers is None:
         return OK

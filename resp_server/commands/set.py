@@ -19,7 +19,7 @@ from resp_server.commands.sliced_reply import (
 )
 from resp_server.execution.context import ReadContext
 from resp_server.limits import LOOKUPS_PER_STEP
-from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
+from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
 from state_backend.model.descriptor import Kind
@@ -132,7 +132,7 @@ def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes
     """Parse `numkeys key ...` as SINTERCARD does; return the keys and the words after them."""
     count = integer_at_least(number, 1, "numkeys should be greater than 0")
     if count > len(words):
-        raise PlainError("Number of keys can't be greater than number of args")
+        raise GenericError("Number of keys can't be greater than number of args")
     return words[:count], words[count:]
 
 

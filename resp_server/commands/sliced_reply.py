@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from resp_server.execution.context import ReadContext
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, LongPair, Pairs, Reply, Sliced
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongValue, Value, as_bytes
@@ -204,10 +204,10 @@ class WorkingMemory:
         self._bytes = 0
 
     def add(self, texts: Iterable[bytes]) -> None:
-        """Count texts; PlainError above the limit."""
+        """Count texts; GenericError above the limit."""
         self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
         if self._bytes > WORKING_BYTES_MAX:
-            raise PlainError(f"the command's intermediate results exceed {WORKING_BYTES_MAX} bytes; use smaller keys")
+            raise GenericError(f"the command's intermediate results exceed {WORKING_BYTES_MAX} bytes; use smaller keys")
 
 
 def sorted_chunks(

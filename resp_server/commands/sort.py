@@ -11,7 +11,7 @@ from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, WorkingMemory, ba
 from resp_server.execution.context import CommandContext
 from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.doubles import read_double
-from resp_server.protocol.errors import PlainError, WrongTypeError, c_text, syntax_error
+from resp_server.protocol.errors import GenericError, WrongTypeError, c_text, syntax_error
 from resp_server.protocol.replies import Reply
 from resp_server.session.account import Account
 from state_backend.model.descriptor import Kind
@@ -109,18 +109,18 @@ def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
 
 
 def _check_pattern(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
-    """Raise PlainError for a pattern whose keys may be on another node, or may be forbidden to the user."""
+    """Raise GenericError for a pattern whose keys may be on another node, or may be forbidden to the user."""
     if context.server.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
-        raise PlainError(
+        raise GenericError(
             f"{option} option of SORT denied in Cluster mode when keys formed by the pattern may be in different slots."
         )
     check_user(context.user, option)
 
 
 def check_user(user: Account, option: str) -> None:
-    """Raise PlainError for any pattern of a user that may not read all keys."""
+    """Raise GenericError for any pattern of a user that may not read all keys."""
     if not user.reads_all_keys:
-        raise PlainError(f"{option} option of SORT denied due to insufficient ACL permissions.")
+        raise GenericError(f"{option} option of SORT denied due to insufficient ACL permissions.")
 
 
 def check_request(user: Account, request: Sequence[bytes]) -> None:
@@ -205,7 +205,7 @@ def _sorted(
 def _with_sort_keys(
     view: KeyspaceView, items: Iterator[bytes], options: SortOptions, memory: WorkingMemory
 ) -> Iterator[list[tuple[Any, bytes]]]:
-    """Iterate over (sort key, item). If a sort key is no number, PlainError once all items have been read."""
+    """Iterate over (sort key, item). If a sort key is no number, GenericError once all items have been read."""
     are_numbers = True
     for batch in batched(items, LOOKUPS_PER_STEP):
         memory.add(batch)
@@ -221,7 +221,7 @@ def _with_sort_keys(
             are_numbers = are_numbers and None not in numbers
             yield [] if None in numbers else list(zip(numbers, batch, strict=True))
     if not are_numbers:
-        raise PlainError("One or more scores can't be converted into double")
+        raise GenericError("One or more scores can't be converted into double")
 
 
 def _number(text: Value | None) -> float | None:

@@ -15,7 +15,7 @@ from resp_server.commands.random_items import ItemSource, count_and_option, rand
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
 from resp_server.execution.context import ReadContext
 from resp_server.protocol.doubles import double_text, read_double
-from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
+from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.protocol.replies import NULL_ARRAY, Pairs, Reply
 from state_backend.codec.packed_sorted import MEMBERS_MAX
 from state_backend.model.descriptor import Kind
@@ -106,7 +106,7 @@ class ScoreRange:
         """Parse both ends: `1.5`, `(1.5` (exclusive), `-inf`."""
         ends = [read_double(word[1:] if word[:1] == b"(" else word) for word in (low, high)]
         if ends[0] is None or ends[1] is None:
-            raise PlainError("min or max is not a float")
+            raise GenericError("min or max is not a float")
         return cls(ends[0].value, ends[1].value, low[:1] == b"(", high[:1] == b"(")
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
@@ -135,7 +135,7 @@ class TextRange:
         """Parse both ends: `[a`, `(a` (exclusive), `-`, `+`."""
         for word in (low, high):
             if word[:1] not in (b"[", b"(") and word.partition(b"\0")[0] not in (b"-", b"+"):
-                raise PlainError("min or max not valid string range item")
+                raise GenericError("min or max not valid string range item")
         is_empty = low[:1] == b"+" or high[:1] == b"-"
         texts = [None if word[:1] in (b"-", b"+") else word[1:] for word in (low, high)]
         return cls(texts[0], texts[1], low[:1] == b"(", high[:1] == b"(", is_empty, is_reversed)
@@ -209,9 +209,9 @@ class RangeQuery:
                 raise syntax_error()
             at += 1
         if count != -1 and range_type in (None, RankRange):
-            raise PlainError("syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
+            raise GenericError("syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
         if has_scores and range_type is TextRange:
-            raise PlainError("syntax error, WITHSCORES not supported in combination with BYLEX")
+            raise GenericError("syntax error, WITHSCORES not supported in combination with BYLEX")
         if is_reversed and range_type in (ScoreRange, TextRange):
             low, high = high, low
         found: MemberRange

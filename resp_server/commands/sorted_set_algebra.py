@@ -20,7 +20,7 @@ from resp_server.commands.sliced_reply import (
 from resp_server.execution.context import ReadContext
 from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.protocol.doubles import strict_double
-from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
+from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
@@ -108,7 +108,7 @@ class AlgebraQuery:
 def _weight(word: bytes) -> float:
     weight = strict_double(word)
     if weight is None:
-        raise PlainError("weight value is not a float")
+        raise GenericError("weight value is not a float")
     return weight
 
 
@@ -116,7 +116,7 @@ def _keys(name: str, number: bytes, words: Sequence[bytes]) -> tuple[Sequence[by
     """Parse `numkeys key ...`; return the keys and the words after them."""
     count = integer(number)
     if count < 1:
-        raise PlainError(f"at least 1 input key is needed for '{name}' command")
+        raise GenericError(f"at least 1 input key is needed for '{name}' command")
     if count > len(words):
         raise syntax_error()
     return words[:count], words[count:]

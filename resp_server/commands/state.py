@@ -19,7 +19,7 @@ from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.commands.string import values_reply
 from resp_server.execution.context import CommandContext
 from resp_server.execution.histories import HistoryRequest
-from resp_server.protocol.errors import NoPermError, PlainError, client_text, cluster_disabled, syntax_error
+from resp_server.protocol.errors import GenericError, NoPermError, client_text, cluster_disabled, syntax_error
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.account import Account
 from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
@@ -154,7 +154,7 @@ def state_describe(context: CommandContext, name: bytes) -> Reply:
     states = next((visible.states for visible in context.visibility.jobs() if visible.job.name == job.name), ())
     state = next((each for each in states if each.name.encode() == state_name), None)
     if state is None:
-        raise PlainError(
+        raise GenericError(
             f"no such state '{client_text(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}"
         )
     return _description(job, state)
@@ -255,9 +255,9 @@ def state_history(context: CommandContext, key: bytes, *options: bytes) -> Reply
     name = context.view.job_of(key)
     job = next((each for each in context.view.jobs() if each.name == name), None)
     if job is None or not any(re.match(state.format_for(job.name).pattern(), key, re.DOTALL) for state in job.states):
-        raise PlainError(f"no state makes keys like '{client_text(key)}'; STATE JOBS lists the key formats")
+        raise GenericError(f"no state makes keys like '{client_text(key)}'; STATE JOBS lists the key formats")
     if not job.log:
-        raise PlainError(f"job '{job.name}' is served without its log, so it has no history here")
+        raise GenericError(f"job '{job.name}' is served without its log, so it has no history here")
     applied = context.at(key).applied
     if applied.epoch < 0:
         return []
@@ -272,7 +272,7 @@ def _history_count(options: Sequence[bytes]) -> int:
         raise syntax_error()
     count = integer(options[1])
     if not 1 <= count <= COUNT_MAX:
-        raise PlainError(f"COUNT must be from 1 to {COUNT_MAX}")
+        raise GenericError(f"COUNT must be from 1 to {COUNT_MAX}")
     return count
 
 
@@ -337,12 +337,12 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
         for pattern in words[:count]:
             reader.apply(b"%R~" + pattern)
     except RuleError as error:
-        raise PlainError(str(error)) from None
+        raise GenericError(str(error)) from None
     request = words[count:]
     target = context.server.table.find(request)
     target.check_arity(request)
     if target.policy.at_proxy in (None, RequestPolicy.LOCAL):
-        raise PlainError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
+        raise GenericError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 
 
@@ -367,5 +367,5 @@ def _job(context: CommandContext, name: bytes) -> Job:
         jobs = {}
     job = jobs.get(name.decode("utf-8", "surrogateescape"))
     if job is None:
-        raise PlainError(f"no such job '{client_text(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
+        raise GenericError(f"no such job '{client_text(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
     return job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from resp_server.command.handler import OneOrMore, command
 from resp_server.command.spec import CommandSpec
 from resp_server.execution.context import CommandContext, SwapControl
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 
 SINCE = "0.1.0"
@@ -77,5 +77,5 @@ def state_shadow(context: CommandContext) -> Reply:
 def _control(context: CommandContext) -> SwapControl:
     control = context.server.swap_control
     if control is None:
-        raise PlainError("this is no proxy with an upstream; only such a proxy has owners of keys")
+        raise GenericError("this is no proxy with an upstream; only such a proxy has owners of keys")
     return control

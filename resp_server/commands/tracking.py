@@ -8,7 +8,7 @@ from typing import Any
 
 from resp_server.command.handler import command, integer, worker_query
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
-from resp_server.protocol.errors import PlainError, client_text, syntax_error
+from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply, ReplySet
 from resp_server.push.invalidation_sender import RELAY, relayed
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
@@ -48,30 +48,30 @@ class TrackingOptions:
             self.prefixes.append(word)
             return
         if self.redirect:
-            raise PlainError("A client can only redirect to a single other client")
+            raise GenericError("A client can only redirect to a single other client")
         self.redirect = integer(word)
         if not self.redirect:
             raise no_such_client()
 
     def check(self, current: TrackingState) -> None:
-        """Raise PlainError for options that contradict each other, or the client's current mode."""
+        """Raise GenericError for options that contradict each other, or the client's current mode."""
         is_bcast, is_optin, is_optout = (flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT"))
         if self.prefixes and not is_bcast:
-            raise PlainError("PREFIX option requires BCAST mode to be enabled")
+            raise GenericError("PREFIX option requires BCAST mode to be enabled")
         if current.is_on and current.is_bcast != is_bcast:
-            raise PlainError(f"You can't switch BCAST mode on/off {DISABLE_FIRST}")
+            raise GenericError(f"You can't switch BCAST mode on/off {DISABLE_FIRST}")
         if is_bcast and (is_optin or is_optout):
-            raise PlainError("OPTIN and OPTOUT are not compatible with BCAST")
+            raise GenericError("OPTIN and OPTOUT are not compatible with BCAST")
         if is_optin and is_optout:
-            raise PlainError("You can't specify both OPTIN mode and OPTOUT mode")
+            raise GenericError("You can't specify both OPTIN mode and OPTOUT mode")
         if (is_optin and current.is_optout) or (is_optout and current.is_optin):
-            raise PlainError(f"You can't switch OPTIN/OPTOUT mode {DISABLE_FIRST}")
+            raise GenericError(f"You can't switch OPTIN/OPTOUT mode {DISABLE_FIRST}")
         self._check_prefixes(current)
 
     def _check_prefixes(self, current: TrackingState) -> None:
         # Checked first: below, every prefix is compared with every other, which is too slow for thousands of them.
         if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in current.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
-            raise PlainError(
+            raise GenericError(
                 f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
             )
         existing = sorted(current.prefixes)
@@ -79,7 +79,7 @@ class TrackingOptions:
             for others, which in ((existing, "an existing"), (self.prefixes[at + 1 :], "another provided")):
                 for other in others:
                     if prefix.startswith(other) or other.startswith(prefix):
-                        raise PlainError(
+                        raise GenericError(
                             f"Prefix '{client_text(prefix)}' overlaps with {which} prefix '{client_text(other)}'. "
                             "Prefixes for a single client must not overlap."
                         )
@@ -139,9 +139,9 @@ def once_followed(server: ServerContext) -> Reply:
     return OK if reply.is_resolved else reply
 
 
-def no_such_client() -> PlainError:
+def no_such_client() -> GenericError:
     """Return the error for a REDIRECT to a client that is not connected."""
-    return PlainError("The client ID you want redirect to does not exist")
+    return GenericError("The client ID you want redirect to does not exist")
 
 
 @worker_query("is a client here")
@@ -161,7 +161,7 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to track the keys in the next request."""
     state = context.session.tracking_state
     if state is None:
-        raise PlainError(
+        raise GenericError(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
         )
     word = mode.upper()
@@ -169,7 +169,7 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
         raise syntax_error()
     required_mode = "OPTIN" if word == b"YES" else "OPTOUT"
     if not (state.is_optin if word == b"YES" else state.is_optout):
-        raise PlainError(
+        raise GenericError(
             f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {required_mode} mode."
         )
     state.is_caching_set = True

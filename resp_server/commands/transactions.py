@@ -15,7 +15,7 @@ from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
-from resp_server.protocol.errors import ExecAbortError, NoEpochError, PlainError, syntax_error
+from resp_server.protocol.errors import ExecAbortError, GenericError, NoEpochError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.session.epoch_feed import epochs_text
 from resp_server.session.transaction import Mark, ReadPoint, check_watch_limits
@@ -29,7 +29,7 @@ WATCH_BATCH_KEYS = 128
 def multi(context: CommandContext) -> Reply:
     """Starts a transaction."""
     if context.session.transaction is not None:
-        raise PlainError("MULTI calls can not be nested")
+        raise GenericError("MULTI calls can not be nested")
     context.session.begin_transaction()
     return OK
 
@@ -38,7 +38,7 @@ def multi(context: CommandContext) -> Reply:
 def discard(context: CommandContext) -> Reply:
     """Discards a transaction."""
     if context.session.transaction is None:
-        raise PlainError("DISCARD without MULTI")
+        raise GenericError("DISCARD without MULTI")
     context.session.end_transaction()
     return OK
 
@@ -49,7 +49,7 @@ def exec_(context: CommandContext) -> Reply:
     session, cluster = context.session, context.server.cluster
     transaction = session.transaction
     if transaction is None:
-        raise PlainError("EXEC without MULTI")
+        raise GenericError("EXEC without MULTI")
     try:
         if cluster is not None:
             cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.read_point is not None)
@@ -180,7 +180,7 @@ def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Monitors changes to keys to determine the execution of a transaction."""
     session = context.session
     if session.transaction is not None:
-        raise PlainError("WATCH inside MULTI is not allowed")
+        raise GenericError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
     check_watch_limits(session.watched, new)
     if len(new) <= WATCH_BATCH_KEYS:

@@ -19,7 +19,7 @@ from resp_server.execution.loading_waits import LoadingWaits
 from resp_server.execution.slow_requests import SlowRequests
 from resp_server.metrics.process_stats import Memory, memory_now
 from resp_server.metrics.stats import Stats
-from resp_server.protocol.errors import PlainError, internal_error
+from resp_server.protocol.errors import GenericError, internal_error
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.push.clients import Clients, NoClients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
@@ -235,7 +235,7 @@ class ServerContext:
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether requests are monitored, timed or paused individually; then the fast path is off."""
+        """Return whether requests are monitored, timed or paused individually; then the fast path is off."""
         is_measured = 0 <= self.config.slowlog_log_slower_than < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
@@ -295,7 +295,7 @@ class ServerContext:
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether this is a replica: by the topology of a cluster, else by the settings."""
+        """Return whether this is a replica: by the topology of a cluster, else by the settings."""
         return self.config.is_replica if self.cluster is None else self.cluster.is_replica
 
     def _on_changed_keys(self, keys: Sequence[bytes] | None) -> None:
@@ -428,7 +428,7 @@ class ServerContext:
 
     # -- unexpected exceptions -----------------------------------------------------------------------------------------
 
-    def report(self, error: Exception) -> PlainError:
+    def report(self, error: Exception) -> GenericError:
         """Log and count an unexpected exception; return the error reply."""
         self.stats.internal_errors += 1
         return internal_error(error)
@@ -456,7 +456,7 @@ class ServerContext:
 
 
 def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
-    """Tell whether a user may keep all of these subscriptions."""
+    """Return whether a user may keep all of these subscriptions."""
     return all(
         user.can_subscribe(name, is_pattern=kind is SubscriptionKind.PATTERN)
         for kind in SubscriptionKind
@@ -466,7 +466,7 @@ def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
 
 def users_not_changed() -> Reply:
     """Raise the error for users that could not be changed in time."""
-    raise PlainError("the users were not changed in time; check ACL LIST before you try again")
+    raise GenericError("the users were not changed in time; check ACL LIST before you try again")
 
 
 class ReadContext(Protocol):

@@ -41,10 +41,10 @@ from resp_server.metrics.slow_log import batch_entry
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ExecAbortError,
+    GenericError,
     LoadingError,
     NoAuthError,
     NoPermError,
-    PlainError,
     ReplyError,
     cluster_is_static,
     reply_error_of,
@@ -93,7 +93,7 @@ class KeyCommand(NamedTuple):
 
 
 def _is_key_command(command: Command, name: bytes) -> bool:
-    """Tell whether a command is about keys and does not change the session."""
+    """Return whether a command is about keys and does not change the session."""
     facts = command.facts
     is_served = command.handler is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
@@ -181,7 +181,7 @@ class Dispatcher:
 
     @property
     def answers_rounds(self) -> bool:
-        """Tell whether the requests of a round are answered together here; the compiled core does that itself."""
+        """Return whether the requests of a round are answered together here; the compiled core does that itself."""
         return self.compiled is None
 
     def key_command(self, name: bytes) -> KeyCommand | None:
@@ -427,7 +427,7 @@ class Dispatcher:
         if command.facts.needs_auth and not session.is_authenticated:
             raise NoAuthError
         if transaction is not None and "no_multi" in command.facts.flags:
-            raise PlainError("Command not allowed inside a transaction")
+            raise GenericError("Command not allowed inside a transaction")
         if not session.user.is_unrestricted:
             self._check_user(context, command, request)
         if cluster is not None:
@@ -436,10 +436,10 @@ class Dispatcher:
         if is_missing and command.facts.is_write:
             raise command.refusal()
         if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):
-            raise PlainError("Replica can't interact with the keyspace")
+            raise GenericError("Replica can't interact with the keyspace")
         is_subscribed = session.subscriptions is not None and session.protocol == RESP2
         if is_subscribed and not command.policy.runs_while_subscribed:
-            raise PlainError(
+            raise GenericError(
                 f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "
                 "allowed in this context"
             )

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from resp_server.net import children
-from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.errors import GenericError, TryAgainError, internal_error
 from resp_server.protocol.replies import Frames, Pending, Reply
 from state_backend import log_lines
 
@@ -166,7 +166,7 @@ class _Reader:
             raise EOFError("no reply")
         header = json.loads(line)
         if "error" in header:
-            return _raising(PlainError(header["error"]))
+            return _raising(GenericError(header["error"]))
         frames = Frames(await source.readexactly(header["bytes"]))
         return lambda: frames
 
@@ -186,11 +186,11 @@ def _raising(error: Exception) -> Callable[[], Reply]:
 
 
 def _too_late() -> Reply:
-    raise PlainError(
+    raise GenericError(
         f"the history was not read in {HISTORY_S_MAX:.0f} s; a smaller COUNT may need fewer files, and "
         "`sparkis history` has no time limit"
     )
 
 
 def _ended() -> Reply:
-    raise PlainError("the process that reads histories ended; retry, or see the server's log")
+    raise GenericError("the process that reads histories ended; retry, or see the server's log")

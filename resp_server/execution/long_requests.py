@@ -16,7 +16,7 @@ from resp_server.command.spec import ANY_SLOTS
 from resp_server.command.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecContext
-from resp_server.protocol.errors import CrossSlotError, PlainError
+from resp_server.protocol.errors import CrossSlotError, GenericError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
 from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, SubscriptionKind, Subscriptions
@@ -76,14 +76,14 @@ def first_portion(request: Request) -> Request:
 
 
 def may_run_unsplit(request: Request) -> bool:
-    """Tell whether a request may run, or be queued, without being split."""
+    """Return whether a request may run, or be queued, without being split."""
     if type(request) is not LongRequest:
         return True
     return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
 
 
 def _check_limits(context: CommandContext, command: Command, words: Sequence[bytes]) -> None:
-    """Raise PlainError if a session would have more subscriptions or watched keys than it may have."""
+    """Raise GenericError if a session would have more subscriptions or watched keys than it may have."""
     channels = command.policy.channels
     if channels is not None and channels.verb is Verb.SUBSCRIBE:
         _check_subscriptions(context, SubscriptionKind(channels.kind), words)
@@ -106,7 +106,7 @@ def _check_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
 
 
 def split_of(command: Command, request: Request) -> Split | None:
-    """Return how a long request is split; None: it runs unsplit. PlainError if it is too long for that."""
+    """Return how a long request is split; None: it runs unsplit. GenericError if it is too long for that."""
     split = command.policy.split
     if split is not None and not (split.is_counted and not _is_counted(command, split, request)):
         return split
@@ -115,11 +115,11 @@ def split_of(command: Command, request: Request) -> Split | None:
     return None
 
 
-def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> PlainError:
+def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> GenericError:
     """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
     bytes_max = f"{UNSPLIT_BYTES_MAX >> 20} MiB"
-    return PlainError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
+    return GenericError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
 
 
 def _is_counted(command: Command, split: Split, request: Request) -> bool:

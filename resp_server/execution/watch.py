@@ -86,7 +86,7 @@ class Watch:
         self._changed: dict[tuple[str, int], Collection[bytes] | None] = {}
 
     def is_changed(self, key: bytes, mark: Mark) -> bool:
-        """Tell whether a key has changed since its mark, or may have."""
+        """Return whether a key has changed since its mark, or may have."""
         try:
             now = mark_of(self._run_id, self._view, key)
         except StoreError:

@@ -14,7 +14,7 @@ import hiredis
 
 from resp_server.forwarding.raw_replies import RawReply, Steps, result_of
 from resp_server.forwarding.reply_splitter import FrameError
-from resp_server.protocol.errors import PlainError, ReplyError
+from resp_server.protocol.errors import GenericError, ReplyError
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
 
@@ -49,7 +49,7 @@ def merge_or_error(merge: Merge, replies: Sequence[RawReply]) -> Steps[RawReply]
 def malformed_reply(error: Exception) -> bytes:
     """Log a reply of an unexpected form; return the error reply for it."""
     logger.warning("a server's reply has an unexpected form: %s", error, exc_info=error)
-    return b"-%b\r\n" % PlainError("a server's reply has an unexpected form").line
+    return b"-%b\r\n" % GenericError("a server's reply has an unexpected form").line
 
 
 class ReplySink(Protocol):

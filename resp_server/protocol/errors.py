@@ -1,7 +1,7 @@
 """The errors for clients: one class per wire code, with exactly the texts of Redis 7.4.
 
     ReplyError
-    ├── PlainError          ERR          errors without a code of their own
+    ├── GenericError        ERR          errors without a code of their own
     ├── WrongTypeError      WRONGTYPE
     ├── ReadOnlyError       READONLY
     ├── NoAuthError         NOAUTH
@@ -59,7 +59,7 @@ class ReplyError(Exception):
         return _one_line(f"{self.code} {self.text}")
 
 
-class PlainError(ReplyError, code="ERR"):
+class GenericError(ReplyError, code="ERR"):
     """An error without a code of its own."""
 
 
@@ -148,7 +148,7 @@ class ExecAbortError(ReplyError, code="EXECABORT"):
         if error is None:
             super().__init__("Transaction discarded because of previous errors.")
         else:
-            text = error.text if isinstance(error, PlainError) else f"{error.code} {error.text}"
+            text = error.text if isinstance(error, GenericError) else f"{error.code} {error.text}"
             super().__init__(f"Transaction discarded because of: {text}")
 
 
@@ -200,22 +200,22 @@ def c_text(word: bytes) -> bytes:
     return word.partition(b"\0")[0]
 
 
-def syntax_error() -> PlainError:
+def syntax_error() -> GenericError:
     """Return the error for an unexpected argument."""
-    return PlainError("syntax error")
+    return GenericError("syntax error")
 
 
-def not_an_integer() -> PlainError:
+def not_an_integer() -> GenericError:
     """Return the error for a malformed integer, or one beyond 64 bits."""
-    return PlainError("value is not an integer or out of range")
+    return GenericError("value is not an integer or out of range")
 
 
-def wrong_arity(name: str) -> PlainError:
+def wrong_arity(name: str) -> GenericError:
     """Return the error for a wrong number of arguments; `name` is canonical (`client|setname`)."""
-    return PlainError(f"wrong number of arguments for '{name}' command")
+    return GenericError(f"wrong number of arguments for '{name}' command")
 
 
-def unknown_command(request: Sequence[bytes]) -> PlainError:
+def unknown_command(request: Sequence[bytes]) -> GenericError:
     """Return the error that clients parse: the name and the arguments as typed, cut, a space at the end."""
     echoed = b""
     for word in request[1:]:
@@ -224,40 +224,40 @@ def unknown_command(request: Sequence[bytes]) -> PlainError:
         echoed += b"'%b' " % c_text(word[: ECHO_BYTES_MAX - len(echoed)])
     name = client_text(request[0][:ECHO_BYTES_MAX])
     args = echoed.decode("utf-8", "surrogateescape")
-    return PlainError(f"unknown command '{name}', with args beginning with: {args}")
+    return GenericError(f"unknown command '{name}', with args beginning with: {args}")
 
 
-def unknown_subcommand(container: str, word: bytes) -> PlainError:
+def unknown_subcommand(container: str, word: bytes) -> GenericError:
     """Return the error for `CLIENT FOO`."""
-    return PlainError(f"unknown subcommand '{client_text(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
+    return GenericError(f"unknown subcommand '{client_text(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
 
 
-def wrong_subcommand(container: str, word: bytes) -> PlainError:
+def wrong_subcommand(container: str, word: bytes) -> GenericError:
     """Return the error for too many arguments of a subcommand; `word` is its name as typed."""
     name = client_text(word[:ECHO_BYTES_MAX])
-    return PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
+    return GenericError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
 
 
-def not_served(name: str) -> PlainError:
+def not_served(name: str) -> GenericError:
     """Return the error for a command of Redis that is neither a write nor served here."""
-    return PlainError(f"command '{name}' is not served by sparkis")
+    return GenericError(f"command '{name}' is not served by sparkis")
 
 
-def cluster_disabled() -> PlainError:
+def cluster_disabled() -> GenericError:
     """Return the error for CLUSTER, READONLY, READWRITE and ASKING outside of a cluster."""
-    return PlainError("This instance has cluster support disabled")
+    return GenericError("This instance has cluster support disabled")
 
 
-def cluster_is_static(name: str) -> PlainError:
+def cluster_is_static(name: str) -> GenericError:
     """Return a node's error for a command that would change the cluster."""
-    return PlainError(f"command '{name}' is not served by sparkis: a node does not change its topology")
+    return GenericError(f"command '{name}' is not served by sparkis: a node does not change its topology")
 
 
-def internal_error(error: BaseException) -> PlainError:
+def internal_error(error: BaseException) -> GenericError:
     """Log an unexpected exception with its traceback under an id; return the client's error, with the id."""
     error_id = secrets.token_hex(4)
     log.error("internal error %s", error_id, exc_info=error)
-    return PlainError(f"internal error {error_id}")
+    return GenericError(f"internal error {error_id}")
 
 
 def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
@@ -276,4 +276,4 @@ def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
     if isinstance(error, SlotLoadingError):
         return ClusterDownError(str(error)) if is_node else LoadingError(str(error))
     is_loading = isinstance(error, (JobLoadingError, StoreDamagedError))
-    return LoadingError(str(error)) if is_loading else PlainError(str(error))
+    return LoadingError(str(error)) if is_loading else GenericError(str(error))

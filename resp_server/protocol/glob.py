@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 
 # Redis has no limit. Here a match must not block the event loop.
 PATTERN_BYTES_MAX = 1024
@@ -37,7 +37,7 @@ Piece = tuple[frozenset[int], ...]
 
 
 def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
-    """Return a function that tells whether a text matches; PlainError for a pattern beyond the limit."""
+    """Return a function that tells whether a text matches; GenericError for a pattern beyond the limit."""
     if pattern == b"*":
         return lambda text: True
     check_pattern(pattern)
@@ -52,9 +52,9 @@ def literal_start(pattern: bytes) -> bytes:
 
 
 def check_pattern(pattern: bytes) -> None:
-    """Raise PlainError for a pattern beyond the limit."""
+    """Raise GenericError for a pattern beyond the limit."""
     if len(pattern) > PATTERN_BYTES_MAX:
-        raise PlainError(f"a pattern may have {PATTERN_BYTES_MAX} bytes; this one has {len(pattern)}")
+        raise GenericError(f"a pattern may have {PATTERN_BYTES_MAX} bytes; this one has {len(pattern)}")
 
 
 class LongPattern:

@@ -12,7 +12,7 @@ from resp_server.forwarding.answers import in_background
 from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS
-from resp_server.protocol.errors import LoadingError, PlainError
+from resp_server.protocol.errors import GenericError, LoadingError
 from resp_server.proxy.state_cluster import StateCluster
 
 logger = logging.getLogger("sparkis.proxy")
@@ -63,7 +63,7 @@ class Applications:
 
     @property
     def has_key_formats(self) -> bool:
-        """Tell whether the key formats of all jobs are known."""
+        """Return whether the key formats of all jobs are known."""
         return all(cluster.keys.is_complete for cluster in self.each)
 
     def info_fields(self) -> Mapping[str, object]:
@@ -77,7 +77,7 @@ class Applications:
         }
 
     def of(self, key: bytes) -> StateCluster:
-        """Return a key's application; LoadingError if it is not known yet, PlainError if two applications match."""
+        """Return a key's application; LoadingError if it is not known yet, GenericError if two applications match."""
         if self.only is not None:
             return self.only
         found = [(cluster, job) for cluster in self.each if (job := cluster.keys.job_of(key)) is not None]
@@ -85,7 +85,7 @@ class Applications:
             return found[0][0]
         if found:
             (one, job), (other, its_job) = found[:2]
-            raise PlainError(clash(one, job, other, its_job))
+            raise GenericError(clash(one, job, other, its_job))
         for cluster in self.each:
             if not cluster.keys.is_complete:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")

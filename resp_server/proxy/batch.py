@@ -16,7 +16,7 @@ from resp_server.forwarding.raw_replies import (
     chunks_of,
 )
 from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.protocol.errors import PlainError, TryAgainError
+from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
 from resp_server.proxy.epoch_floors import indexes_behind
 from resp_server.proxy.requests import ServerRequest
@@ -27,7 +27,7 @@ from resp_server.upstream.connection import UnansweredError
 
 # Longer than any request's deadline, so it is reached only after a bug.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
-LATE = b"-%b\r\n" % PlainError("no server answered in time").line
+LATE = b"-%b\r\n" % GenericError("no server answered in time").line
 # The total size of a batch's replies, which are stored until all have arrived (guess).
 BATCH_BYTES_MAX = 256 << 20
 
@@ -195,7 +195,7 @@ class ReplyBatch(Pending, ReplySink):
             return
         self._bytes += len(reply)
         if self._bytes > self._bytes_max:
-            error = PlainError(f"replies of more than {self._bytes_max} bytes were requested at once")
+            error = GenericError(f"replies of more than {self._bytes_max} bytes were requested at once")
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
         self._epochs[index] = epochs

@@ -12,7 +12,7 @@ from resp_server.execution.long_requests import of_bounded_size
 from resp_server.forwarding.answers import Answer, Called
 from resp_server.forwarding.raw_replies import Steps, is_error, raw_reply_of, split_header
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.batch import ReplyBatch
@@ -34,7 +34,7 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
             texts.append(pack(some).partition(b"\r\n")[2])
             size += len(texts[-1])
             if size > PACKED_BYTES_MAX:
-                raise PlainError(f"a request may have {PACKED_BYTES_MAX >> 20} MiB through a proxy; split it")
+                raise GenericError(f"a request may have {PACKED_BYTES_MAX >> 20} MiB through a proxy; split it")
             yield
         if at:
             request[at : at + len(words)] = [b""] * len(words)
@@ -44,7 +44,7 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
 async def answer_in_portions(
     portions: Iterator[Request], send_portion: SendPortion, split: Split, protocol: int, bytes_max: int
 ) -> Answer:
-    """Answer a request that is sent in portions. bytes_max: of all replies; PlainError if they are longer."""
+    """Answer a request that is sent in portions. bytes_max: of all replies; GenericError if they are longer."""
     texts: list[bytes] = []
     size = count = 0
     for portion in portions:
@@ -59,7 +59,7 @@ async def answer_in_portions(
         texts += chunks
         size += len(reply)
         if size > bytes_max:
-            raise PlainError(f"replies of more than {bytes_max} bytes were requested at once")
+            raise GenericError(f"replies of more than {bytes_max} bytes were requested at once")
     if split.joined is Joined.SUM:
         return Answer(encode(count, protocol))
     return Answer(raw_reply_of([encode_header(list, count, protocol), *texts]))

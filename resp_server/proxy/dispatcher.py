@@ -47,7 +47,7 @@ from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
-    PlainError,
+    GenericError,
     ReplyError,
     not_served,
 )
@@ -158,7 +158,7 @@ class ProxyDispatcher(Dispatcher):
         return False  # servers answer
 
     def has_keys(self, session: Session) -> bool:
-        """Tell whether requests about keys are forwarded. All databases but 0 are empty."""
+        """Return whether requests about keys are forwarded. All databases but 0 are empty."""
         return session.db == 0
 
     def poll(self, poller: Any) -> None:
@@ -308,10 +308,10 @@ class ProxyDispatcher(Dispatcher):
             split_by_slot(command.facts, request, self.target_of)  # raises for keys of several slots
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
-        """Raise PlainError for a command that cannot be queued here."""
+        """Raise GenericError for a command that cannot be queued here."""
         is_known = policy_of(command) in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS)
         if not is_known or not command.policy.runs_in_transaction:
-            raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
+            raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
 
     def _split_of(self, command: Command, request: Request) -> Split | None:
         """Return how a long request is split; None: it is not forwarded, or not split."""
@@ -389,7 +389,7 @@ class ProxyDispatcher(Dispatcher):
             self._check(context, command, portion)
             portion_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
             if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, portion, session, portion_batch):
-                raise PlainError("the request is malformed")
+                raise GenericError("the request is malformed")
             portion_batch.seal()
             return portion_batch
 
@@ -414,7 +414,7 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _may_forward(self, context: CommandContext, command: Command, request: Request) -> bool:
-        """Tell whether a request may be forwarded; if not, this proxy replies the error."""
+        """Return whether a request may be forwarded; if not, this proxy replies the error."""
         session = context.session
         if not session.is_authenticated or session.user.denial(command, request) is not None:
             return False
@@ -629,7 +629,7 @@ class ProxyDispatcher(Dispatcher):
         found = self._applications.with_job(job.decode("utf-8", "surrogateescape"))
         if len(found) > 1:
             name = job.decode("utf-8", "surrogateescape")
-            raise PlainError(clash(found[0], name, found[1], name))
+            raise GenericError(clash(found[0], name, found[1], name))
         return found or each[:1]
 
     def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:

@@ -15,12 +15,12 @@ from state_backend.model.slots import SLOTS
 
 
 def has_reached(epochs: Epochs, floor: Epochs, removed: Collection[str] = ()) -> bool:
-    """Tell whether a server at these epochs has reached a floor; removed jobs do not count."""
+    """Return whether a server at these epochs has reached a floor; removed jobs do not count."""
     return all(epochs.get(job, REMOVED) >= reached for job, reached in floor.items() if job not in removed)
 
 
 def is_behind(epochs: Epochs, seen: Epochs) -> bool:
-    """Tell whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
+    """Return whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
     return any(epochs.get(job, reached) < reached for job, reached in seen.items())
 
 

@@ -91,7 +91,7 @@ class NamedHash(NamedTuple):
 
 
 def has_fields(rule: Rule) -> bool:
-    """Tell whether a rule names fields of hashes."""
+    """Return whether a rule names fields of hashes."""
     return rule.lists_names and isinstance(rule.mapping, NameMapping) and rule.mapping.field is not None
 
 
@@ -122,12 +122,12 @@ def texts_in(reply: RawReply) -> Steps[Sequence[bytes]]:
 
 
 def is_failure(reply: RawReply) -> bool:
-    """Tell whether a read of fields has failed. A key that is not a hash is not a failure."""
+    """Return whether a read of fields has failed. A key that is not a hash is not a failure."""
     return isinstance(reply, bytes) and reply[:1] == b"-" and not reply.startswith(WRONG_TYPE)
 
 
 def may_match(pattern: bytes, prefix: bytes, is_complete: bool) -> bool:
-    """Tell whether some name with this prefix can match a pattern. Only the pattern's literal start is compared.
+    """Return whether some name with this prefix can match a pattern. Only the pattern's literal start is compared.
 
     is_complete: the prefix is the whole name.
     """

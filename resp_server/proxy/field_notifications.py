@@ -126,7 +126,7 @@ class FieldReads(ReplySink):
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all replies have arrived."""
+        """Return whether all replies have arrived."""
         return not self._missing
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
@@ -214,11 +214,11 @@ class FieldListeners:
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether events of hashes may be needed."""
+        """Return whether events of hashes may be needed."""
         return bool(self._classes & NAME_CLASSES) and bool(self._channels or any(self._prefixes.values()))
 
     def is_hidden(self, event: bytes) -> bool:
-        """Tell whether clients must not see a hash's own event: servers send it only for the events of its fields."""
+        """Return whether clients must not see a hash's own event: servers send it only for the events of its fields."""
         return event in HASH_EVENTS and bool(self._rules.rules) and not self._classes & HASH_CLASS
 
     def event_of(self, key: bytes, event: bytes, rules: Sequence[Rule]) -> FieldEvent | None:

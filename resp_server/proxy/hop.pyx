@@ -398,7 +398,7 @@ cdef class ClientBatch:
         return epochs
 
     cdef bint has_older_reply(self) except -1:
-        """Tell whether a reply is from an earlier epoch than a reply before it."""
+        """Return whether a reply is from an earlier epoch than a reply before it."""
         cdef size_t i, j
         cdef Request* request
         cdef list each = []
@@ -1053,7 +1053,7 @@ cdef class StoredReads(FastPath):
         self.core.key_filter = keys
 
     cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
-        """Tell whether to try to answer. Before `begin`, the first key is looked at: to begin takes longer."""
+        """Return whether to try to answer. Before `begin`, the first key is looked at: to begin takes longer."""
         cdef size_t count = 0
         cdef Word* words = self.hop.words
         if not session.can_use_fast_path:

@@ -32,7 +32,7 @@ class JobKeys:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the key formats of all jobs are known."""
+        """Return whether the key formats of all jobs are known."""
         return self.has_formats and self._terms.items() <= self._format_terms.items()
 
     def epoch_reported(self, job: str, reached: JobEpoch) -> bool:

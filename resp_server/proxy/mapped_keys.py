@@ -69,7 +69,7 @@ class MappedKeys:
         return FieldRules([rule for rule in self.listed if has_fields(rule)], self._ownership.matcher.decider)
 
     def is_state(self, key: bytes) -> bool:
-        """Tell whether states answer a key, by its own name, in database 0, or may answer it."""
+        """Return whether states answer a key, by its own name, in database 0, or may answer it."""
         found = self._ownership.matcher.decide(key)
         return found.owner is not Owner.UPSTREAM and (found.rule is None or found.rule.mapping is None)
 
@@ -124,7 +124,7 @@ class MappedKeys:
 
 
 def may_name(kind: SubscriptionKind, name: bytes, rules: Iterable[Rule]) -> bool:
-    """Tell whether a channel or pattern may receive notifications with the names of some rules, in their databases."""
+    """Return whether a channel or pattern may get notifications with the names of some rules, in their databases."""
     if kind is SubscriptionKind.SHARD:
         return False
     is_pattern = kind is SubscriptionKind.PATTERN

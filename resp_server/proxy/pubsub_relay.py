@@ -35,7 +35,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.limits import STEP_NS_MAX
 from resp_server.net.tls import reason_of
-from resp_server.protocol.errors import ClusterDownError, PlainError
+from resp_server.protocol.errors import ClusterDownError, GenericError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
@@ -766,7 +766,7 @@ class ProxyMessageBus(MessageBus):
         self, publisher: Session, kind: SubscriptionKind, channel: bytes, text: bytes, *, is_forwarded: bool = True
     ) -> Reply:
         if channel.startswith(OWN_CHANNELS):
-            raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
+            raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         cluster = self.applications.each[0]
         home = self.relay.home
         if home is None:
@@ -814,4 +814,4 @@ def _raise(error: Exception) -> Reply:
 
 
 def _too_late() -> Reply:
-    raise PlainError("no server took the message in time")
+    raise GenericError("no server took the message in time")

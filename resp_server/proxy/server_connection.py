@@ -24,7 +24,7 @@ from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.tls import Certificates, reason_of
-from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.errors import GenericError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.job_keys import JobKeys
@@ -181,17 +181,17 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether the connection is open."""
+        """Return whether the connection is open."""
         return self._link is not None
 
     @property
     def is_usable(self) -> bool:
-        """Tell whether the server can take requests."""
+        """Return whether the server can take requests."""
         return self.is_ready or self.is_detaching
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether no request is queued or in flight."""
+        """Return whether no request is queued or in flight."""
         return not self._queue and not self._in_flight
 
     @property
@@ -202,12 +202,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def add(self, request: ServerRequest) -> None:
         """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
-            request.refuse(PlainError(f"too many requests wait for {self.key.address}"))
+            request.refuse(GenericError(f"too many requests wait for {self.key.address}"))
         elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
             request.sends += 1
             self.send(request.packed, request)
         elif (reason := self._cluster.reason_to_give_up(self)) is not None:
-            request.refuse(PlainError(reason))
+            request.refuse(GenericError(reason))
         else:
             if request.queued_until_s is None:
                 request.queued_until_s = min(request.deadline_s, self._cluster.clock() + self._cluster.timeout_s)
@@ -301,7 +301,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 elif self.is_ready:
                     request.refuse(TryAgainError(f"{self.key.address} has not reached the epochs of earlier replies"))
                 else:
-                    request.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
+                    request.refuse(GenericError(self.reason or f"{self.key.address} cannot be reached in time"))
 
     def cut(self, reason: str) -> None:
         """Close the connection, if it is open; requests in flight are sent again."""
@@ -509,7 +509,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._was_reached = False
             if self.is_given_up:
                 for request in self.take_queued():
-                    request.refuse(PlainError(self.reason))
+                    request.refuse(GenericError(self.reason))
         else:
             self._link = link
             self._connected_s = self._last_received_s = self._cluster.clock()

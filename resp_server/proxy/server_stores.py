@@ -33,7 +33,7 @@ class ServerEpochs(Protocol):
     """
 
     def is_ready(self, server: ConnectionKey) -> bool:
-        """Tell whether a server can take requests."""
+        """Return whether a server can take requests."""
 
     def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
         """Return the newest epoch of a job that a server is known to have; None: it does not serve the job."""

@@ -28,7 +28,7 @@ from resp_server.forwarding.reply_stages import Defer
 from resp_server.net.connecting import connected
 from resp_server.net.tls import Certificates
 from resp_server.net.transports import AwakeClock
-from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
+from resp_server.protocol.errors import ClusterDownError, GenericError, TryAgainError, internal_error
 from resp_server.proxy.epoch_floors import EpochFloors, has_reached
 from resp_server.proxy.job_keys import JobKeys
 from resp_server.proxy.outages import CommonEpoch, Outages, newest_common
@@ -164,7 +164,7 @@ class StateCluster:
 
     def _send(self, request: ServerRequest) -> None:
         if self._is_stopping:
-            request.refuse(PlainError("the proxy stops"))
+            request.refuse(GenericError("the proxy stops"))
             return
         address = request.address
         if address is None:
@@ -197,7 +197,7 @@ class StateCluster:
         return connection
 
     def has_server(self, address: str) -> bool:
-        """Tell whether a server belongs to this application."""
+        """Return whether a server belongs to this application."""
         return address in self._server_addresses
 
     def active_server(self, master: str) -> str:
@@ -406,7 +406,7 @@ class StateCluster:
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
     def is_ready(self, server: ConnectionKey) -> bool:
-        """Tell whether a server can take requests."""
+        """Return whether a server can take requests."""
         connection = self.connections.get(server)
         return connection is not None and connection.is_ready
 
@@ -493,7 +493,7 @@ class StateCluster:
         now_s = self.now_s
         for request in requests:
             if request.sends >= SENDS_MAX or now_s >= request.deadline_s:
-                request.refuse(PlainError(reason))
+                request.refuse(GenericError(reason))
             else:
                 self.send(request)
         for connection in self.connections.values():
@@ -530,7 +530,7 @@ class StateCluster:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
         except (ValueError, IndexError):  # the request is in no queue any more, so it has to get a reply here
-            request.refuse(PlainError(f"{address} sent a malformed MOVED"))
+            request.refuse(GenericError(f"{address} sent a malformed MOVED"))
             return
         if was != owner:
             if was is not None:
@@ -550,7 +550,7 @@ class StateCluster:
     # -- the active servers -------------------------------------------------------------------------------------------
 
     def _stays_open(self, key: ConnectionKey) -> bool:
-        """Tell whether a connection stays open without requests: the server announces its epochs over it."""
+        """Return whether a connection stays open without requests: the server announces its epochs over it."""
         return key.protocol == 2 and not key.is_long and key.address in self._server_addresses
 
     def _choose_active(self) -> None:
@@ -579,7 +579,7 @@ class StateCluster:
                 request.sends -= 1  # no connection was lost
                 self.send(request)
             else:  # it stands for a part of a request, which is sent again as a whole
-                request.refuse(PlainError(f"{before} was replaced before it replied"))
+                request.refuse(GenericError(f"{before} was replaced before it replied"))
 
     def _choose(self) -> dict[str, str]:
         """Choose each shard's active server; return the former one, by master, of each shard where it changed."""
@@ -734,7 +734,7 @@ class LongReply:
     def disconnected(self, reason: str) -> None:
         """Reply with an error."""
         self._others.remove(self)
-        self._request.refuse(PlainError(reason))
+        self._request.refuse(GenericError(reason))
 
 
 class LongReplies:
@@ -749,7 +749,7 @@ class LongReplies:
         """Take over a socket whose next reply is long. It is read when the buffers of all long replies have room."""
         if link.partial_bytes > REPLY_BYTES_MAX:
             link.forget()
-            request.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
+            request.refuse(GenericError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
             return
         reply = LongReply(self, link, request, epochs, self._cluster.deadline_s(is_long=True))
         self._all.append(reply)

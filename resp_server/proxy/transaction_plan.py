@@ -16,7 +16,7 @@ from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
+from resp_server.protocol.errors import ClusterDownError, GenericError, ReplyError
 from resp_server.protocol.replies import Pending, Sliced
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
@@ -96,7 +96,7 @@ class ServerTransaction(ReplySink):
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         connection = self._connection(protocol)
         if len(self.packed) > COMMANDS_MAX:
-            raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
+            raise GenericError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
@@ -169,7 +169,7 @@ class ServerTransaction(ReplySink):
         if found is not None or self.is_aborted:
             return None if found is None else as_bytes(found)
         if self.head[:1] != b"*":
-            return b"-%b\r\n" % PlainError("the server did not run the transaction").line
+            return b"-%b\r\n" % GenericError("the server did not run the transaction").line
         self.items = yield from items_of(self.replies[-1])
         for at in range(0, len(self.items), CHECKED_AT_ONCE):
             yield

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from resp_server.limits import WORKER_MESSAGES_BYTES_MAX
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
@@ -61,7 +61,7 @@ class MessageBus:
         The publisher's own copy follows the reply; within a transaction it follows all of EXEC's replies.
         """
         if channel.startswith(OWN_CHANNELS):
-            raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
+            raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         check_name(channel)
         self._check_size(len(channel) + len(text))
         delivered = _Delivered()
@@ -144,9 +144,9 @@ class MessageBus:
         if self._host.workers is None:
             return
         if size > RELAYED_BYTES_MAX:
-            raise PlainError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
+            raise GenericError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
         if self._waiting_bytes + size > WORKER_MESSAGES_BYTES_MAX:
-            raise PlainError("too many messages wait to be relayed to the other workers")
+            raise GenericError("too many messages wait to be relayed to the other workers")
 
     def _relay_message(
         self, kind: SubscriptionKind, channel: bytes, text: bytes, answer: Callable[[int], Reply]
@@ -212,7 +212,7 @@ class _Delivered:
 
 
 def _not_delivered() -> Reply:
-    raise PlainError("the message is still being sent, after earlier messages")
+    raise GenericError("the message is still being sent, after earlier messages")
 
 
 def _text_of(data: bytes) -> str:

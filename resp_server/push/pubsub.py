@@ -92,7 +92,7 @@ class PubSub:
     # -- subscribers --------------------------------------------------------------------------------------------------
 
     def subscribe(self, session: Session, kind: SubscriptionKind, names: Sequence[bytes]) -> bytes:
-        """Subscribe a client; return the encoded replies. PlainError for too many; then nothing changes."""
+        """Subscribe a client; return the encoded replies. GenericError for too many; then nothing changes."""
         subscriptions = session.subscriptions or Subscriptions()
         subscriptions.check_limits(kind, names)
         is_pattern = kind is SubscriptionKind.PATTERN

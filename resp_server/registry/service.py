@@ -37,7 +37,7 @@ from resp_server.limits import REGISTRY_PEER_BYTES_MAX
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import Certificates
 from resp_server.net.transports import AwakeClock
-from resp_server.protocol.errors import PlainError, WrongLogError
+from resp_server.protocol.errors import GenericError, WrongLogError
 from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
@@ -434,11 +434,11 @@ class Registry:
                     await self._end_servers([member for member in members if member.report.driver == driver])
                     return OK
         except ReportError as error:
-            return PlainError(str(error))
+            return GenericError(str(error))
         except ValueError as error:
-            return PlainError(f"a number is needed: {error}")
+            return GenericError(f"a number is needed: {error}")
         verbs = "REPORT json, WATCH, NOTICE job epoch [term], WAIT job epoch timeout_ms, MEMBERS, LOG, END driver"
-        return PlainError(f"not a request of a registry; there are {verbs}")
+        return GenericError(f"not a request of a registry; there are {verbs}")
 
     def _accept_report(self, peer: RegistryConnection, report: Report) -> Reply:
         if refusal := self._own_log.refusal(report, self._is_alive):
@@ -456,12 +456,12 @@ class Registry:
         if member is None or not member.is_alive or member.report.address != address:
             for other in self._members.values():
                 if other.is_alive and other is not member and other.report.address == address:
-                    return PlainError(
+                    return GenericError(
                         f"server {other.report.id} is at {address} already; give this one another address"
                     )
         if member is None:
             if len(self._members) >= NODES_MAX:
-                return PlainError(f"there are {NODES_MAX} servers already")
+                return GenericError(f"there are {NODES_MAX} servers already")
             self._join_count += 1
             member = MemberState(report, self._join_count, now_s, now_s, peer, self._assignment.includes(report.id))
             self._members[report.id] = member

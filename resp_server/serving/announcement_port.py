@@ -11,7 +11,7 @@ import socket
 
 from resp_server.limits import DRIVER_CONNECTIONS_MAX
 from resp_server.net.tls import Certificates
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
@@ -69,4 +69,4 @@ class _Writer:
                     return OK
         except ValueError:
             pass
-        return PlainError("not a request of the announcements port; there is NOTICE job epoch [term]")
+        return GenericError("not a request of the announcements port; there is NOTICE job epoch [term]")

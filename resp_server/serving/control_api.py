@@ -22,7 +22,7 @@ from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.limits import DRIVER_CONNECTIONS_MAX
 from resp_server.net.tls import Certificates
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
@@ -98,14 +98,14 @@ class _Caller:
                     self._topology_source.take(Topology.parse(text), node)
                     return OK
                 case [b"LEASE", str(linger_s)] if self._driver_leases is not None:
-                    return OK if self._driver_leases.take(self, float(linger_s)) else PlainError("the server ends")
+                    return OK if self._driver_leases.take(self, float(linger_s)) else GenericError("the server ends")
                 case [b"STOP", str(leases)] if self._driver_leases is not None:
                     others = max(0, self._driver_leases.count - int(leases))
                     if not others:
                         self._driver_leases.end()
                     return others
         except TopologyError as error:
-            return PlainError(str(error))
+            return GenericError(str(error))
         except ValueError:
             pass
-        return PlainError("not a request of the control port")
+        return GenericError("not a request of the control port")

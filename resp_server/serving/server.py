@@ -26,7 +26,7 @@ from resp_server.net.addresses import address_of
 from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port, listen_at_ports
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.net.transports import keep_alive
-from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
+from resp_server.protocol.errors import DeniedError, GenericError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.serving.epoch_notifier import EpochNotifier
 from resp_server.session.session import Session
@@ -279,7 +279,7 @@ class Server:
         stats.connections_received += 1
         if len(self._connections) >= config.maxclients and not self._make_room():
             stats.connections_rejected += 1
-            return PlainError("max number of clients reached")
+            return GenericError("max number of clients reached")
         is_nopass = self.context.users.default.is_nopass
         if config.protected_mode and is_nopass and not is_local(transport.get_extra_info("peername")):
             stats.connections_rejected += 1

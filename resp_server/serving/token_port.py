@@ -20,7 +20,7 @@ from resp_server.limits import KEEPALIVE_S
 from resp_server.net.listeners import ACCEPT_PAUSE_S, ACCEPTS_PER_ROUND
 from resp_server.net.tls import Certificates, reason_of
 from resp_server.net.transports import keep_alive
-from resp_server.protocol.errors import PlainError, internal_error
+from resp_server.protocol.errors import GenericError, internal_error
 from resp_server.protocol.replies import OK, encode
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 
@@ -115,7 +115,7 @@ class _UnauthenticatedConnection(asyncio.Protocol):
         """Send an error and close. If the client does not read it or keeps TLS open, `AUTH_S_MAX` ends it."""
         assert self._transport is not None
         self._is_refused = True
-        self._transport.write(encode(PlainError(reason), self._port.protocol))
+        self._transport.write(encode(GenericError(reason), self._port.protocol))
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:

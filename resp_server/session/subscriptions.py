@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 
 # The subscriptions of one client, and the length of a name or pattern (guesses: Redis has no limits). Each pattern is
 # matched with the channel of each message.
@@ -63,25 +63,25 @@ class Subscriptions:
         return len(self._by_kind[SubscriptionKind.CHANNEL]) + len(self._by_kind[SubscriptionKind.PATTERN])
 
     def check_limits(self, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
-        """Raise PlainError if a client would have too many subscriptions."""
+        """Raise GenericError if a client would have too many subscriptions."""
         new = {name for name in names if name not in self._by_kind[kind]}
         if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
             raise self.limit_error()
         for name in new:
             check_name(name)
 
-    def limit_error(self) -> PlainError:
+    def limit_error(self) -> GenericError:
         """Return the error for too many subscriptions."""
-        return PlainError(
+        return GenericError(
             f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
             f"{SUBSCRIBED_BYTES_MAX >> 20} MiB; unsubscribe from some, or use a pattern"
         )
 
 
 def check_name(name: bytes) -> None:
-    """Raise PlainError for a channel name or pattern that is too long."""
+    """Raise GenericError for a channel name or pattern that is too long."""
     if len(name) > NAME_BYTES_MAX:
-        raise PlainError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
+        raise GenericError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
 
 
 def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import WORD_OVERHEAD_BYTES, LongRequest, Request
 
 # The limits of queued commands between MULTI and EXEC (guesses; in Redis the query buffer limits them, to a gigabyte).
@@ -33,13 +33,13 @@ class Transaction:
         self.slots: dict[int, None] = {}
 
     def add(self, request: Request) -> None:
-        """Queue a request; PlainError if too much is queued."""
+        """Queue a request; GenericError if too much is queued."""
         if type(request) is LongRequest:
             self.size_bytes += request.size_bytes
         else:
             self.size_bytes += sum(map(len, request)) + WORD_OVERHEAD_BYTES * len(request)
         if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
-            raise PlainError(
+            raise GenericError(
                 f"a transaction may have {QUEUED_REQUESTS_MAX} commands and {QUEUED_BYTES_MAX >> 20} MiB; split it"
             )
         self.requests.append(request)
@@ -64,22 +64,22 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> Mark:
-        """Parse a reply of STATE MARK; PlainError if it is none."""
+        """Parse a reply of STATE MARK; GenericError if it is none."""
         words = text.decode("utf-8", "replace").split(" ", 3)
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
-            raise PlainError("a mark is the unchanged reply of STATE MARK")
+            raise GenericError("a mark is the unchanged reply of STATE MARK")
         return cls(words[3], int(words[0]), words[2], words[1] == "1")
 
 
 def check_watch_limits(watched: Collection[tuple[int, bytes]], new: Collection[bytes]) -> None:
-    """Raise PlainError if a client would watch too many keys.
+    """Raise GenericError if a client would watch too many keys.
 
     Args:
         watched: Its keys so far, each with its database.
     """
     is_over = len(watched) + len(new) > WATCHED_KEYS_MAX
     if is_over or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
-        raise PlainError(
+        raise GenericError(
             f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
         )
 

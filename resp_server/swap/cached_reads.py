@@ -126,6 +126,6 @@ class ReadsInFlight:
             del self._counts[client]
 
     def has(self, client: int, key: bytes) -> bool:
-        """Tell whether a client reads a key."""
+        """Return whether a client reads a key."""
         counts = self._counts.get(client)
         return counts is not None and (key in counts or None in counts)

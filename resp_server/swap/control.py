@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from resp_server.protocol.errors import LoadingError, PlainError
+from resp_server.protocol.errors import GenericError, LoadingError
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.swap.rules_reload import RELOAD_S_MAX, RulesReload
 from resp_server.swap.shadow import Shadow
@@ -46,13 +46,13 @@ class OwnershipControl:
         if self._is_loading():
             raise LoadingError("the state servers have not reported their jobs yet; retry in a moment")
         if len(keys) > NAMES_MAX:
-            raise PlainError(f"{len(keys)} keys are given; at most {NAMES_MAX} are possible")
+            raise GenericError(f"{len(keys)} keys are given; at most {NAMES_MAX} are possible")
         matcher = self._ownership.matcher
         decide = matcher.decider(database)
         return [_owner_row(decide(key), matcher.owner_of(key, database)) for key in keys]
 
     def confirm(self, job: bytes) -> Reply:
-        """Give a job's keys to its states; return its key formats. PlainError if a copier writes some of them."""
+        """Give a job's keys to its states; return its key formats. GenericError if a copier writes some of them."""
         self._reload.check_confirmed(job.decode("utf-8", "surrogateescape"))
         return _formats(self._ownership.confirm, job)
 
@@ -65,7 +65,7 @@ class OwnershipControl:
         return self._shadow.rows()
 
     def reload(self) -> Reply:
-        """Reload the rules file; return the number of rules. PlainError with all mistakes: nothing changes then."""
+        """Reload the rules file; return the number of rules. GenericError with all mistakes: nothing changes then."""
         reply = Pending(RELOAD_S_MAX, _too_late)
         self._reload.begin(reply.resolve)
         return reply.make() if reply.is_resolved else reply
@@ -82,12 +82,12 @@ class OwnershipControl:
     def reload_at_signal(self) -> None:
         """Reload the rules file, if there is one. Mistakes are logged."""
         if self._ownership.rules_file is not None:
-            with suppress(PlainError):
+            with suppress(GenericError):
                 self._reload.begin(lambda make: None)
 
 
 def _too_late() -> Reply:
-    raise PlainError("the rules were not read in time")
+    raise GenericError("the rules were not read in time")
 
 
 def _owner_row(decision: Decision, state: str | None) -> Reply:
@@ -101,4 +101,4 @@ def _formats(change: Callable[[str], Sequence[str]], job: bytes) -> Reply:
     try:
         return [text.encode() for text in change(job.decode("utf-8", "surrogateescape"))]
     except UnknownJobError as error:
-        raise PlainError(str(error)) from None
+        raise GenericError(str(error)) from None

@@ -20,7 +20,7 @@ from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import QUEUED, keys_read
 from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask
-from resp_server.protocol.errors import NoPermError, PlainError
+from resp_server.protocol.errors import GenericError, NoPermError
 from resp_server.protocol.replies import Reply, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
@@ -376,13 +376,13 @@ class SwapDispatcher(SideSender):
             return await between_batches(self._long.route_of(context, request), batch)
         try:
             return self.router.route(request, session.next_db), batch
-        except PlainError as error:
+        except GenericError as error:
             if not self.router.needs_getkeys(request):
                 raise
             unknown = error
         reason, batch = await between_batches(self._getkeys.look_up(request), batch)
         if reason:
-            raise PlainError(f"{unknown}: {reason}")
+            raise GenericError(f"{unknown}: {reason}")
         return self.router.route(request, session.next_db), batch
 
     def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
@@ -489,7 +489,7 @@ class SwapDispatcher(SideSender):
             return reply
 
         if self._pinned.holds_state(session):
-            raise PlainError("another user cannot log in between WATCH and EXEC, or as a subscriber")
+            raise GenericError("another user cannot log in between WATCH and EXEC, or as a subscriber")
         session.last_command = self._table.find(AUTH if request.rest is None else HELLO).name
         self._stats.command_stats(session.last_command).calls += 1
         self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
@@ -529,11 +529,11 @@ class SwapDispatcher(SideSender):
             return False  # the general path refuses it
         self.router.commands.check_form(routed, request)
         if routed.is_subscription:
-            raise PlainError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
+            raise GenericError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
             self.check_rights(context, routed, request)
         if route.destination is Destination.SELECT and self._pinned.listens(context.session):
-            raise PlainError(NOT_BY_SUBSCRIBERS)
+            raise GenericError(NOT_BY_SUBSCRIBERS)
         context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
@@ -555,7 +555,7 @@ class SwapDispatcher(SideSender):
         """Return the database after a queued SELECT: the same if its number is invalid."""
         try:
             return self.databases_of(session).number_of(word)
-        except PlainError:
+        except GenericError:
             return session.next_db
 
     def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
@@ -564,7 +564,7 @@ class SwapDispatcher(SideSender):
             if self._is_of_states(request, database):
                 yield request
             if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
-                with suppress(PlainError):
+                with suppress(GenericError):
                     database = self.databases_of(session).number_of(request[1])
 
     def _is_of_states(self, request: Request, database: int) -> bool:
@@ -582,7 +582,7 @@ class SwapDispatcher(SideSender):
         return self._logins.of(session.id)
 
     def has_states(self, database: int) -> bool:
-        """Tell whether states may have keys in a database."""
+        """Return whether states may have keys in a database."""
         return database in self._ownership.matcher.databases
 
     @property
@@ -598,7 +598,7 @@ class SwapDispatcher(SideSender):
         databases = self._logins.of(session.id)
         number = databases.number_of(word)
         if number != session.db and self._pinned.holds_state(session):
-            raise PlainError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
+            raise GenericError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
         session.last_command = self._table.find(SELECT).name
         self._stats.command_stats(session.last_command).calls += 1
         if databases.is_open(number) or number in self._ownership.matcher.databases:
@@ -632,7 +632,7 @@ class SwapDispatcher(SideSender):
     def _answer_history(
         self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
     ) -> bool:
-        """Request the history of a state's key from its server; PlainError for a key that is not a state's.
+        """Request the history of a state's key from its server; GenericError for a key that is not a state's.
 
         False: the proxy refuses the request.
         """
@@ -669,7 +669,7 @@ class SwapDispatcher(SideSender):
         command = routed.command
         assert command is not None
         if context.session.transaction is not None:
-            raise PlainError(
+            raise GenericError(
                 f"command '{routed.name}' cannot be in a transaction through --upstream: the reply to EXEC would have "
                 "several replies to it, or pushes"
             )
@@ -707,7 +707,7 @@ class SwapDispatcher(SideSender):
             return self.may_replicate(request)  # a request of states only reads
         try:
             route = self.router.route(request, database)
-        except PlainError:
+        except GenericError:
             return self.router.needs_getkeys(request)  # otherwise it is refused
         return route is not None and route.destination not in NOT_FOR_UPSTREAM
 
@@ -722,13 +722,13 @@ class SwapDispatcher(SideSender):
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         if command.policy.role is Role.HELLO:
             if len(request) > 1 and request[1] in (b"2", b"3") and int(request[1]) != session.protocol:
-                raise PlainError(
+                raise GenericError(
                     "HELLO with another version of the protocol cannot be in a transaction through --upstream: "
                     "the reply to EXEC would be in two versions"
                 )
         elif command.policy.role is Role.CLIENT_REPLY:
             if len(request) == 3 and request[2].upper() != b"ON":
-                raise PlainError(
+                raise GenericError(
                     "CLIENT REPLY OFF and SKIP cannot be in a transaction through --upstream: "
                     "the reply to EXEC would have too few items"
                 )

@@ -29,7 +29,7 @@ from resp_server.forwarding.packing import pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply
-from resp_server.protocol.errors import ExecAbortError, PlainError, ReplyError
+from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.transactions import BackendExec, Watched
 from resp_server.session.epoch_feed import Epochs, latest, union_of
@@ -136,7 +136,7 @@ class OverlayPlan:
             await turns
         self._upstream.end_commands()
         if self._overlay.is_strict and self.needs_states and self._upstream.is_needed:
-            raise PlainError("--transactions strict refuses keys of states and of the upstream together")
+            raise GenericError("--transactions strict refuses keys of states and of the upstream together")
 
     async def _route_of_long(self, request: LongRequest) -> Route | None:
         router = self._overlay.router
@@ -205,7 +205,7 @@ class OverlayPlan:
         """Apply a queued SELECT; return its reply."""
         try:
             number = self._overlay.databases_of(self._session).number_of(word)
-        except PlainError as error:
+        except GenericError as error:
             return self._overlay.error_reply(error)
         refusal = self._upstream.refusals.get(number)
         if refusal is not None and not self._overlay.has_states(number):
@@ -370,7 +370,7 @@ def _unchecked_databases(requests: Sequence[Request], databases: Databases, sess
         if at % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
             yield
         if len(request) == 2 and role_of(request[0]) is Role.SELECT:
-            with suppress(PlainError):
+            with suppress(GenericError):
                 found.add(databases.number_of(request[1]))
     return {number for number in found if number != session.db and not databases.is_open(number)}
 

@@ -18,7 +18,7 @@ from resp_server.forwarding.answers import Answer, ReplyFuture, in_steps, joined
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply, merge_or_error
-from resp_server.protocol.errors import PlainError, TryAgainError
+from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
@@ -143,7 +143,7 @@ def _following_and_keys(position: ScanPosition, page: RawReply, node_count: int)
     try:
         inner, keys = yield from items_of(page)
         following = after(position, int(text_of(inner)), node_count)
-    except PlainError as error:
+    except GenericError as error:
         return b"", b"-%b\r\n" % error.line
     except MALFORMED_REPLY_ERRORS as error:
         return b"", malformed_reply(error)

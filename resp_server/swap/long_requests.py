@@ -41,7 +41,7 @@ untrack: Callable[[LongRequest], None] = (lambda words: None) if native.core is 
 
 
 def is_long(request: Request) -> bool:
-    """Tell whether a request is routed in steps."""
+    """Return whether a request is routed in steps."""
     return type(request) is LongRequest
 
 

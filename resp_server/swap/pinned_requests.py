@@ -27,14 +27,14 @@ class PinnedRequests:
         self._logins = logins
 
     async def block(self, routed: RoutedCommand, request: Request, session: Session) -> Answer:
-        """Answer a blocking command, the only request of its batch; PlainError if too many clients have connections."""
+        """Answer a blocking command, the only one of its batch; GenericError if too many clients have connections."""
         future, caching = ReplyFuture(), caching_before(session.tracking_state)
         upstream = self._logins.of(session.id).of(session.db)
         upstream.block(session.id, session.protocol, routed, request, future, 0, caching=caching)
         return await future
 
     def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
-        """Tell whether a client has a connection of its own, among those of some pools."""
+        """Return whether a client has a connection of its own, among those of some pools."""
         return any(pool.pinned.get(client) is not None for pool in pools)
 
     def unwatch(self, session: Session) -> None:
@@ -45,12 +45,12 @@ class PinnedRequests:
                 pinned.unwatch()
 
     def holds_state(self, session: Session) -> bool:
-        """Tell whether a client watches keys at the upstream, or is subscribed there."""
+        """Return whether a client watches keys at the upstream, or is subscribed there."""
         pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
         return any(each is not None and each.holds_state for each in pinned)
 
     def listens(self, session: Session) -> bool:
-        """Tell whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
+        """Return whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
         pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
         return any(each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in pinned)
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 from resp_server.swap.copier_watch import WATCH_S, CopierWatch
 from resp_server.upstream.key_changes import CONNECTING, ON, KeyChanges
@@ -30,7 +30,7 @@ RELOAD_S_MAX = WATCH_S + 3.0
 KNOWN_S_MAX = 60.0
 KNOWN_POLL_S = 0.05
 
-# Called with a function that returns the number of rules, or raises PlainError.
+# Called with a function that returns the number of rules, or raises GenericError.
 Then = Callable[[Callable[[], Reply]], None]
 
 
@@ -50,12 +50,12 @@ class RulesReload:
         self._is_watching = False
 
     def begin(self, then: Then) -> None:
-        """Read the file. PlainError with all mistakes of the file: the rules then stay as they were."""
+        """Read the file. GenericError with all mistakes of the file: the rules then stay as they were."""
         file = self._ownership.rules_file
         if file is None:
-            raise PlainError("this proxy has no rules file: start it with --routes FILE")
+            raise GenericError("this proxy has no rules file: start it with --routes FILE")
         if self._is_watching:
-            raise PlainError("the rules are being read; retry in a moment")
+            raise GenericError("the rules are being read; retry in a moment")
         try:
             rules = file.read()
         except RulesError as error:
@@ -89,7 +89,7 @@ class RulesReload:
             raise RulesError(str(file.path), [refusal])
 
     def _waits(self, ends_s: float) -> bool:
-        """Tell whether the upstream has not said yet whether it tracks keys."""
+        """Return whether the upstream has not said yet whether it tracks keys."""
         return self._changes.status == CONNECTING and asyncio.get_running_loop().time() < ends_s
 
     def _tracking_refusal(self, rules: Rules) -> str | None:
@@ -116,13 +116,13 @@ class RulesReload:
             raise RulesError(str(file.path), [f"{refusal}; with --copiers report the proxy starts nevertheless"])
 
     def check_confirmed(self, job: str) -> None:
-        """Raise PlainError if a copier writes keys of a job's formats for which a rule in force has prefer-state."""
+        """Raise GenericError if a copier writes keys of a job's formats for which a rule in force has prefer-state."""
         texts = [text for row in self._ownership.jobs() if row.job == job for text in row.formats]
         formats = [KeyFormat.parse(text) for text in texts]
         rules = [rule for rule in self._ownership.rules if any(may_share_keys(rule.keys, each) for each in formats)]
         refusal = self._copiers.refusal(rules)
         if refusal is not None:
-            raise PlainError(f"job '{job}' is not confirmed: {refusal}")
+            raise GenericError(f"job '{job}' is not confirmed: {refusal}")
 
     def _decide(self, file: RulesFile, rules: Rules, then: Then) -> None:
         self._is_watching = False
@@ -152,6 +152,6 @@ def _exact(rules: Rules) -> Sequence[Rule]:
     return [rule for rule in rules if rule.is_cached_exactly]
 
 
-def _refused(reason: str) -> PlainError:
+def _refused(reason: str) -> GenericError:
     logger.error("the rules stay as they were: %s", reason)
-    return PlainError(f"the rules stay as they were: {reason}")
+    return GenericError(f"the rules stay as they were: {reason}")

@@ -12,7 +12,7 @@ from resp_server.execution.dispatcher import keys_read
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, SeenEpochs, ask, joined, started
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer, ReplySink
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.proxy.dispatcher import ProxyDispatcher
@@ -64,7 +64,7 @@ class SideSender(ProxyDispatcher):
         """Send a request to the sides of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
             if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
-                raise PlainError("the request is malformed")
+                raise GenericError("the request is malformed")
         elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
             batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
@@ -115,7 +115,7 @@ class SideSender(ProxyDispatcher):
         return await future
 
     def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
-        """Tell whether a request may be answered from the cache. To hash a long request would take too long."""
+        """Return whether a request may be answered from the cache. To hash a long request would take too long."""
         return (
             route.cache_s > 0
             and not is_long(request)
@@ -175,7 +175,7 @@ class SideSender(ProxyDispatcher):
             return
         if convert is None:
             if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, request, session, batch):
-                raise PlainError("the request is malformed")
+                raise GenericError("the request is malformed")
             return
         to_states = self._senders(session, route.routed, batch.seen).to_states
         reads = [request] if route.of_key is None else [request, route.of_key]
@@ -199,7 +199,7 @@ class SideSender(ProxyDispatcher):
         assert client_command is not None  # a mapped name has Redis' own commands only
         found = split_by_slot(command.facts, request, self.target_of)
         if found is None:
-            raise PlainError("the request is malformed")
+            raise GenericError("the request is malformed")
         parts, merge = found
         if route.of_key is not None:
             parts = [*parts, parts[0]._replace(request=route.of_key)]

@@ -5,7 +5,7 @@ So clients that found the upstream by sentinels need one change: the proxy's add
 
 from __future__ import annotations
 
-from resp_server.protocol.errors import PlainError, client_text
+from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 
@@ -15,7 +15,7 @@ QUORUM = b"1"
 
 
 def sentinel_reply(request: Request, master: bytes, host: bytes, port: bytes) -> Reply:
-    """Return the reply to a SENTINEL request. master: its name; host, port: the proxy's address. PlainError."""
+    """Return the reply to a SENTINEL request. master: its name; host, port: the proxy's address. GenericError."""
     name = request[1].lower() if len(request) > 1 else b""
     if name == b"masters" and len(request) == 2:
         return [_master(master, host, port)]
@@ -23,9 +23,9 @@ def sentinel_reply(request: Request, master: bytes, host: bytes, port: bytes) ->
         return [host, port] if request[2] == master else None
     if len(request) == 3 and name in (b"master", b"sentinels", b"replicas", b"slaves"):
         if request[2] != master:
-            raise PlainError(NO_SUCH_MASTER)
+            raise GenericError(NO_SUCH_MASTER)
         return _master(master, host, port) if name == b"master" else []
-    raise PlainError(f"the proxy does not answer SENTINEL '{client_text(name)}'; ask a sentinel")
+    raise GenericError(f"the proxy does not answer SENTINEL '{client_text(name)}'; ask a sentinel")
 
 
 def _master(name: bytes, host: bytes, port: bytes) -> Reply:

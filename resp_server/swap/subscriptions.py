@@ -16,7 +16,7 @@ from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.batch import ReplyBatch
 from resp_server.push.clients import Clients
@@ -125,7 +125,7 @@ class SwapSubscriptions:
             self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
 
     def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the upstream; the batch gets its error, if any. PlainError if it cannot be sent."""
+        """Send a request to the upstream; the batch gets its error, if any. GenericError if it cannot be sent."""
         self.keep_order(name, request, session)
         try:
             self._send(name, request, session, batch)
@@ -186,12 +186,12 @@ class SwapSubscriptions:
         then(is_confirmed)
 
     def begin_module_subscription(self, name: str, session: Session) -> None:
-        """Prepare the client's connection for a module's command that may subscribe it; PlainError in RESP2.
+        """Prepare the client's connection for a module's command that may subscribe it; GenericError in RESP2.
 
         In RESP2 the frames of a module cannot be distinguished from replies.
         """
         if session.protocol == RESP2:
-            raise PlainError(f"command '{name}' of a module, which may subscribe, needs RESP3; send HELLO 3 first")
+            raise GenericError(f"command '{name}' of a module, which may subscribe, needs RESP3; send HELLO 3 first")
         upstream, pool = self._upstream_of(session), self._pool_of(session)
         if pool is None:
             raise unreachable(self._url, "no node is known")
@@ -313,7 +313,7 @@ class SwapSubscriptions:
 
 
 def is_about_keys(name: str, request: Request) -> bool:
-    """Tell whether a request may subscribe to notifications of keys."""
+    """Return whether a request may subscribe to notifications of keys."""
     return any(may_match_of_any_database(kind_of(name), each) for each in request[1:]) if subscribes(name) else False
 
 

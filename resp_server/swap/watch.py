@@ -30,7 +30,7 @@ async def watch_both(
 ) -> Answer:
     """Watch keys at the upstream, over a connection of the client's own, and the others at state servers.
 
-    Keys whose rule is `prefer-state` are watched at both. PlainError if there are too many keys, or too many clients
+    Keys whose rule is `prefer-state` are watched at both. GenericError if there are too many keys, or too many clients
     with connections of their own.
     """
     owned = set(route.state_keys)

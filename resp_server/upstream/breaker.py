@@ -21,7 +21,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether requests that need a new connection have to fail at once."""
+        """Return whether requests that need a new connection have to fail at once."""
         return bool(self.reason)
 
     def failed(self, reason: str) -> float:

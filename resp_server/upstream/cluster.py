@@ -19,7 +19,7 @@ from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, Merge, ReplySink, merge_or_error
-from resp_server.protocol.errors import PlainError, ReplyError, TryAgainError, internal_error
+from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError, internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.upstream.cluster_requests import Part, Plan, first_slot, least_of, name_at, plan_of
@@ -230,7 +230,7 @@ class UpstreamCluster:
 
     def for_database(self, number: int) -> UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""
-        raise PlainError("SELECT is not allowed in cluster mode")
+        raise GenericError("SELECT is not allowed in cluster mode")
 
     def for_login(self, user: bytes, password: bytes) -> UpstreamCluster:
         """Return the connections for another login, with the same table at first."""
@@ -259,12 +259,12 @@ class UpstreamCluster:
 
     @property
     def is_down(self) -> bool:
-        """Tell whether a node cannot be reached."""
+        """Return whether a node cannot be reached."""
         return not self._table.masters or any(node.breaker.is_open for node in self._nodes.values())
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether there are no connections."""
+        """Return whether there are no connections."""
         return not self._nodes
 
     @property

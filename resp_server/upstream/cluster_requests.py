@@ -17,7 +17,7 @@ from resp_server.command.policy import Joined, SlotSplit
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.routed_commands import RoutedCommand
 from resp_server.upstream.slot_table import SlotTable
@@ -69,12 +69,12 @@ def least_of(replies: Sequence[RawReply]) -> RawReply:
 
 
 def name_at(table: SlotTable, master: Address) -> bytes:
-    """Return the name of a key whose slot a master has; PlainError if that is not found."""
+    """Return the name of a key whose slot a master has; GenericError if that is not found."""
     for number in range(NAMES_MAX):
         name = b"sparkis:wait:%d" % number
         if table.master_of(slot_of(name)) == master:
             return name
-    raise PlainError(f"the upstream's node {master} has too few slots for WAIT")
+    raise GenericError(f"the upstream's node {master} has too few slots for WAIT")
 
 
 class Part(NamedTuple):

@@ -78,7 +78,7 @@ def _mapping(pairs: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def tells_all_keys(facts: CommandSpec) -> bool:
-    """Tell whether the key specifications find every key of a request."""
+    """Return whether the key specifications find every key of a request."""
     return not any(
         "incomplete" in spec["flags"] or "unknown" in (spec["begin_search"]["type"], spec["find_keys"]["type"])
         for spec in facts.key_specs

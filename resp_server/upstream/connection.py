@@ -158,7 +158,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether requests can be sent now."""
+        """Return whether requests can be sent now."""
         return self._link is not None
 
     @property
@@ -206,7 +206,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._connecting = self._loop.create_task(self._connect())
 
     def is_late(self, now_s: float, timeout_s: float) -> bool:
-        """Tell whether the oldest request has waited longer than `timeout_s`, and nothing was received meanwhile."""
+        """Return whether the oldest request has waited longer than `timeout_s`, and nothing was received meanwhile."""
         if not self._in_flight or self._in_flight[0].is_blocking:
             return False
         return now_s > max(self._in_flight[0].sent_s, self._received_s) + timeout_s

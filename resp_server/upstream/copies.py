@@ -26,12 +26,12 @@ class KeyOwner(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Tell whether the states alone answer the key."""
+        """Return whether the states alone answer the key."""
         return self.owner == Owner.STATE.value
 
     @property
     def is_written(self) -> bool:
-        """Tell whether writes of the key go to the upstream."""
+        """Return whether writes of the key go to the upstream."""
         return self.writes == Writes.PASS.value
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.pool import UpstreamPool
 from resp_server.upstream.upstream import Upstream
@@ -39,27 +39,27 @@ class Databases:
         yield from list(self._others.values())
 
     def number_of(self, word: bytes) -> int:
-        """Return the number of a database as SELECT has it; PlainError."""
+        """Return the number of a database as SELECT has it; GenericError."""
         digits = word[1:] if word[:1] == b"-" else word
         if not digits.isdigit() or len(digits) > 10:
-            raise PlainError("value is not an integer or out of range")
+            raise GenericError("value is not an integer or out of range")
         number = int(word)
         if number < 0:
-            raise PlainError(OUT_OF_RANGE)
+            raise GenericError(OUT_OF_RANGE)
         return 0 if number == self._first.url.database else number
 
     def is_open(self, number: int) -> bool:
-        """Tell whether a database is known to exist."""
+        """Return whether a database is known to exist."""
         return number == 0 or (number in self._others and not self._others[number].is_down)
 
     def of(self, number: int) -> Upstream:
-        """Return the connections to a database; PlainError if there are too many."""
+        """Return the connections to a database; GenericError if there are too many."""
         if number == 0:
             return self._first
         pool = self._others.get(number)
         if pool is None:
             if len(self._others) >= DATABASES_MAX:
-                raise PlainError(f"clients use {DATABASES_MAX} databases of the upstream already, which is the limit")
+                raise GenericError(f"clients use {DATABASES_MAX} databases of the upstream already, which is the limit")
             pool = self._others[number] = self._first.for_database(number)
             pool.start()
         return pool
@@ -104,4 +104,4 @@ class _Opening:
 
     def fail(self, index: int, error: Exception) -> None:
         self._databases.forget_unused(self._number)
-        self._sink.fail(index, PlainError(OUT_OF_RANGE) if OUT_OF_RANGE in str(error) else error)
+        self._sink.fail(index, GenericError(OUT_OF_RANGE) if OUT_OF_RANGE in str(error) else error)

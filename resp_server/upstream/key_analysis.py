@@ -125,7 +125,7 @@ def _about_copies(row: AnalyzedKeys) -> Iterator[str]:
 
 
 def _make_one_key(one: AnalyzedKeys, other: AnalyzedKeys) -> bool:
-    """Tell whether all keys of one row have the format of the other one."""
+    """Return whether all keys of one row have the format of the other one."""
     first, second = KeyFormat.parse(one.keys), KeyFormat.parse(other.keys)
     return covers(first, second) or covers(second, first)
 

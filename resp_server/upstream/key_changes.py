@@ -64,7 +64,7 @@ class KeyChanges:
 
     @property
     def is_current(self) -> bool:
-        """Tell whether the changes at all nodes that have keys are reported now."""
+        """Return whether the changes at all nodes that have keys are reported now."""
         return bool(self._nodes) and all(
             (node := self._nodes.get(pool)) is not None and node.is_on and not node.is_over
             for pool in self._upstream.masters

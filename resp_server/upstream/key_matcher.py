@@ -90,7 +90,7 @@ class KeyMatcher:
         return self._deciders.keys()
 
     def has_states(self, database: int) -> bool:
-        """Tell whether keys of a database are answered by states, for all or some names."""
+        """Return whether keys of a database are answered by states, for all or some names."""
         return database in self._with_states
 
     def decider(self, database: int) -> Callable[[bytes], Decision]:

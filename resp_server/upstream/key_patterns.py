@@ -31,12 +31,12 @@ def glob_of(key_format: KeyFormat) -> bytes:
 
 
 def may_share_keys(first: KeyFormat, second: KeyFormat) -> bool:
-    """Tell whether two formats may have keys in common, by the literals with which they begin."""
+    """Return whether two formats may have keys in common, by the literals with which they begin."""
     return first.prefix.startswith(second.prefix) or second.prefix.startswith(first.prefix)
 
 
 def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:
-    """Tell whether a format covers each key of another one.
+    """Return whether a format covers each key of another one.
 
     It does if it matches a key of the narrow format in which each column is a byte that no literal has: only a column
     of the wide format matches this byte, and a column matches any other text, too.

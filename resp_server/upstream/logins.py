@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError, WrongPassError
+from resp_server.protocol.errors import GenericError, WrongPassError
 from resp_server.upstream.connection import UpstreamSink
 from resp_server.upstream.databases import Databases
 from resp_server.upstream.pool import UpstreamPool
@@ -60,14 +60,14 @@ class Logins:
     def open(self, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink, index: int) -> None:
         """Log a client in; the sink gets the reply that `then` returns, or the upstream's error.
 
-        PlainError if there are too many logins.
+        GenericError if there are too many logins.
         """
         databases = self._by_login.get(login)
         if databases is None:
             if len(self._by_login) >= LOGINS_MAX:
                 self._forget_unused()
             if len(self._by_login) >= LOGINS_MAX:
-                raise PlainError(
+                raise GenericError(
                     f"clients have logged in as {LOGINS_MAX} users of the upstream already, which is the limit"
                 )
             databases = self._by_login[login] = Databases(self.own.of(0).for_login(*login))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import FIRST_WORDS, LONG_WORD_BYTES, LongRequest, Request
 
 # Standard: the default of Redis' `proto-max-bulk-len`.
@@ -20,7 +20,7 @@ STAND_IN = b"(a long word)"
 
 
 def long_words(request: Request) -> Collection[int]:
-    """Return the positions of words that only the upstream may get; PlainError if one of the first words is long."""
+    """Return the positions of words that only the upstream may get; GenericError if one of the first words is long."""
     if type(request) is not LongRequest or request.size_bytes <= LONG_WORD_BYTES:
         return ()
     if any(len(word) > LONG_WORD_BYTES for word in request[:FIRST_WORDS]):
@@ -33,6 +33,6 @@ def without_long_words(request: Request, long_at: Collection[int]) -> Request:
     return [STAND_IN if at in long_at else word for at, word in enumerate(request)]
 
 
-def too_long() -> PlainError:
+def too_long() -> GenericError:
     """Return the error for a long word that is no value for the upstream."""
-    return PlainError(f"only a value for the upstream may have more than {LONG_WORD_BYTES >> 20} MB")
+    return GenericError(f"only a value for the upstream may have more than {LONG_WORD_BYTES >> 20} MB")

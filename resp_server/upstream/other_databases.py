@@ -30,5 +30,5 @@ def other_key(name: str, request: Request) -> OtherKey | None:
 
 
 def is_number(word: bytes) -> bool:
-    """Tell whether a word may be the number of a database."""
+    """Return whether a word may be the number of a database."""
     return word.isdigit() and len(word) <= 10

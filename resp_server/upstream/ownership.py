@@ -67,7 +67,7 @@ class OwnershipChange(NamedTuple):
     after: KeyMatcher
 
     def affects(self, key: bytes) -> bool:
-        """Tell whether a key has another owner now, in any database."""
+        """Return whether a key has another owner now, in any database."""
         before, after = self.before, self.after
         if before.mappings != after.mappings:
             return True  # clients may know the key by another name

@@ -11,7 +11,7 @@ from typing import Any
 
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError, TryAgainError
+from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.upstream.breaker import Breaker
 from resp_server.upstream.connection import (
     ConnectionEvents,
@@ -72,25 +72,25 @@ class PinnedConnection(UpstreamConnection):
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether the connection has no state and no pending request, so that it may be closed."""
+        """Return whether the connection has no state and no pending request, so that it may be closed."""
         if self.holds_state or self._queue:
             return False
         return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self._in_flight)
 
     @property
     def holds_state(self) -> bool:
-        """Tell whether the connection has state: watched or tracked keys, subscriptions, or MONITOR."""
+        """Return whether the connection has state: watched or tracked keys, subscriptions, or MONITOR."""
         has_subscription = self.is_listening or self.has_module_subscription
         return bool(self.watched) or self.is_monitor or self.is_tracking or has_subscription
 
     @property
     def is_listening(self) -> bool:
-        """Tell whether the client is subscribed to anything."""
+        """Return whether the client is subscribed to anything."""
         return any(self._subscriptions.values())
 
     @property
     def is_blocked(self) -> bool:
-        """Tell whether a blocking command waits at the upstream, or for the connection to open."""
+        """Return whether a blocking command waits at the upstream, or for the connection to open."""
         if self._queue:
             return self._queue[-1].is_blocking
         return bool(self._in_flight) and self._in_flight[-1].is_blocking
@@ -253,14 +253,14 @@ class PinnedConnections:
         return found
 
     def pin(self, client: int, protocol: int) -> PinnedConnection:
-        """Return a client's connection, a new one if it has none; PlainError if too many clients have one."""
+        """Return a client's connection, a new one if it has none; GenericError if too many clients have one."""
         found = self.get(client)
         if found is not None:
             return found
         if len(self._of) >= self.count_max:
             idle = next((each for each in self._of.values() if each.is_idle), None)
             if idle is None:
-                raise PlainError(
+                raise GenericError(
                     f"max number of clients with an upstream connection of their own reached, {self.count_max}; "
                     "see --upstream-pinned"
                 )
@@ -271,7 +271,7 @@ class PinnedConnections:
         return made
 
     def pin_listener(self, client: int) -> PinnedConnection:
-        """Return the second connection of a client, for its invalidations; PlainError as `pin`."""
+        """Return the second connection of a client, for its invalidations; GenericError as `pin`."""
         return self.pin(-client, LISTENER_PROTOCOL)
 
     def listener_of(self, client: int) -> PinnedConnection | None:

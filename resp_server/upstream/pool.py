@@ -97,7 +97,7 @@ class UpstreamPool:
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether no connection is open or has pending requests."""
+        """Return whether no connection is open or has pending requests."""
         return not len(self.pinned) and not any(
             each.is_open or each.pending_count for each in self._connections.values()
         )
@@ -244,7 +244,7 @@ class UpstreamPool:
         *,
         caching: bytes = b"",
     ) -> None:
-        """Send a blocking command over the client's pinned connection; PlainError if too many clients have one."""
+        """Send a blocking command over the client's pinned connection; GenericError if too many clients have one."""
         if type(request) is LongRequest:
             send_long(request, partial(self.send_blocking, client, protocol, prefix=caching), sink, index, self.defer)
             return
@@ -314,7 +314,7 @@ class UpstreamPool:
 
     @property
     def is_down(self) -> bool:
-        """Tell whether the upstream cannot be reached."""
+        """Return whether the upstream cannot be reached."""
         return self.breaker.is_open
 
     @property

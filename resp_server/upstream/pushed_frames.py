@@ -52,7 +52,7 @@ def confirmation_in(frame: RawReply) -> Confirmation | None:
 
 
 def is_monitor_line(frame: RawReply) -> bool:
-    """Tell whether a simple string is a line of MONITOR."""
+    """Return whether a simple string is a line of MONITOR."""
     return MONITOR_LINE.match(_head(frame)) is not None
 
 
@@ -69,7 +69,7 @@ def notified_key(frame: RawReply) -> tuple[bytes, bytes] | None:
 
 
 def is_of_channel(frame: RawReply) -> bool:
-    """Tell whether a frame is a message of a channel, and no notification."""
+    """Return whether a frame is a message of a channel, and no notification."""
     return first_word(frame) in CHANNEL_MESSAGES and notified_key(frame) is None
 
 

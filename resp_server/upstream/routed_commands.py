@@ -13,7 +13,7 @@ from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import Denial, Destination, Policy, Role
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command, CommandTable
-from resp_server.protocol.errors import PlainError, unknown_command, unknown_subcommand, wrong_arity
+from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
 from resp_server.upstream.command_facts import tells_all_keys
 
@@ -95,7 +95,7 @@ class RoutedCommands:
         if (len(request) != arity) if arity > 0 else (len(request) < -arity):
             raise wrong_arity(routed.name)
         if "no_multi" in routed.facts.flags:
-            raise PlainError("Command not allowed inside a transaction")
+            raise GenericError("Command not allowed inside a transaction")
 
     def plain_commands(self) -> Sequence[PlainCommand]:
         """Return the commands whose keys are at fixed positions and decide the side, the most used ones first."""

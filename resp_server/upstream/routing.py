@@ -13,7 +13,7 @@ from resp_server.command.keys import key_runs, searches_keyword
 from resp_server.command.policy import Destination, Role
 from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
-from resp_server.protocol.errors import LoadingError, PlainError, client_text
+from resp_server.protocol.errors import GenericError, LoadingError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.transaction import WATCHED_KEYS_MAX
 from resp_server.upstream.key_matcher import Decision
@@ -85,7 +85,7 @@ class Route(NamedTuple):
     convert: ConvertReplies | None = None
     of_key: Request | None = None
     preferred: Mapping[int, StateRead] = NO_STATE_READS
-    unserved: PlainError | None = None
+    unserved: GenericError | None = None
     shadowed: Sequence[Shadowed] = ()
     cache_s: float = 0.0
     cached_keys: Sequence[bytes] = ()
@@ -123,15 +123,15 @@ class GetkeysCache:
         self._keys[tuple(request)] = keys
 
     def positions(self, name: str, request: Request) -> Sequence[int]:
-        """Return the positions of a request's keys; PlainError if they are not known."""
+        """Return the positions of a request's keys; GenericError if they are not known."""
         words = tuple(request)
         keys = None if len(request) > GETKEYS_WORDS_MAX else self._keys.get(words)
         if keys is None:
-            raise PlainError(f"the upstream does not say where the keys of '{name}' are, so it is not passed on")
+            raise GenericError(f"the upstream does not say where the keys of '{name}' are, so it is not passed on")
         return sorted({words.index(key, 1) for key in keys})
 
     def has(self, request: Request) -> bool:
-        """Tell whether the keys of a request are known."""
+        """Return whether the keys of a request are known."""
         return tuple(request) in self._keys
 
 
@@ -180,7 +180,7 @@ class SwapRouter:
                 routed.command.check_arity(request)
             return Route(Destination.ALL_KEYS, routed)
         if routed.destination is Destination.DENIED:
-            raise PlainError(
+            raise GenericError(
                 f"command '{routed.name}' is not passed on to the upstream: send it to the upstream's own address"
             )
         if routed.destination is Destination.BY_SECTIONS:
@@ -197,7 +197,7 @@ class SwapRouter:
         return Route(routed.destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
     def needs_getkeys(self, request: Request) -> bool:
-        """Tell whether only COMMAND GETKEYS of the upstream can find the keys of a request."""
+        """Return whether only COMMAND GETKEYS of the upstream can find the keys of a request."""
         routed = self.commands.of(request)
         return routed is not None and routed.needs_getkeys and not self.getkeys_cache.has(request)
 
@@ -216,12 +216,12 @@ class SwapRouter:
         if long_at:
             request = without_long_words(request, long_at)
         if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
-            raise PlainError(
+            raise GenericError(
                 f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
             )
         positions = self._positions(routed, request, is_long=True)
         if routed.policy.role is Role.WATCH and len(positions) > WATCHED_KEYS_MAX:
-            raise PlainError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
+            raise GenericError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
         if any(at in positions for at in long_at):
             raise too_long()
         decide = self._ownership.matcher.decider(database)
@@ -281,11 +281,11 @@ class SwapRouter:
         return route._replace(changed=None if self._ownership.has_cached else ())
 
     def _check_swap(self, request: Request) -> None:
-        """Raise PlainError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
+        """Raise GenericError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
         self._check_known()
         for word in request[1:3]:
             if is_number(word) and self._ownership.matcher.has_states(self._client_number(int(word))):
-                raise PlainError(
+                raise GenericError(
                     f"database {int(word)} has keys of states, which would hide the upstream's; use others"
                 )
 
@@ -333,13 +333,13 @@ class SwapRouter:
         if routed.is_split:
             return self._both(routed, request, owned)
         if len(owned) < len(positions):
-            raise PlainError(
+            raise GenericError(
                 f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
-        raise PlainError(self._owners_text(request, [owned[0][0]], database))
+        raise GenericError(self._owners_text(request, [owned[0][0]], database))
 
     def of_states(self, request: Request, at: int, database: int = 0) -> Request:
-        """Return a request that only states answer, with the state's name of its key; PlainError for another key."""
+        """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
         self._check_known()
         found = self._ownership.matcher.decider(database)(request[at])
         names = _state_names(request, [(at, found)])
@@ -347,7 +347,7 @@ class SwapRouter:
         if is_upstreams or (at in names and names[at].field is not None):
             what = "keys of the upstream" if is_upstreams else "fields of a state's key"
             name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
-            raise PlainError(f"{name} is not available for {what}: {self._owners_text(request, [at], database)}")
+            raise GenericError(f"{name} is not available for {what}: {self._owners_text(request, [at], database)}")
         return with_names(request, names)
 
     def _preferred(
@@ -360,16 +360,18 @@ class SwapRouter:
     ) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
         if "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request):
-            raise PlainError(f"command '{routed.name}' cannot block: {self._owners_text(request, positions, database)}")
+            raise GenericError(
+                f"command '{routed.name}' cannot block: {self._owners_text(request, positions, database)}"
+            )
         if len(positions) == 1:
             ((at, found),) = others
             read = _state_read(routed, request, at, found)
             unserved = None
             if not read.reads:
-                unserved = PlainError(f"{self._owners_text(request, positions, database)}, and the states have it")
+                unserved = GenericError(f"{self._owners_text(request, positions, database)}, and the states have it")
             return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if not routed.is_split:
-            raise PlainError(
+            raise GenericError(
                 f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
             )
         return self._both(routed, request, others)
@@ -388,7 +390,7 @@ class SwapRouter:
         (at, name), *others = names.items()
         read = None if others or name.field is None else field_read(routed.name, request, name.key, name.field)
         if read is None:
-            raise PlainError(
+            raise GenericError(
                 f"command '{routed.name}' is not available for fields of a state's key: "
                 f"{self._owners_text(request, [at], database)}"
             )
@@ -450,12 +452,12 @@ class SwapRouter:
             return route
         return route._replace(changed=[request[at] for at in positions])
 
-    def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> PlainError:
+    def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> GenericError:
         """Return the error of a write with a state's key."""
         text, rule = self._owners_text(request, [at], database), decision.rule
         if rule is not None and rule.writes is Writes.DROP:
             text += f"; the rule '{rule.name}' drops plain SET, SETEX, PSETEX and MSET only"
-        return PlainError(text)
+        return GenericError(text)
 
     def _owners_text(self, request: Request, positions: Sequence[int], database: int) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]

@@ -89,12 +89,12 @@ class Rule:
 
     @property
     def is_cached_exactly(self) -> bool:
-        """Tell whether replies are cached exactly until the key changes."""
+        """Return whether replies are cached exactly until the key changes."""
         return self.cache_s == UNTIL_CHANGED_S
 
     @property
     def has_state_keys(self) -> bool:
-        """Tell whether states may have keys of this rule."""
+        """Return whether states may have keys of this rule."""
         return self.owner in (Owner.STATE, Owner.PREFER_STATE)
 
     @property
@@ -104,7 +104,7 @@ class Rule:
 
     @property
     def lists_names(self) -> bool:
-        """Tell whether SCAN and KEYS show states' keys, or fields of them, by the names of this rule."""
+        """Return whether SCAN and KEYS show states' keys, or fields of them, by the names of this rule."""
         return self.has_state_keys and self.mapping is not None
 
     @property

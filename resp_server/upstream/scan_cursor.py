@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 
 CURSOR_BITS = 64
 STATES_MARK = 1
@@ -41,12 +41,12 @@ def position_of(cursor: int, node_count: int = 1) -> ScanPosition:
 
 
 def cursor_of(position: ScanPosition, node_count: int = 1) -> int:
-    """Return the cursor of a position; PlainError if the side's own cursor leaves no room for the side."""
+    """Return the cursor of a position; GenericError if the side's own cursor leaves no room for the side."""
     node, inner = position
     bits = node_bits(node_count)
     cursor = inner << 1 | STATES_MARK if node is None else (inner << bits | node) << 1
     if cursor >> CURSOR_BITS:
-        raise PlainError(
+        raise GenericError(
             f"the cursor {inner} of the upstream's SCAN has more than {CURSOR_BITS - 1 - bits} bits, so that it cannot "
             "be combined with a scan of states; scan the upstream directly"
         )

@@ -60,7 +60,7 @@ class SlotTable:
         return self._owners[slot]
 
     def has_owners_of(self, other: SlotTable) -> bool:
-        """Tell whether all slots have the masters that they have in another table."""
+        """Return whether all slots have the masters that they have in another table."""
         return self._owners == other._owners
 
     def move(self, slot: int, address: Address) -> None:

@@ -47,7 +47,7 @@ def without_pairs(request: Request, dropped: Sequence[int]) -> Request:
 
 
 def is_plain_set(name: str, request: Request) -> bool:
-    """Tell whether a request is a well-formed SET, SETEX, PSETEX or MSET that replies OK, whatever its keys hold."""
+    """Return whether a request is a well-formed SET, SETEX, PSETEX or MSET that replies OK, whatever its keys hold."""
     value_set = policy_of(name).value_set
     if value_set is ValueSet.MANY:
         return len(request) > 1 and len(request) % 2 == 1
@@ -65,5 +65,5 @@ def is_plain_set(name: str, request: Request) -> bool:
 
 
 def _is_time(word: bytes) -> bool:
-    """Tell whether a word is a time that Redis takes: a number above 0, in milliseconds below 2^63."""
+    """Return whether a word is a time that Redis takes: a number above 0, in milliseconds below 2^63."""
     return word.isdigit() and len(word) <= 15 and word[:1] != b"0"

@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.tracking import TrackingState
 from resp_server.upstream.connection import UpstreamRequest, UpstreamSink
@@ -73,7 +73,7 @@ class TrackingRequest:
     def _send_redirected(self, own: PinnedConnection, listener_id: int | None) -> None:
         request = self.tracking.request
         if listener_id is None:
-            error = PlainError("the upstream has not replied to CLIENT ID, which REDIRECT needs")
+            error = GenericError("the upstream has not replied to CLIENT ID, which REDIRECT needs")
             self.sink.fail(self.index, error)
         elif self.is_wanted():
             self._send(own, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)))

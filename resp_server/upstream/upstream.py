@@ -84,7 +84,7 @@ class Upstream(Protocol):
         """Send a blocking command over a connection of the client's own; ReplyError if that is not possible."""
 
     def for_database(self, number: int) -> Upstream:
-        """Return the connections to another database; PlainError if there is only one."""
+        """Return the connections to another database; GenericError if there is only one."""
 
     def for_login(self, user: bytes, password: bytes) -> Upstream:
         """Return the connections for another login. user: empty: AUTH with the password only."""
@@ -94,11 +94,11 @@ class Upstream(Protocol):
 
     @property
     def is_down(self) -> bool:
-        """Tell whether the upstream, or a part of it, cannot be reached."""
+        """Return whether the upstream, or a part of it, cannot be reached."""
 
     @property
     def is_unused(self) -> bool:
-        """Tell whether there are no connections."""
+        """Return whether there are no connections."""
 
     @property
     def pools(self) -> Sequence[UpstreamPool]:

@@ -117,7 +117,7 @@ class UpstreamUrl:
 
     @property
     def is_cluster(self) -> bool:
-        """Tell whether the upstream is a Redis Cluster."""
+        """Return whether the upstream is a Redis Cluster."""
         return bool(self.seeds) and not self.master
 
     @property

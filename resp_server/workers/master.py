@@ -47,7 +47,7 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES, RestartPause
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.push.keyspace_notifications import enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.settings.event_classes import classes_of
@@ -409,7 +409,7 @@ class Workers(JobCatalog):
             client.setblocking(False)
             with client, suppress(OSError):
                 if not is_tls:
-                    client.send(b"-%b\r\n" % PlainError("max number of clients reached").line)
+                    client.send(b"-%b\r\n" % GenericError("max number of clients reached").line)
             return
         if not self._serving:
             client.close()

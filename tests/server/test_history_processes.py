@@ -18,7 +18,7 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.execution import histories
 from resp_server.execution.histories import Histories, HistoryRequest
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Frames
 from state_backend import log_lines
 from state_backend.log.log_writer import LogWriter
@@ -74,15 +74,15 @@ async def test_a_process_is_reused_and_replaced_when_it_has_ended(asked: History
     assert isinstance(first, Frames) and first.frames.startswith(b"*1\r\n*10\r\n$5\r\nepoch\r\n:0\r\n")
     (process,) = children()
     assert await read(made, asked) == first
-    with pytest.raises(PlainError, match="its state was replaced"):
+    with pytest.raises(GenericError, match="its state was replaced"):
         await read(made, replace(asked, generation="another"))
-    with pytest.raises(PlainError, match="epoch 7 is not committed"):
+    with pytest.raises(GenericError, match="epoch 7 is not committed"):
         await read(made, replace(asked, epoch=7))
-    with pytest.raises(PlainError, match="internal error"):
+    with pytest.raises(GenericError, match="internal error"):
         await read(made, replace(asked, count="ten"))  # type: ignore[arg-type]
     assert children() == {process}
     os.kill(process, signal.SIGKILL)
-    with suppress(PlainError):  # it may not be known yet that the process has ended
+    with suppress(GenericError):  # it may not be known yet that the process has ended
         await read(made, asked)
     assert await read(made, asked) == first
     assert children() and process not in children()
@@ -95,7 +95,7 @@ async def test_a_history_that_takes_too_long_is_an_error_and_ends_its_process(
     asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
-    with pytest.raises(PlainError, match="the history was not read in 0 s; a smaller COUNT"):
+    with pytest.raises(GenericError, match="the history was not read in 0 s; a smaller COUNT"):
         await read(Histories(), asked)
     assert not children()
 
@@ -109,7 +109,7 @@ async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequ
     reading = asyncio.create_task(read(made, asked))
     await asyncio.sleep(0)
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(PlainError, match="the process that reads histories ended"):
+    with pytest.raises(GenericError, match="the process that reads histories ended"):
         await reading
     await made.stop()
 
@@ -123,7 +123,7 @@ async def test_a_running_process_logs_as_the_server_does(
     (process,) = children()
     log_lines.set_up("info", "json")
     faulty = replace(asked, count="many")  # type: ignore[arg-type]
-    with pytest.raises(PlainError, match="internal error"):
+    with pytest.raises(GenericError, match="internal error"):
         await read(made, faulty)
     assert children() == {process}
     await made.stop()

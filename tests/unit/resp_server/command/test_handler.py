@@ -14,7 +14,7 @@ from resp_server.command.handler import (
     command,
     integer,
 )
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 
 
 def fixed(call: Any, key: bytes, at: int) -> None: ...
@@ -57,7 +57,7 @@ def test_a_number_has_64_bits(word: bytes, number: int) -> None:
     "word", [b"", b"+1", b"01", b"-0", b" 1", b"1 ", b"1_0", b"1.0", b"9223372036854775808", b"1" * 5000, "१".encode()]
 )
 def test_anything_else_is_no_number(word: bytes) -> None:
-    with pytest.raises(PlainError, match="not an integer or out of range"):
+    with pytest.raises(GenericError, match="not an integer or out of range"):
         integer(word)
 
 

@@ -12,7 +12,7 @@ from resp_server.command.ours import ROWS
 from resp_server.command.spec import CommandSpec, redis_facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
-from resp_server.protocol.errors import PlainError, ReadOnlyError
+from resp_server.protocol.errors import GenericError, ReadOnlyError
 
 REDIS = {
     "get": CommandSpec("1.0.0", "string", arity=2, summary="Reads.", flags=("readonly",)),
@@ -86,11 +86,11 @@ def test_commands_are_found_in_any_case() -> None:
 
 def test_what_is_unknown_is_said_as_typed() -> None:
     table = table_of()
-    with pytest.raises(PlainError, match=r"^unknown command 'Foo', with args beginning with: 'a' 'b' $"):
+    with pytest.raises(GenericError, match=r"^unknown command 'Foo', with args beginning with: 'a' 'b' $"):
         table.find([b"Foo", b"a", b"b"])
-    with pytest.raises(PlainError, match=r"^unknown command 'Foo', with args beginning with: $"):
+    with pytest.raises(GenericError, match=r"^unknown command 'Foo', with args beginning with: $"):
         table.find([b"Foo"])
-    with pytest.raises(PlainError, match=r"^unknown subcommand 'Shut'. Try BOX HELP.$"):
+    with pytest.raises(GenericError, match=r"^unknown subcommand 'Shut'. Try BOX HELP.$"):
         table.find([b"box", b"Shut"])
 
 

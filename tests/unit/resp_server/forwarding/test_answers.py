@@ -21,7 +21,7 @@ from resp_server.forwarding.answers import (
 )
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_stages import STEPS_NS_MAX, ReplySink
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
 
@@ -83,7 +83,7 @@ def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
     reply, sink = ReplyFuture(), Sink()
     reply.put(0, b"+first\r\n")
     reply.put(0, b"+second\r\n")
-    reply.fail(0, PlainError("late"))
+    reply.fail(0, GenericError("late"))
 
     async def answer() -> Answer:
         return await reply
@@ -93,7 +93,7 @@ def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
 
 
 def test_an_exception_of_a_coroutine_goes_to_its_sink() -> None:
-    sink, error = Sink(), PlainError("no")
+    sink, error = Sink(), GenericError("no")
 
     async def answer() -> Answer:
         raise error
@@ -113,7 +113,7 @@ def test_an_exception_of_a_sink_goes_to_the_same_sink() -> None:
 
 
 def test_a_request_that_cannot_be_sent_raises_where_its_reply_is_awaited() -> None:
-    sink, error = Sink(), PlainError("no server")
+    sink, error = Sink(), GenericError("no server")
 
     def send(reply: ReplySink, index: int) -> None:
         raise error
@@ -139,7 +139,7 @@ def test_all_replies_are_awaited_in_any_order_of_their_arrival() -> None:
 
 
 def test_the_first_exception_among_several_requests_does_not_wait_for_the_other_replies() -> None:
-    replies, sink, error = [ReplyFuture() for _ in range(3)], Sink(), PlainError("lost")
+    replies, sink, error = [ReplyFuture() for _ in range(3)], Sink(), GenericError("lost")
 
     async def answer() -> Answer:
         await all_of(replies)

@@ -11,6 +11,7 @@ from resp_server.protocol.errors import (
     CrossSlotError,
     DeniedError,
     ExecAbortError,
+    GenericError,
     LoadingError,
     MovedError,
     NoAuthError,
@@ -18,7 +19,6 @@ from resp_server.protocol.errors import (
     NoPermError,
     NoProtoError,
     NoScriptError,
-    PlainError,
     ProtocolError,
     ReadOnlyError,
     ReplyError,
@@ -50,7 +50,7 @@ DENIED = (
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (PlainError("x"), "ERR x"),
+        (GenericError("x"), "ERR x"),
         (WrongTypeError(), "WRONGTYPE Operation against a key holding the wrong kind of value"),
         (ReadOnlyError(), "READONLY You can't write against a read only replica."),
         (NoAuthError(), "NOAUTH Authentication required."),
@@ -66,7 +66,7 @@ DENIED = (
         (ClusterDownError("x"), "CLUSTERDOWN Hash slot not served: x"),
         (TryAgainError("x"), "TRYAGAIN x"),
         (ExecAbortError(), "EXECABORT Transaction discarded because of previous errors."),
-        (ExecAbortError(PlainError("x")), "EXECABORT Transaction discarded because of: x"),
+        (ExecAbortError(GenericError("x")), "EXECABORT Transaction discarded because of: x"),
         (ExecAbortError(NoPermError("x")), "EXECABORT Transaction discarded because of: NOPERM x"),
         (NoEpochError("x"), "NOEPOCH x"),
         (DeniedError(), DENIED),
@@ -88,12 +88,12 @@ def test_an_error_has_the_line_that_clients_parse(error: ReplyError | ProtocolEr
 
 
 def test_two_classes_of_one_code_are_refused() -> None:
-    with pytest.raises(TypeError, match="PlainError has the code ERR already"):
+    with pytest.raises(TypeError, match="GenericError has the code ERR already"):
         type("Other", (ReplyError,), {}, code="ERR")
 
 
 def test_a_line_break_within_an_error_becomes_a_space() -> None:
-    assert PlainError("a\r\nb").line == b"ERR a  b"
+    assert GenericError("a\r\nb").line == b"ERR a  b"
 
 
 def test_bytes_of_the_clients_own_come_back_as_they_were() -> None:

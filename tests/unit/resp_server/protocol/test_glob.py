@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, LongPattern, literal_start, matcher, translate
 
 CASES = [
@@ -104,7 +104,7 @@ def test_a_pattern_full_of_stars_is_no_trap() -> None:
 
 
 def test_a_pattern_may_not_be_longer_than_the_limit() -> None:
-    with pytest.raises(PlainError, match="may have 1024 bytes; this one has 1025"):
+    with pytest.raises(GenericError, match="may have 1024 bytes; this one has 1025"):
         matcher(b"a" * (PATTERN_BYTES_MAX + 1))
 
 

@@ -10,7 +10,7 @@ import pytest
 from resp_server.command.policy import Destination
 from resp_server.command.spec import CommandSpec
 from resp_server.commands import command_table
-from resp_server.protocol.errors import LoadingError, PlainError
+from resp_server.protocol.errors import GenericError, LoadingError
 from resp_server.protocol.request_parser import LongRequest
 from resp_server.upstream.command_facts import facts_in
 from resp_server.upstream.ownership import Ownership
@@ -86,17 +86,17 @@ def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
     "line", ["SET job:speed:1 x", "MSET a 1 job:speed:1 2", "EVAL x 1 job:speed:1", "SORT a STORE job:speed:1"]
 )
 def test_a_write_of_a_states_key_is_refused_by_name(line: str) -> None:
-    with pytest.raises(PlainError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
+    with pytest.raises(GenericError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
         destination(line)
 
 
 def test_the_number_of_words_is_checked_before_the_owner() -> None:
-    with pytest.raises(PlainError, match="wrong number of arguments"):
+    with pytest.raises(GenericError, match="wrong number of arguments"):
         destination("SET job:speed:1")
 
 
 def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_are() -> None:
-    with pytest.raises(PlainError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
+    with pytest.raises(GenericError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
         destination("SINTER a job:speed:1")
 
 
@@ -135,10 +135,10 @@ def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> 
     made, request = router(), [word.encode() for word in line.split(" ")]
     route = made.route(request)
     assert route is not None
-    with pytest.raises(PlainError, match=re.escape(error)):
+    with pytest.raises(GenericError, match=re.escape(error)):
         made.commands.check_form(route.routed, request)
     made.commands.take_facts({"object": CommandSpec("", "", -2, subcommands={"freq": CommandSpec("", "", 3)})})
-    with pytest.raises(PlainError):
+    with pytest.raises(GenericError):
         made.commands.check_form(route.routed, request)
 
 
@@ -147,7 +147,7 @@ def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
     made.commands.take_facts({"get": CommandSpec("", "", 2)})
     route = made.route([b"HEXPIRE", b"a"])
     assert route is not None
-    with pytest.raises(PlainError, match="unknown command 'HEXPIRE'"):
+    with pytest.raises(GenericError, match="unknown command 'HEXPIRE'"):
         made.commands.check_form(route.routed, [b"HEXPIRE", b"a"])
 
 
@@ -171,7 +171,7 @@ def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
     assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
     made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
     assert destination("JSON.SET a $ 1", made) is Destination.UPSTREAM
-    with pytest.raises(PlainError, match="is owned by state job:speed"):
+    with pytest.raises(GenericError, match="is owned by state job:speed"):
         destination("JSON.SET job:speed:1 $ 1", made)
 
 
@@ -192,13 +192,13 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
             )
         }
     )
-    with pytest.raises(PlainError, match=r"does not say where the keys of 'mod\.do' are"):
+    with pytest.raises(GenericError, match=r"does not say where the keys of 'mod\.do' are"):
         destination("MOD.DO a", made)
     assert made.needs_getkeys([b"MOD.DO", b"a"]) and not made.needs_getkeys([b"GET", b"a"])
     made.getkeys_cache.add([b"MOD.DO", b"a"], [b"a"])
     made.getkeys_cache.add([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
     assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_getkeys([b"MOD.DO", b"a"])
-    with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
+    with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
         destination("MOD.DO a job:speed:1", made)
     for number in range(1024):
         made.getkeys_cache.add([b"MOD.DO", b"%d" % number], [])
@@ -211,10 +211,10 @@ def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> No
     rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"
     made = router()
     made.commands.take_facts(facts_in(rows))
-    with pytest.raises(PlainError, match="key 'job:speed:1' is owned"):
+    with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
         destination("MSET a 1 job:speed:1 job:speed:2", made)
     assert destination("MSET a job:speed:1", made) is Destination.UPSTREAM
-    with pytest.raises(PlainError, match="does not say where"):
+    with pytest.raises(GenericError, match="does not say where"):
         destination("MOD a", made)
 
 
@@ -268,8 +268,8 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
     words = [name, *keys]
     try:
         expected: object = router().route(words)
-    except PlainError as error:
-        with pytest.raises(PlainError, match=re.escape(str(error))):
+    except GenericError as error:
+        with pytest.raises(GenericError, match=re.escape(str(error))):
             routed_in_steps(*words)
         return
     found, steps = routed_in_steps(*words)
@@ -282,9 +282,9 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
 
 
 def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None:
-    with pytest.raises(PlainError, match=r"'xread' takes 32768 arguments through --upstream; split the request"):
+    with pytest.raises(GenericError, match=r"'xread' takes 32768 arguments through --upstream; split the request"):
         routed_in_steps(b"XREAD", *[b"x"] * 40_000)
-    with pytest.raises(PlainError, match="a client may watch 16384 keys"):
+    with pytest.raises(GenericError, match="a client may watch 16384 keys"):
         routed_in_steps(b"WATCH", *[b"x"] * 16_385)
 
 

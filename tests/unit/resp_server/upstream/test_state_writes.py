@@ -6,7 +6,7 @@ import pytest
 
 from resp_server.command.policy import Destination
 from resp_server.commands import command_table
-from resp_server.protocol.errors import PlainError
+from resp_server.protocol.errors import GenericError
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.rules import RulesError, parse_rules
@@ -56,7 +56,7 @@ def test_a_plain_set_is_dropped_where_a_rule_drops_it(line: str) -> None:
     ],
 )
 def test_any_other_write_is_refused_where_a_rule_drops_plain_ones(line: str) -> None:
-    with pytest.raises(PlainError) as caught:
+    with pytest.raises(GenericError) as caught:
         route(line)
     assert str(caught.value) == (
         "key 'drop:1' is the states', by the rule 'copied'; "
@@ -79,7 +79,7 @@ def test_an_mset_goes_to_the_upstream_without_the_dropped_keys() -> None:
 
 @pytest.mark.parametrize("line", ["MSET a 1 drop:1 2 keep:1 3", "DEL a pass:1 keep:1", "MSET keep:1 1 drop:1 2"])
 def test_one_key_whose_writes_are_refused_refuses_the_request(line: str) -> None:
-    with pytest.raises(PlainError, match=r"^key 'keep:1' is the states', by the rule 'keep:<x>'$"):
+    with pytest.raises(GenericError, match=r"^key 'keep:1' is the states', by the rule 'keep:<x>'$"):
         route(line)
 
 
@@ -98,7 +98,7 @@ def test_reads_are_the_states_whatever_happens_to_writes() -> None:
 
 def test_the_number_of_words_is_checked_before_a_write_is_dropped() -> None:
     for line in ("SET drop:1", "MSET drop:1 x drop:2"):
-        with pytest.raises(PlainError):
+        with pytest.raises(GenericError):
             route(line)
 
 
