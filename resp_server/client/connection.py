@@ -60,7 +60,9 @@ if TYPE_CHECKING or native.core is None:
     class ConnectionFields:
         """The fields of a connection that its transport reads with each request; C fields, if the core is built.
 
-        is_idle: the client is admitted, no output is unsent, and all input was answered or waits for the round's end.
+        Args:
+            is_idle: The client is admitted, no output is unsent, and all input was answered or waits for the round's
+                end.
         """
 
         __slots__ = ("is_idle", "session")
@@ -72,7 +74,11 @@ else:
 
 
 class ConnectionHost(Protocol):
-    """The server that a connection belongs to. round: None: input is answered as soon as it arrives."""
+    """The server that a connection belongs to.
+
+    Args:
+        round: None: input is answered as soon as it arrives.
+    """
 
     context: ServerContext
     dispatcher: Dispatcher
@@ -84,7 +90,11 @@ class ConnectionHost(Protocol):
         """Return the error for a client that is not admitted, or None."""
 
     def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
-        """Return the session of a new client; session_id: None for the next id."""
+        """Return the session of a new client;
+
+        Args:
+            session_id: None for the next id.
+        """
 
     def add(self, connection: Connection) -> None:
         """Register a new client."""
@@ -233,7 +243,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self.close_on_error(error)
 
     def requests_received(self, requests: list[Request], size_bytes: int, data: bytes) -> None:
-        """Handle requests that the compiled core parsed. size_bytes: their size. data: the input after them."""
+        """Handle requests that the compiled core parsed.
+
+        Args:
+            size_bytes: Their size.
+            data: The input after them.
+        """
         try:
             self._server_context.stats.input_bytes += size_bytes + len(data)
             self.session.input_bytes += size_bytes + len(data)
@@ -243,7 +258,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self.close_on_error(error)
 
     def _answer_input(self, parsed_bytes: int = 0) -> None:
-        """Answer input of a connection that was idle. parsed_bytes: the size of the requests before `input`."""
+        """Answer input of a connection that was idle.
+
+        Args:
+            parsed_bytes: The size of the requests before `input`.
+        """
         self.is_idle = False
         if self._is_writable:
             self._answer_or_defer(parsed_bytes + len(self.input))
@@ -513,7 +532,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
         return self._transmit
 
     def delegate_replies(self, rest: bytes) -> None:
-        """Let the hop send the replies until `end_delegation`. rest: the input after the requests that it forwards."""
+        """Let the hop send the replies until `end_delegation`.
+
+        Args:
+            rest: The input after the requests that it forwards.
+        """
         self.is_idle = False
         self._pending, self._next_turn, self.input = DELEGATED_REPLIES, NO_TURN, rest
 

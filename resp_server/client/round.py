@@ -31,7 +31,8 @@ CLIENTS_PER_BATCH = 64
 class RoundClient(Protocol):
     """A client with input in the round. None of its methods raises.
 
-    is_idle: the client has no other request in progress and no unsent output.
+    Args:
+        is_idle: The client has no other request in progress and no unsent output.
     """
 
     session: Session

@@ -34,8 +34,9 @@ class ScheduledTurn:
 class TurnScheduler:
     """The deferred turns, in order.
 
-    on_round: called before the first turn of a round, and again if the round lasts longer than `ROUND_NS_MAX`. With
-    peer processes (see `Server`) it is called before each turn.
+    Args:
+        on_round: Called before the first turn of a round, and again if the round lasts longer than `ROUND_NS_MAX`. With
+            peer processes (see `Server`) it is called before each turn.
     """
 
     def __init__(self, on_round: Callable[[], None] = lambda: None, *, has_peer_processes: bool = False) -> None:

@@ -13,7 +13,11 @@ from resp_server.limits import ROUND_REPLIES_BYTES_MAX
 
 
 class Sender(Protocol):
-    """A connection. unsent_bytes: its bytes in the queue."""
+    """A connection.
+
+    Args:
+        unsent_bytes: Its bytes in the queue.
+    """
 
     unsent_bytes: int
 

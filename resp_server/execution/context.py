@@ -66,7 +66,8 @@ class _HeldEpoch(NamedTuple):
 class ProcessInfo:
     """The ports and identity that a server reports; with workers, those of the master.
 
-    tls_port: may be the same as `port`; 0: no TLS.
+    Args:
+        tls_port: May be the same as `port`; 0: no TLS.
     """
 
     started_ms: int
@@ -334,7 +335,11 @@ class ServerContext:
         return Told(self.view.term_epochs(), version, self.view.logs, self.stalled_epochs())
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
-        """Begin STATE FOLLOW for a session; return the current epochs as pushes. has_keys: report changed keys, too."""
+        """Begin STATE FOLLOW for a session; return the current epochs as pushes.
+
+        Args:
+            has_keys: Report changed keys, too.
+        """
         self._end_epoch_feed(session)
         session.epoch_feed = EpochFeed()
         self.renew_all()
@@ -359,7 +364,11 @@ class ServerContext:
             session.epoch_feed = None
 
     def pending_invalidations(self, session: Session, *, is_within: bool = False) -> bytes:
-        """Return a client's encoded pending invalidations. is_within: see `TrackingState.take`."""
+        """Return a client's encoded pending invalidations.
+
+        Args:
+            is_within: See `TrackingState.take`.
+        """
         tracking_state = session.tracking_state
         if tracking_state is None or not tracking_state.has_pending or tracking_state.redirect:
             return b""
@@ -548,7 +557,12 @@ class CommandContext:
         return texts
 
     def record_denial(self, reason: Reason, denied: bytes, user: bytes | None = None) -> None:
-        """Record a denial for ACL LOG. denied: the command, key or channel. user: the name of a failed login."""
+        """Record a denial for ACL LOG.
+
+        Args:
+            denied: The command, key or channel.
+            user: The name of a failed login.
+        """
         session, server = self.session, self.server
         server.stats.denied[reason.name.lower()] += 1
         server.users.denials.add(

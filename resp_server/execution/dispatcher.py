@@ -201,9 +201,11 @@ class Dispatcher:
     ) -> tuple[int, IncompleteReply | None, bool]:
         """Answer requests of one command, several at once if the command can; each call is timed.
 
-        contexts: one for each request. All their clients can use the fast path and have the same protocol version.
-        Replies are added to `out`. Returns how many requests were answered, an incomplete reply to the last one, and
-        whether no more may be answered now.
+        All their clients can use the fast path and have the same protocol version. Returns how many requests were
+        answered, an incomplete reply to the last one, and whether no more may be answered now.
+
+        Args:
+            contexts: One for each request. Replies are added to `out`.
         """
         command, command_stats = key_command
         server, answered, rejected, is_over = self._server, 0, 0, False
@@ -408,7 +410,11 @@ class Dispatcher:
     def _record_exec_keys(
         self, tracking_state: TrackingState, requests: Sequence[Request], *, is_older: bool
     ) -> Iterator[None]:
-        """Record the keys that requests read, in steps. is_older: than the invalidations that were sent."""
+        """Record the keys that requests read, in steps.
+
+        Args:
+            is_older: Than the invalidations that were sent.
+        """
         tracking = self._server.tracking
         for at in range(0, len(requests), RECORDED_REQUESTS):
             batch = requests[at : at + RECORDED_REQUESTS]

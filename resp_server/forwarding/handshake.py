@@ -18,8 +18,10 @@ class HandshakeError(Exception):
 class Handshake:
     """Requests that a server has to accept.
 
-    optional: the names of commands that the server may refuse. refusal: a function of a command's name and its reply.
-    It returns why the reply is not acceptable, or an empty text.
+    Args:
+        optional: The names of commands that the server may refuse.
+        refusal: A function of a command's name and its reply. It returns why the reply is not acceptable, or an empty
+            text.
     """
 
     def __init__(

@@ -54,7 +54,8 @@ class FrameError(Exception):
 class ReplySplitter:
     """Splits the bytes of one connection into replies.
 
-    returns_chunks: a reply of more than `JOINED_BYTES_MAX` that arrived in chunks is returned as `ReplyChunks`.
+    Args:
+        returns_chunks: A reply of more than `JOINED_BYTES_MAX` that arrived in chunks is returned as `ReplyChunks`.
     """
 
     def __init__(self, reply_bytes_max: int, *, returns_chunks: bool = False) -> None:
@@ -252,7 +253,11 @@ def joined(answers: Sequence[RawReply]) -> RawReply:
 
 
 def array_in_order(answers: Sequence[RawReply], places: Sequence[Sequence[int]]) -> Steps[RawReply]:
-    """Return one array with the items of all arrays. places: for each array, the new indexes of its items."""
+    """Return one array with the items of all arrays.
+
+    Args:
+        places: For each array, the new indexes of its items.
+    """
     items: list[RawReply] = [b""] * sum(map(len, places))
     for number, (answer, its_places) in enumerate(zip(answers, places, strict=True)):
         if not number % REPLIES_AT_ONCE:

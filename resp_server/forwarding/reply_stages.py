@@ -58,7 +58,11 @@ class ReplySink(Protocol):
     __slots__ = ()
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        """Take the reply to the request with this index. epochs: the reply's; a reply of the proxy has none."""
+        """Take the reply to the request with this index.
+
+        Args:
+            epochs: The reply's; a reply of the proxy has none.
+        """
 
     def fail(self, index: int, error: Exception) -> None:
         """Take an exception in place of the reply to the request with this index."""

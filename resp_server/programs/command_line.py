@@ -55,8 +55,11 @@ class Mistakes:
 class Program:
     """One program: `sparkis NAME`, or `python -m` its module.
 
-    serve: runs the program with the parsed options and returns an exit code, None for 0. SparkisError, ValueError and
-    OSError end the program with a line on stderr, for each mistake of the command line, and code 1.
+    SparkisError, ValueError and OSError end the program with a line on stderr, for each mistake of the command line,
+    and code 1.
+
+    Args:
+        serve: Runs the program with the parsed options and returns an exit code, None for 0.
     """
 
     name: str

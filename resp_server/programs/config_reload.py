@@ -38,7 +38,9 @@ class Configurable(Protocol):
 class ConfigReload:
     """Reloads the configuration file of a program.
 
-    options: those of its start. server: None: the program has none, and only what it logs may change.
+    Args:
+        options: The options of its start.
+        server: None: the program has none, and only what it logs may change.
     """
 
     def __init__(self, options: argparse.Namespace, server: Configurable | None) -> None:

@@ -33,7 +33,11 @@ KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
 
 class ConfigValue(NamedTuple):
-    """A value that is not from the command line. origin: the file and line, or the variable."""
+    """A value that is not from the command line.
+
+    Args:
+        origin: The file and line, or the variable.
+    """
 
     value: Any
     origin: str
@@ -103,7 +107,8 @@ def variable_of(name: str) -> str:
 class Configuration:
     """The values of one program's options, and where each is from.
 
-    parser: the program's. Its defaults become the values of the file and the environment.
+    Args:
+        parser: The program's. Its defaults become the values of the file and the environment.
     """
 
     def __init__(
@@ -171,7 +176,9 @@ class Configuration:
 def value_of(action: argparse.Action, value: Any) -> Any:
     """Return the value of an option, parsed as on the command line; the text of ValueError says what is allowed.
 
-    value: a variable's text, which for an option with several values is split like a shell's words; or a value of TOML.
+    Args:
+        value: A variable's text, which for an option with several values is split like a shell's words; or a value of
+            TOML.
     """
     takes_several = action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)
     if action.nargs == 0:
@@ -255,7 +262,10 @@ def read_configuration(
 ) -> Configuration:
     """Read the configuration of a command line, and make it the defaults of the first parser.
 
-    parsers: two of the same program; the second is used up. CommandLineError, OSError, ValueError.
+    CommandLineError, OSError, ValueError.
+
+    Args:
+        parsers: Two of the same program; the second is used up.
     """
     parser, scanner = parsers
     given = vars(given_options(scanner, words))

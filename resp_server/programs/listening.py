@@ -31,7 +31,8 @@ logger = logging.getLogger("sparkis.server")
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
     """Return the server's settings; CommandLineError.
 
-    takes_ca_alone: the CA may be for connections to other processes, so it needs no certificate.
+    Args:
+        takes_ca_alone: The CA may be for connections to other processes, so it needs no certificate.
     """
     mistakes = Mistakes()
     with mistakes.noted():
@@ -120,7 +121,8 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
 def report_ports(ports: Mapping[str, int | None], is_child: bool, supervised: Mapping[str, int]) -> None:
     """Tell the parent process that clients are answered, and at which ports: one line of JSON.
 
-    supervised: as in `programs.supervisor`; empty without one.
+    Args:
+        supervised: As in `programs.supervisor`; empty without one.
     """
     if is_child:
         print(json.dumps(ports), flush=True)
@@ -146,9 +148,11 @@ class EndedBeforeStartError(Exception):
 class Shutdown:
     """Waits for SIGTERM, SIGINT, or the end of the parent process. Signals count from the construction on.
 
-    watches_input: the parent's end closes stdin. lifeline: another descriptor that closes at the parent's end. SIGHUP,
-    which a closing terminal also sends, reloads the ACL file, and calls `reload`. drain: gets each signal, also those
-    after the first.
+    Args:
+        watches_input: The parent's end closes stdin.
+        lifeline: Another descriptor that closes at the parent's end. SIGHUP, which a closing terminal also sends,
+            reloads the ACL file, and calls `reload`.
+        drain: Gets each signal, also those after the first.
     """
 
     def __init__(

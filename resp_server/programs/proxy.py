@@ -145,10 +145,13 @@ async def answer_clients(
 ) -> None:
     """Answer clients from the servers of all sources, and an upstream, until a signal or the end of the parent.
 
-    supervised: as in `programs.supervisor`. loading_grace_s: the proxy listens when the owners of keys are known, or
-    after this time; then it replies LOADING. logs: those of all jobs; their jobs' keys are known before servers report
-    them. unused: the event that ends the proxy in place of the end of its parent.
-    further_ports: more fields for the line of JSON that a child prints.
+    Args:
+        supervised: As in `programs.supervisor`.
+        loading_grace_s: The proxy listens when the owners of keys are known, or after this time; then it replies
+            LOADING.
+        logs: The logs of all jobs; their jobs' keys are known before servers report them.
+        unused: The event that ends the proxy in place of the end of its parent.
+        further_ports: More fields for the line of JSON that a child prints.
     """
     drain = Drain(options)
     shutdown = Shutdown(

@@ -74,7 +74,11 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, host: str, token: str, certificates: Certificates | None) -> None:
-    """Assign slots until shutdown. While another registry leads, wait as its standby. host: the advertised one."""
+    """Assign slots until shutdown. While another registry leads, wait as its standby.
+
+    Args:
+        host: The advertised one.
+    """
     shutdown = asyncio.create_task(
         Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
     )

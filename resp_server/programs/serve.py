@@ -213,9 +213,12 @@ def check_logs(roots: Sequence[str]) -> None:
 
 
 def compacted_logs(roots: Sequence[str], choice: str | None) -> list[str]:
-    """Return the logs to compact. choice: `yes`, `no`, or None for those that can be written.
+    """Return the logs to compact.
 
     LogUnavailableError if a log cannot be written and the choice is `yes`.
+
+    Args:
+        choice: `yes`, `no`, or None for those that can be written.
     """
     compacted = []
     for root in roots if choice != "no" else ():
@@ -377,8 +380,10 @@ async def _make_appliers(
 class _OtherPorts:
     """The ports beside the clients': of metrics, and, with a token, of writers' announcements and of drivers.
 
-    tls: of the drivers' port; announcements_tls: of that of announcements, which writers on other machines reach also
-    where a proxy has the clients' port.
+    Args:
+        tls: The TLS of the drivers' port.
+        announcements_tls: Of that of announcements, which writers on other machines reach also where a proxy has the
+            clients' port.
     """
 
     def __init__(
@@ -459,7 +464,8 @@ async def _make_server(
 ) -> tuple[JobCatalog, Server | Workers]:
     """Return a server that does not listen yet, of one process or with workers, and the jobs that it serves.
 
-    has_peer_processes: see `Server`. The proxy is one, as it reads the stores, too.
+    Args:
+        has_peer_processes: See `Server`. The proxy is one, as it reads the stores, too.
     """
     if workers > 1:
         master = Workers(config, workers)

@@ -27,8 +27,10 @@ class SizeError(ValueError):
 class Load:
     """The load on the servers. Rates are per second.
 
-    share_used: the part of a core that may be busy. shuffled: the states have order_by or reduce, or are several.
-    in_python: the states are neither values nor maps of several columns, or they expire.
+    Args:
+        share_used: The part of a core that may be busy.
+        shuffled: The states have order_by or reduce, or are several.
+        in_python: The states are neither values nor maps of several columns, or they expire.
     """
 
     keys: float

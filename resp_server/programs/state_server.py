@@ -75,7 +75,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of `member.json`. port: 0 before the first start."""
+    """The content of `member.json`.
+
+    Args:
+        port: 0 before the first start.
+    """
 
     id: str
     port: int = 0

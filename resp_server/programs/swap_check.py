@@ -49,7 +49,11 @@ INTERRUPTED = 130
 
 
 class Analysis(NamedTuple):
-    """The result of an analysis. keys: the number of keys of the upstream."""
+    """The result of an analysis.
+
+    Args:
+        keys: The number of keys of the upstream.
+    """
 
     address: str
     keys: int

@@ -104,7 +104,14 @@ def _run_id(info: bytes | str) -> str:
 
 
 class _CopyScan:
-    """A scan of all keys. deletes: it deletes the copies. copies: the copies found so far."""
+    """A scan of all keys.
+
+    Args:
+        deletes: It deletes the copies.
+
+    Attributes:
+        copies: The copies found so far.
+    """
 
     def __init__(self, upstream: UpstreamCalls, proxies: Sequence[Client], *, deletes: bool = False) -> None:
         self._upstream, self._proxies, self._deletes = upstream, proxies, deletes

@@ -15,8 +15,9 @@ SCALE, PERFORMANCE, CHANGE_LOG = "docs/scale.md", "docs/performance.md", "docs/c
 class Cost:
     """A measured cost.
 
-    words: a text of the page that has the number, without its thousands' separators and line breaks. guess: said of a
-    number that nobody has measured.
+    Args:
+        words: A text of the page that has the number, without its thousands' separators and line breaks. It is
+            "guess" for a number that is not measured.
     """
 
     value: float

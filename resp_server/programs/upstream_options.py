@@ -75,7 +75,11 @@ def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: i
 
 
 def _tls(options: argparse.Namespace, url: UpstreamUrl | None) -> UpstreamTls | None:
-    """Return the TLS of connections to the upstream; TlsError. url: None if the URL itself is a mistake."""
+    """Return the TLS of connections to the upstream; TlsError.
+
+    Args:
+        url: None if the URL itself is a mistake.
+    """
     ca, cert, key, server_name = (getattr(options, name) for name in TLS_OPTIONS)
     is_given = any((ca, cert, key, server_name))
     if url is not None and is_given and not url.is_tls:

@@ -139,7 +139,11 @@ class ReplyBatch(Pending, ReplySink):
         self._then = then
 
     def answer(self, make: Callable[[], Answering], is_silent: bool = False) -> None:
-        """Add the pending reply of a coroutine. make: called again if the reply is from too early an epoch."""
+        """Add the pending reply of a coroutine.
+
+        Args:
+            make: Called again if the reply is from too early an epoch.
+        """
         index = self.expect(is_silent)
 
         def run() -> None:
@@ -182,7 +186,11 @@ class ReplyBatch(Pending, ReplySink):
             self.put(index, self._error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
-        """Set the error reply to the current request. index: that of the last reply, or of the next one to be added."""
+        """Set the error reply to the current request.
+
+        Args:
+            index: The index of the last reply, or of the next one to be added.
+        """
         if index == len(self._replies):
             self.add(b"")
         else:
@@ -265,7 +273,11 @@ class ReplyBatch(Pending, ReplySink):
 
 
 class BatchHopSink:
-    """Receives one reply of a batch from the compiled hop. send_by_slots: sends the request by the general path."""
+    """Receives one reply of a batch from the compiled hop.
+
+    Args:
+        send_by_slots: Sends the request by the general path.
+    """
 
     def __init__(self, batch: ReplyBatch, index: int, send_by_slots: Callable[[], None]) -> None:
         self._batch, self._index = batch, index

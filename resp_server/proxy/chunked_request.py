@@ -44,7 +44,11 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
 async def answer_in_portions(
     portions: Iterator[Request], send_portion: SendPortion, split: Split, protocol: int, bytes_max: int
 ) -> Answer:
-    """Answer a request that is sent in portions. bytes_max: of all replies; GenericError if they are longer."""
+    """Answer a request that is sent in portions.
+
+    Args:
+        bytes_max: The bytes of all replies; GenericError if they are longer.
+    """
     texts: list[bytes] = []
     size = count = 0
     for portion in portions:

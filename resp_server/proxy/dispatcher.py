@@ -115,7 +115,11 @@ async def between_batches(work: Coroutine[Wait, None, Result], batch: ReplyBatch
 
 
 class CommandRoute(NamedTuple):
-    """How to route a command name as typed. single_key_at: the index of the only key; 0: there may be others."""
+    """How to route a command name as typed.
+
+    Args:
+        single_key_at: The index of the only key; 0: there may be others.
+    """
 
     command: Command
     policy: RequestPolicy
@@ -367,7 +371,11 @@ class ProxyDispatcher(Dispatcher):
     async def _answer_of_one(
         self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
     ) -> Answer:
-        """Answer a slow read of one key. cached_key: the name by which the client caches it."""
+        """Answer a slow read of one key.
+
+        Args:
+            cached_key: The name by which the client caches it.
+        """
         number, slot = self.target_of(key)
         cluster, future, tracking_state = self._applications.each[number], ReplyFuture(seen), session.tracking_state
         deadline_s = cluster.deadline_s(is_long=True)
@@ -399,7 +407,8 @@ class ProxyDispatcher(Dispatcher):
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
         """Send an EXEC or a WATCH to servers, and return True: later requests must wait. False: this proxy replies.
 
-        command: found by the request's first word only, without the subcommand.
+        Args:
+            command: Found by the request's first word only, without the subcommand.
         """
         session, transaction = context.session, context.session.transaction
         role, words = command.policy.role, len(request)
@@ -554,7 +563,8 @@ class ProxyDispatcher(Dispatcher):
     def _send_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
         """Request a key's history after all earlier replies. It may take long, so later requests wait for it.
 
-        cached_key: the name by which the client caches the key.
+        Args:
+            cached_key: The name by which the client caches the key.
         """
         batch.is_last = True
         if session.is_silent:  # a read whose reply is suppressed has no effect
@@ -577,7 +587,11 @@ class ProxyDispatcher(Dispatcher):
         tracking_state: TrackingState | None = None,
         cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
     ) -> Answer:
-        """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
+        """Answer a request by its parts.
+
+        Args:
+            cached_keys: Returns the names by which the client caches a part's keys.
+        """
         futures: list[ReplyFuture] = []
         turns = Turns(self._server.clients.defer)
         for part in parts:

@@ -51,7 +51,11 @@ class EpochFloors:
         return self._ends
 
     def raise_to(self, slots: Iterable[int], epochs: Epochs) -> None:
-        """Raise the floors of slots whose server changes. epochs: those that the old server has announced."""
+        """Raise the floors of slots whose server changes.
+
+        Args:
+            epochs: Those that the old server has announced.
+        """
         self._ends = None
         # (old floor, new floor) by the id of the old floor, which the tuple references so that the id stays unique.
         made: dict[int, tuple[Epochs, Epochs]] = {}

@@ -26,7 +26,11 @@ FIELDS_AT_ONCE = 32
 
 
 class FieldRules(NamedTuple):
-    """Rules that name fields. decider: returns the function that decides about the keys of a database."""
+    """Rules that name fields.
+
+    Args:
+        decider: Returns the function that decides about the keys of a database.
+    """
 
     rules: Sequence[Rule]
     decider: Callable[[int], Callable[[bytes], Decision]]
@@ -34,8 +38,9 @@ class FieldRules(NamedTuple):
     def of_hash(self, key: bytes, is_prefix_needed: Callable[[bytes, bool], object]) -> NamedHash | None:
         """Return a key with the rules that name its fields; None: there is none.
 
-        is_prefix_needed: tells whether a needed name may start with this prefix; the second argument is True if the
-        prefix is the whole name.
+        Args:
+            is_prefix_needed: Tells whether a needed name may start with this prefix; the second argument is True if the
+                prefix is the whole name.
         """
         found = []
         for rule in self.rules:
@@ -129,7 +134,8 @@ def is_failure(reply: RawReply) -> bool:
 def may_match(pattern: bytes, prefix: bytes, is_complete: bool) -> bool:
     """Return whether some name with this prefix can match a pattern. Only the pattern's literal start is compared.
 
-    is_complete: the prefix is the whole name.
+    Args:
+        is_complete: The prefix is the whole name.
     """
     literal = literal_start(pattern)
     if literal == pattern:

@@ -53,7 +53,11 @@ class FieldReadError(Exception):
 
 
 class _Change(NamedTuple):
-    """An event of a field's name. is_present: it is sent for fields that exist, otherwise for fields that do not."""
+    """An event of a field's name.
+
+    Args:
+        is_present: It is sent for fields that exist, otherwise for fields that do not.
+    """
 
     event: bytes
     event_class: int
@@ -80,7 +84,10 @@ NAME_EVENTS = frozenset(change.event for change in CHANGES.values())
 class FieldEvent(NamedTuple):
     """An event of a hash whose fields have names with subscribers.
 
-    rules: the rules that name its fields. fields: the fields to check. reads_all: list all fields, too.
+    Args:
+        rules: The rules that name its fields.
+        fields: The fields to check.
+        reads_all: List all fields, too.
     """
 
     key: bytes

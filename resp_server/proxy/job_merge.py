@@ -70,7 +70,11 @@ def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> list[Row]:
-    """Merge the rows of STATE LIST. shares: see `shares_of`."""
+    """Merge the rows of STATE LIST.
+
+    Args:
+        shares: See `shares_of`.
+    """
     with_shares = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
     return [
         {

@@ -54,7 +54,12 @@ MergeServers = Callable[[Sequence[ServerReplies]], bytes]
 
 
 class JobQueries:
-    """Queries about jobs for one client. seen: returns the epochs that the client has seen. within: limits the keys."""
+    """Queries about jobs for one client.
+
+    Args:
+        seen: Returns the epochs that the client has seen.
+        within: Limits the keys.
+    """
 
     def __init__(self, clusters: Sequence[StateCluster], protocol: int, seen: SeenEpochs, within: Request = ()) -> None:
         self._clusters, self._protocol, self._seen, self._within = clusters, protocol, seen, within

@@ -31,7 +31,12 @@ REQUESTS_PER_SHARD = 3
 
 
 class QueriedShard(NamedTuple):
-    """A shard that is queried. version: of the topology; slots: the number of its slots."""
+    """A shard that is queried.
+
+    Args:
+        version: The version of the topology.
+        slots: The number of its slots.
+    """
 
     cluster: StateCluster
     master: str
@@ -40,7 +45,12 @@ class QueriedShard(NamedTuple):
 
 
 class KeyspaceQuery:
-    """A client's query. seen: returns the epochs that the client has seen. within: a prefix that limits its keys."""
+    """A client's query.
+
+    Args:
+        seen: Returns the epochs that the client has seen.
+        within: A prefix that limits its keys.
+    """
 
     def __init__(
         self, applications: Applications, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()

@@ -112,7 +112,8 @@ class MappedKeys:
     def sources(self, *, has_keyspace: bool) -> Mapping[bytes, Sequence[Rule]]:
         """Return patterns that match the servers' notifications about `notified` rules, with these rules.
 
-        has_keyspace: servers publish keyspace notifications; otherwise only keyevent notifications.
+        Args:
+            has_keyspace: Servers publish keyspace notifications; otherwise only keyevent notifications.
         """
         rules = self.notified
         if not has_keyspace:

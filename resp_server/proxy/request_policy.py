@@ -54,7 +54,11 @@ def within(user: Account) -> Request:
 
 
 class TargetRequest(NamedTuple):
-    """The part of a request for one target. target: the slot of its keys, or (application, slot)."""
+    """The part of a request for one target.
+
+    Args:
+        target: The slot of its keys, or (application, slot).
+    """
 
     target: Hashable
     request: Request
@@ -65,8 +69,9 @@ def split_by_slot(
 ) -> tuple[list[TargetRequest], Merge] | None:
     """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
 
-    target_of: returns the target of a key; may raise. None if the request is malformed: then the proxy itself replies
-    with the error.
+    Args:
+        target_of: Returns the target of a key; may raise. None if the request is malformed: then the proxy itself
+            replies with the error.
     """
     steps = split_in_steps(facts, request, target_of)
     while True:
@@ -106,7 +111,11 @@ def _only(replies: Sequence[RawReply]) -> RawReply:
 
 
 def merge_all(role: Role | None, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
-    """Merge all shards' replies about their keys. weights: each shard's number of slots."""
+    """Merge all shards' replies about their keys.
+
+    Args:
+        weights: Each shard's number of slots.
+    """
     if role is Role.DBSIZE:
         return sum_of_replies(replies)
     if role is Role.KEYS:

@@ -27,8 +27,12 @@ PING = pack((b"PING",))
 class InFlightRequest(Protocol):
     """One request, or several that were sent to a server together. They wait for their replies.
 
-    remaining: the number of missing replies. is_batch: it is a batch of the compiled hop. deadline_s: the time by which
-    the replies have to arrive.
+    Args:
+        remaining: The number of missing replies.
+        deadline_s: The time by which the replies have to arrive.
+
+    Attributes:
+        is_batch: It is a batch of the compiled hop.
     """
 
     @property
@@ -38,7 +42,11 @@ class InFlightRequest(Protocol):
     remaining: int
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next replies, at most `remaining`. epochs: those that the replies are from."""
+        """Take the next replies, at most `remaining`.
+
+        Args:
+            epochs: Those that the replies are from.
+        """
 
     def fail_all(self, error: Exception) -> None:
         """Take an exception in place of all remaining replies."""
@@ -51,9 +59,11 @@ class InFlightRequest(Protocol):
 class ServerRequest:
     """A request to a slot's active server; with `master`, to that shard's; with `address`, to the server there.
 
-    floor: the epochs that the server must have reached; set when the server is chosen. queued_until_s: the time until
-    which the request waits for these epochs and for a connection. redirects: the number of MOVED errors so far.
-    is_history: it is STATE HISTORY, for which no other long request waits.
+    Args:
+        floor: The epochs that the server must have reached; set when the server is chosen.
+        queued_until_s: The time until which the request waits for these epochs and for a connection.
+        redirects: The number of MOVED errors so far.
+        is_history: It is STATE HISTORY, for which no other long request waits.
     """
 
     packed: bytes
@@ -101,7 +111,11 @@ class DiscardSink(ReplySink):
 
 
 class RequestSender(Protocol):
-    """Sends requests to servers. defer: calls back in a later round of the event loop."""
+    """Sends requests to servers.
+
+    Args:
+        defer: Calls back in a later round of the event loop.
+    """
 
     defer: Defer
 

@@ -49,7 +49,12 @@ CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
 class ConnectionKey(NamedTuple):
-    """Identifies a connection to a server. is_long: for requests that may take long; is_history: for histories."""
+    """Identifies a connection to a server.
+
+    Args:
+        is_long: For requests that may take long.
+        is_history: For histories.
+    """
 
     address: str
     protocol: int
@@ -280,7 +285,9 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def check(self, now_s: float, patience_s: float) -> None:
         """Close a silent connection, and refuse requests that were queued for too long.
 
-        patience_s: a server that sends nothing for this time counts as failed; shorter if another server can answer.
+        Args:
+            patience_s: A server that sends nothing for this time counts as failed; shorter if another server can
+                answer.
         """
         timeout_s = self._cluster.timeout_s
         self._awaited.clear()
@@ -542,7 +549,11 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
 
 def follow_request(*, has_keys: bool) -> Request:
-    """Return the request after which a server announces epochs and topologies. has_keys: and changed keys."""
+    """Return the request after which a server announces epochs and topologies.
+
+    Args:
+        has_keys: And changed keys.
+    """
     return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
 
 

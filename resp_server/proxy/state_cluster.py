@@ -65,9 +65,12 @@ CLOSED = bytes(4 * SLOTS)
 class StateCluster:
     """All servers of one application. Runs on the event loop's thread.
 
-    connection_numbers, open_connections: the number of a key's connection, by the CRC of the key, and the connections
-    by number; 0: the request takes the general path. seen: the newest epochs that each server ever announced; newest:
-    those of any server. is_aligned: all ready servers are at `newest`, so the epochs of no client rule out a server.
+    Args:
+        connection_numbers, open_connections: The number of a key's connection, by the CRC of the key, and the
+            connections by number; 0: the request takes the general path.
+        seen: The newest epochs that each server ever announced.
+        newest: The newest epochs of any server.
+        is_aligned: All ready servers are at `newest`, so the epochs of no client rule out a server.
     """
 
     name: str = "the application"
@@ -522,7 +525,11 @@ class StateCluster:
             self.on_changed(None)
 
     def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
-        """Leave a socket to the long reply to a request. epochs: the reply's."""
+        """Leave a socket to the long reply to a request.
+
+        Args:
+            epochs: The reply's.
+        """
         self._long_replies.take(link, request, epochs)
 
     def _follow_moved(self, request: ServerRequest, reply: bytes, address: str) -> None:
@@ -558,7 +565,11 @@ class StateCluster:
         self._apply_choice(self._choose())
 
     def _apply_choice(self, changed: Mapping[str, str]) -> None:
-        """Apply a choice. changed: by master, the former active server of each shard whose active server changed."""
+        """Apply a choice.
+
+        Args:
+            changed: By master, the former active server of each shard whose active server changed.
+        """
         self._raise_floors(changed)
         self._invalidate_connection_numbers()
         replaced = set(changed.values())

@@ -79,8 +79,9 @@ class FileSource(ProxyTopologySource):
 class ServerSource(ProxyTopologySource):
     """A single server with all slots, at an address that does not change.
 
-    is_loaded: set once the server has all jobs. An earlier list of jobs would be incomplete, and the missing jobs' keys
-    would count as the upstream's.
+    Args:
+        is_loaded: Set once the server has all jobs. An earlier list of jobs would be incomplete, and the missing jobs'
+            keys would count as the upstream's.
     """
 
     def __init__(self, address: str, is_loaded: asyncio.Event) -> None:

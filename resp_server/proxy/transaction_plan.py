@@ -68,8 +68,10 @@ class QueuedCommands(Protocol):
 class ServerTransaction(ReplySink):
     """A transaction at one server: MULTI, the queued commands for it, EXEC. It is sent once.
 
-    number: its position among the transactions of an EXEC. watched: the watched keys at this server. complete: gets the
-    reply to EXEC, the last one.
+    Args:
+        number: Its position among the transactions of an EXEC.
+        watched: The watched keys at this server.
+        complete: Gets the reply to EXEC, the last one.
     """
 
     number: int
@@ -183,8 +185,9 @@ class ServerTransaction(ReplySink):
 class TransactionPlan:
     """The transactions of one EXEC, by (application number, server address), in sending order.
 
-    places: those of each queued command's replies. errors: the error replies that the proxy makes, by the number of the
-    queued command.
+    Args:
+        places: The places of each queued command's replies.
+        errors: The error replies that the proxy makes, by the number of the queued command.
     """
 
     transactions: dict[tuple[int, str], ServerTransaction] = field(default_factory=dict)

@@ -22,7 +22,11 @@ from resp_server.upstream.routing import Route
 
 
 class CachedReads:
-    """Answers reads from a cache, and invalidates it by clients' writes. changes: invalidate it by others' writes."""
+    """Answers reads from a cache, and invalidates it by clients' writes.
+
+    Args:
+        changes: Invalidate it by others' writes.
+    """
 
     def __init__(self, cache: ResultCache, changes: KeyChanges) -> None:
         self._cache, self._changes = cache, changes
@@ -33,7 +37,8 @@ class CachedReads:
     def for_hop(self, has_exact: bool) -> ResultCache | None:
         """Return the cache for a client of the hop, which waits for no reply; None: its replies may be old now.
 
-        has_exact: some replies are cached exactly.
+        Args:
+            has_exact: Some replies are cached exactly.
         """
         return None if has_exact and not self._changes.is_current else self._cache
 

@@ -11,7 +11,11 @@ from resp_server.upstream.logins import Login
 
 
 class LoginRequest(NamedTuple):
-    """The login of an AUTH or a HELLO. rest: the HELLO without its login, which is answered afterwards; None: AUTH."""
+    """The login of an AUTH or a HELLO.
+
+    Args:
+        rest: The HELLO without its login, which is answered afterwards; None: AUTH.
+    """
 
     login: Login
     rest: Request | None = None

@@ -38,7 +38,12 @@ EXISTS_ONE = b":1\r\n"
 
 @dataclass
 class Copied:
-    """The copies of one rule's keys. since_s: when the rule was first watched. times_s: of the last copies."""
+    """The copies of one rule's keys.
+
+    Args:
+        since_s: When the rule was first watched.
+        times_s: The times of the last copies.
+    """
 
     since_s: float
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=WRITES_MIN))
@@ -49,8 +54,9 @@ class Copied:
 class CopierWatch:
     """Counts writes at the upstream of keys that the states have, by rule.
 
-    check_states: sends a request that tells whether the states have a key. check_upstream: sends EXISTS for a key, in
-    the database with a number.
+    Args:
+        check_states: Sends a request that tells whether the states have a key.
+        check_upstream: Sends EXISTS for a key, in the database with a number.
     """
 
     def __init__(
@@ -92,7 +98,11 @@ class CopierWatch:
         return "; ".join(f"rule '{rule.name}': {_text(copied)}" for rule, copied in found) or None
 
     def wait_s(self, rules: Rules, formats: Sequence[str]) -> float:
-        """Return how long rules still have to be watched before they are used. formats: those of all known states."""
+        """Return how long rules still have to be watched before they are used.
+
+        Args:
+            formats: The formats of all known states.
+        """
         known = [KeyFormat.parse(each) for each in formats]
         now_s, left_s = self._clock(), 0.0
         for rule in rules:

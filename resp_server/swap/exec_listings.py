@@ -17,7 +17,11 @@ from resp_server.swap.keyspace import KeyspaceSides
 
 
 class QueuedSides:
-    """The sides of one such command. queue: adds a request to the upstream's transaction; returns its place there."""
+    """The sides of one such command.
+
+    Args:
+        queue: Adds a request to the upstream's transaction; returns its place there.
+    """
 
     def __init__(self, sides: KeyspaceSides, queue: Callable[[Request], int]) -> None:
         self._sides, self._queue = sides, queue
@@ -44,7 +48,11 @@ class QueuedSides:
         return await send()
 
     def start(self, items: Sequence[RawReply]) -> None:
-        """Pass on the upstream's replies, and send the other requests. items: the replies of the upstream's part."""
+        """Pass on the upstream's replies, and send the other requests.
+
+        Args:
+            items: The replies of the upstream's part.
+        """
         for future, place in self._queued:
             future.put(0, items[place])
         for each in self._waiting:

@@ -52,9 +52,12 @@ EMPTY = b"*0\r\n"
 
 
 class Overlay(Protocol):
-    """The dispatcher of a proxy with an upstream. is_strict: it refuses a transaction over both backends.
+    """The dispatcher of a proxy with an upstream.
 
-    cached: its cache. shadow: compares reads.
+    Args:
+        is_strict: It refuses a transaction over both backends.
+        cached: Its cache.
+        shadow: Compares reads.
     """
 
     router: SwapRouter
@@ -89,14 +92,22 @@ class Overlay(Protocol):
 
 
 class Single(NamedTuple):
-    """A queued command that one backend answers: `UPSTREAM` or `STATES`. at: its position there."""
+    """A queued command that one backend answers: `UPSTREAM` or `STATES`.
+
+    Args:
+        at: Its position there.
+    """
 
     backend: int
     at: int
 
 
 class Split(NamedTuple):
-    """A queued read that both backends answer. of_upstream, of_states: the positions of its first request there."""
+    """A queued read that both backends answer.
+
+    Args:
+        of_upstream, of_states: The positions of its first request there.
+    """
 
     read: SplitRead
     of_upstream: int
@@ -104,7 +115,11 @@ class Split(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A queued command about all keys. place: its number among the queued commands."""
+    """A queued command about all keys.
+
+    Args:
+        place: Its number among the queued commands.
+    """
 
     place: int
     sides: Sequence[QueuedSides]
@@ -116,7 +131,10 @@ class OverlayPlan:
 
     places: for each queued command, where its reply is found, or its reply. of_states: the commands for the states.
     shadowed: the reads to compare. database: the selected one, after the commands so far. needs_states: some of them
-    are about states. seen: returns the epochs that the client has seen when a listing is read.
+    are about states.
+
+    Args:
+        seen: Returns the epochs that the client has seen when a listing is read.
     """
 
     def __init__(self, overlay: Overlay, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
@@ -244,7 +262,11 @@ class OverlayPlan:
 
 
 class OverlayExec(BackendExec):
-    """One EXEC over both backends. begin_states: begins the states' part, for requests and watched keys."""
+    """One EXEC over both backends.
+
+    Args:
+        begin_states: Begins the states' part, for requests and watched keys.
+    """
 
     def __init__(
         self,
@@ -343,7 +365,11 @@ class OverlayExec(BackendExec):
 def _joined(
     places: Sequence[RawReply | Single | Split], of_upstream: Sequence[RawReply], of_states: Sequence[RawReply]
 ) -> Steps[RawReply]:
-    """Return the reply to EXEC. of_upstream, of_states: the items of both backends' replies."""
+    """Return the reply to EXEC.
+
+    Args:
+        of_upstream, of_states: The items of both backends' replies.
+    """
     replies: list[RawReply] = []
     for place in places:
         if isinstance(place, Single):

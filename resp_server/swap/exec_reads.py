@@ -20,7 +20,11 @@ UPSTREAM, STATES = 0, 1
 
 
 class SplitRead(NamedTuple):
-    """The requests for each backend. join: makes one reply of the replies to all of them."""
+    """The requests for each backend.
+
+    Args:
+        join: Makes one reply of the replies to all of them.
+    """
 
     upstream: Sequence[Request]
     states: Sequence[Request]

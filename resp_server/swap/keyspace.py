@@ -34,9 +34,11 @@ DBSIZE, RANDOMKEY = (b"DBSIZE",), (b"RANDOMKEY",)
 
 
 class KeyspaceSides(Protocol):
-    """Sends a client's requests about all keys to each side. defer: calls back in a later turn.
+    """Sends a client's requests about all keys to each side.
 
-    node_count: the number of the upstream's nodes; each has keys of its own.
+    Args:
+        defer: Calls back in a later turn.
+        node_count: The number of the upstream's nodes; each has keys of its own.
     """
 
     node_count: int
@@ -53,10 +55,13 @@ class KeyspaceSides(Protocol):
 
 
 class KeyFilter(NamedTuple):
-    """The filters of the keys of each side that a client sees. has_common: both sides may have the same key.
+    """The filters of the keys of each side that a client sees.
 
-    is_named: clients know some keys of states by other names, so patterns and rights are matched here. fields: the
-    rules with names of fields. may_read: tells whether the client has the right to a name.
+    Args:
+        has_common: Both sides may have the same key.
+        is_named: Clients know some keys of states by other names, so patterns and rights are matched here.
+        fields: The rules with names of fields.
+        may_read: Tells whether the client has the right to a name.
     """
 
     of_upstream: Callable[[bytes], bool]
@@ -118,7 +123,11 @@ def _may_name(rule: Rule, pattern: bytes) -> bool:
 
 
 async def scan(sides: KeyspaceSides, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
-    """Answer a SCAN by a step of the side that its cursor names. position: that of the cursor."""
+    """Answer a SCAN by a step of the side that its cursor names.
+
+    Args:
+        position: The position of the cursor.
+    """
     request = (request[0], b"%d" % position.inner, *request[2:])
     listing = keys.state_listing(request)
     if position.node is None:
@@ -153,7 +162,11 @@ def _following_and_keys(position: ScanPosition, page: RawReply, node_count: int)
 def visible_keys(
     arrays: Sequence[RawReply], filters: Sequence[Callable[[bytes], bool]], has_common: bool = False
 ) -> Steps[RawReply]:
-    """Return one array of the keys of all arrays that their filters let through. has_common: each key once."""
+    """Return one array of the keys of all arrays that their filters let through.
+
+    Args:
+        has_common: Each key once.
+    """
     found: list[RawReply] = []
     seen: set[bytes] = set()
     for array, is_visible in zip(arrays, filters, strict=True):

@@ -19,7 +19,11 @@ NAMED = b' "SETNAME" "%b"' % CLIENT_NAME
 
 
 class MonitorLines:
-    """Follows the greetings and transactions at each address. is_own: tells whether this proxy is connected from it."""
+    """Follows the greetings and transactions at each address.
+
+    Args:
+        is_own: Tells whether this proxy is connected from it.
+    """
 
     def __init__(self, is_own: Callable[[bytes], bool]) -> None:
         self._is_own = is_own

@@ -41,7 +41,11 @@ class NodeSender(Protocol):
     def send_to_node(
         self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
     ) -> None:
-        """Send a read to a node. client: 0: the proxy itself."""
+        """Send a read to a node.
+
+        Args:
+            client: 0: the proxy itself.
+        """
 
 
 class SearchError(Exception):

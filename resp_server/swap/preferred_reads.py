@@ -26,7 +26,11 @@ TRIES_MAX = 10
 
 
 class ClientSenders(NamedTuple):
-    """Sends one client's requests to each side. to_states: takes a key of the request, too."""
+    """Sends one client's requests to each side.
+
+    Args:
+        to_states: Takes a key of the request, too.
+    """
 
     to_upstream: Callable[[Request], ReplyFuture]
     to_states: Callable[[bytes, Request], ReplyFuture]
@@ -37,7 +41,11 @@ class ClientSenders(NamedTuple):
 async def preferred_read(
     senders: ClientSenders, request: Request, read: StateRead, unserved: ReplyError | None = None
 ) -> Answer:
-    """Answer a read of one key. unserved: the error if the states have the key, but do not serve the command."""
+    """Answer a read of one key.
+
+    Args:
+        unserved: The error if the states have the key, but do not serve the command.
+    """
     from_upstream = senders.to_upstream(request)
     for _ in range(TRIES_MAX):
         key_exists, *reads = [senders.to_states(read.exists[1], each) for each in (read.exists, *read.reads)]
@@ -64,7 +72,8 @@ async def split_read(
 ) -> Answer:
     """Answer a read of several keys: those of the upstream, those of the states, and each preferred key or field.
 
-    to_owners: sends a read of the states' keys, which may be of several slots.
+    Args:
+        to_owners: Sends a read of the states' keys, which may be of several slots.
     """
     command = route.routed.command
     assert command is not None  # `routing.SPLIT` has commands of Redis only

@@ -35,7 +35,11 @@ Then = Callable[[Callable[[], Reply]], None]
 
 
 class RulesReload:
-    """Reads rules, and puts them to use. watch: also follows the keys of new rules, by `changes`."""
+    """Reads rules, and puts them to use.
+
+    Args:
+        watch: Also follows the keys of new rules, by `changes`.
+    """
 
     def __init__(
         self,

@@ -166,7 +166,11 @@ class SideSender(ProxyDispatcher):
         batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.is_silent)
 
     def _send_mapped(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request with the states' names of its keys to the states. named: the client's request."""
+        """Send a request with the states' names of its keys to the states.
+
+        Args:
+            named: The client's request.
+        """
         request, convert, state = route.request, route.convert, session.tracking_state
         assert request is not None
         command = self.command(request)
@@ -232,7 +236,8 @@ class SideSender(ProxyDispatcher):
     ) -> Callable[[], Answering]:
         """Return what answers a request about all keys of a database from both sides; ReplyError for a wrong cursor.
 
-        through: changes how it is sent.
+        Args:
+            through: Changes how it is sent.
         """
         keys = visible_keys(self._ownership, session.user, database)
         sides = through(

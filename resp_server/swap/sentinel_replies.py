@@ -15,7 +15,12 @@ QUORUM = b"1"
 
 
 def sentinel_reply(request: Request, master: bytes, host: bytes, port: bytes) -> Reply:
-    """Return the reply to a SENTINEL request. master: its name; host, port: the proxy's address. GenericError."""
+    """Return the reply to a SENTINEL request. GenericError.
+
+    Args:
+        master: Its name.
+        host, port: The proxy's address.
+    """
     name = request[1].lower() if len(request) > 1 else b""
     if name == b"masters" and len(request) == 2:
         return [_master(master, host, port)]

@@ -57,7 +57,11 @@ WRONG_TYPE = b"-WRONGTYPE "
 
 
 class Shadow:
-    """Compares reads. job_of: returns the job of a state's key, if it is known. Runs on the event loop's thread."""
+    """Compares reads.
+
+    Args:
+        job_of: Returns the job of a state's key, if it is known. Runs on the event loop's thread.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,11 @@ class Shadow:
             internal_error(error)
 
     def compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> None:
-        """Compare the reads of a transaction, after its client got the reply. reply: the upstream's to EXEC."""
+        """Compare the reads of a transaction, after its client got the reply.
+
+        Args:
+            reply: The upstream's to EXEC.
+        """
         self._run(self._compare_queued(reads, protocol, reply))
 
     def _compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> Steps[None]:
@@ -200,7 +208,11 @@ class Shadow:
 
 
 class QueuedRead(NamedTuple):
-    """A read within MULTI that is to be compared. at: its position in the upstream's reply to EXEC."""
+    """A read within MULTI that is to be compared.
+
+    Args:
+        at: Its position in the upstream's reply to EXEC.
+    """
 
     at: int
     shadowed: Sequence[Shadowed]
@@ -266,7 +278,11 @@ class Comparison:
                     return
 
     async def _both_replies(self, upstream_reply: bytes | None = None) -> _Replies | None:
-        """Return the replies of both sides; None: a side has replied an error. upstream_reply: one that is known."""
+        """Return the replies of both sides; None: a side has replied an error.
+
+        Args:
+            upstream_reply: One that is known.
+        """
         read, routed = self._shadowed, self._routed
         try:
             if upstream_reply is None:
@@ -316,7 +332,12 @@ class Comparison:
 
 
 class _Replies(NamedTuple):
-    """The replies of both sides at one time. at_s: monotonic. epoch: of the state's reply; None: unknown."""
+    """The replies of both sides at one time.
+
+    Args:
+        at_s: Monotonic.
+        epoch: The epoch of the state's reply; None: unknown.
+    """
 
     at_s: float
     epoch: int | None

@@ -15,7 +15,11 @@ SIDES = ("state", "upstream")
 
 
 class Lag(NamedTuple):
-    """How far a side was behind the other one. epochs: that the job committed in that time; None: unknown."""
+    """How far a side was behind the other one.
+
+    Args:
+        epochs: That the job committed in that time; None: unknown.
+    """
 
     side: str
     ms: int
@@ -24,10 +28,14 @@ class Lag(NamedTuple):
 
 @dataclass
 class Difference:
-    """A difference. command: the read of the key. epoch: that of the key's job in the state's reply; None: unknown.
+    """A difference.
 
-    upstream, state: the values, or what differs of them. taken_s: monotonic. lag: how far the side was behind that
-    caught up later; None: none has caught up yet.
+    Args:
+        command: The read of the key.
+        epoch: The epoch of the key's job in the state's reply; None: unknown.
+        upstream, state: The values, or what differs of them.
+        taken_s: Monotonic.
+        lag: How far the side was behind that caught up later; None: none has caught up yet.
     """
 
     outcome: Outcome
@@ -40,7 +48,11 @@ class Difference:
     lag: Lag | None = None
 
     def row(self, now_s: float) -> Reply:
-        """Return a map for STATE SHADOW. now_s: by the monotonic clock."""
+        """Return a map for STATE SHADOW.
+
+        Args:
+            now_s: The time by the monotonic clock.
+        """
         lag = self.lag
         return {
             b"outcome": self.outcome.value.encode(),
@@ -86,8 +98,10 @@ class SideLags:
 class ShadowCounts:
     """The comparisons of one rule.
 
-    lags: how far each side was behind, where it was. skipped: reads that were not compared. failed: comparisons with an
-    error reply of a side.
+    Args:
+        lags: How far each side was behind, where it was.
+        skipped: Reads that were not compared.
+        failed: Comparisons with an error reply of a side.
     """
 
     compared: int = 0

@@ -72,7 +72,11 @@ def _names_of(
 
 
 class ClientSides:
-    """Sends one client's requests about all keys to each side. seen: returns the epochs that the client has seen."""
+    """Sends one client's requests about all keys to each side.
+
+    Args:
+        seen: Returns the epochs that the client has seen.
+    """
 
     def __init__(
         self,

@@ -37,12 +37,13 @@ ToOwner = Callable[[bytes, Request], ReplyFuture]
 class StateListing(NamedTuple):
     """The states' part of a listing.
 
-    request: the request to the state servers.
-    visible_names: returns the names under which the client sees a listed key.
-    fields: the rules that name fields.
-    is_prefix_needed: tells whether a name with this prefix can be in the listing (as in `FieldRules.of_hash`).
-    accepts: tells whether a field's name is in the listing.
-    is_of_strings: only strings are listed.
+    Args:
+        request: The request to the state servers.
+        visible_names: Returns the names under which the client sees a listed key.
+        fields: The rules that name fields.
+        is_prefix_needed: Tells whether a name with this prefix can be in the listing (as in `FieldRules.of_hash`).
+        accepts: Tells whether a field's name is in the listing.
+        is_of_strings: Only strings are listed.
     """
 
     request: Request
@@ -54,7 +55,11 @@ class StateListing(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A read of a listed key. names: derives the client's names from the reply."""
+    """A read of a listed key.
+
+    Args:
+        names: Derives the client's names from the reply.
+    """
 
     key: bytes
     request: Request

@@ -18,7 +18,8 @@ from resp_server.protocol.replies import Retry
 class _Unconfirmed:
     """A SUBSCRIBE, or the like, without the upstream's reply.
 
-    is_about_requests: it is about what any request may cause: notifications of keys, or invalidations.
+    Args:
+        is_about_requests: It is about what any request may cause: notifications of keys, or invalidations.
     """
 
     number: int
@@ -30,7 +31,9 @@ class _Unconfirmed:
 class SubscriptionOrder:
     """The unconfirmed requests of this proxy's clients, and the clients that wait for them.
 
-    clock: a monotonic clock, in seconds. on_changed: called when `holds_requests` may have changed.
+    Args:
+        clock: A monotonic clock, in seconds.
+        on_changed: Called when `holds_requests` may have changed.
     """
 
     def __init__(self, clock: Callable[[], float], on_changed: Callable[[], None]) -> None:
@@ -71,7 +74,11 @@ class SubscriptionOrder:
         self.end(client)
 
     def delay(self, client: int, *, publishes: bool) -> Retry | None:
-        """Return what a request of a client waits for; None: it is sent now. publishes: it may send messages."""
+        """Return what a request of a client waits for; None: it is sent now.
+
+        Args:
+            publishes: It may send messages.
+        """
         now_s = self._clock()
         for each in [each for each, found in self._unconfirmed.items() if found.until_s <= now_s]:
             self.end(each)

@@ -38,9 +38,12 @@ def kind_of(name: str) -> SubscriptionKind:
 
 
 class SubscriptionPart(NamedTuple):
-    """A request for one node. confirmations: the frames that confirm it. is_main: this node sends channels' messages.
+    """A request for one node.
 
-    is_at_all_masters: a master that joins later would have to get the request, too.
+    Args:
+        confirmations: The frames that confirm it.
+        is_main: This node sends channels' messages.
+        is_at_all_masters: A master that joins later would have to get the request, too.
     """
 
     pool: UpstreamPool

@@ -54,10 +54,12 @@ def listens(policy: Policy) -> bool:
 class SwapSubscriptions:
     """Sends such requests to the upstream.
 
-    upstream_of: returns a client's upstream. pool_of: returns the pool of the node for a client's subscriptions; None:
-    no node is known. is_dropped: tells whether states send the notifications of a key in a database.
-    on_invalidation: called with keys that the upstream has invalidated for a client; None: all keys. order: holds other
-    clients' requests until the upstream has confirmed these.
+    Args:
+        upstream_of: Returns a client's upstream.
+        pool_of: Returns the pool of the node for a client's subscriptions; None: no node is known.
+        is_dropped: Tells whether states send the notifications of a key in a database.
+        on_invalidation: Called with keys that the upstream has invalidated for a client; None: all keys.
+        order: Holds other clients' requests until the upstream has confirmed these.
     """
 
     def __init__(
@@ -168,7 +170,11 @@ class SwapSubscriptions:
         upstream: Answering,
         then: Callable[[bool], None] = lambda is_confirmed: None,
     ) -> Answer:
-        """Return the upstream's error, or nothing: then the general path makes the reply. then: gets `is_confirmed`."""
+        """Return the upstream's error, or nothing: then the general path makes the reply.
+
+        Args:
+            then: Gets `is_confirmed`.
+        """
         try:
             answer = await upstream
         except Exception:
@@ -325,9 +331,11 @@ def is_broadcasting(request: Request) -> bool:
 async def _at_all(
     replies: Sequence[ReplyFuture], checked: Callable[[RawReply], RawReply], cut: Callable[[], None]
 ) -> Answer:
-    """Return the first error of the nodes that get a request, or nothing. checked: as `Upstream.checked`.
+    """Return the first error of the nodes that get a request, or nothing.
 
-    cut: disconnects the client if it is subscribed at some of the nodes only.
+    Args:
+        checked: As `Upstream.checked`.
+        cut: Disconnects the client if it is subscribed at some of the nodes only.
     """
     try:
         answers = await all_of([started(_checked(each, checked)) for each in replies])

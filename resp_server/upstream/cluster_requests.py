@@ -78,7 +78,11 @@ def name_at(table: SlotTable, master: Address) -> bytes:
 
 
 class Part(NamedTuple):
-    """A part of a request. slot: of its keys; None: it has none."""
+    """A part of a request.
+
+    Args:
+        slot: The slot of its keys; None: it has none.
+    """
 
     slot: int | None
     request: Request
@@ -87,7 +91,8 @@ class Part(NamedTuple):
 class Plan(NamedTuple):
     """How to run a request: the requests to single nodes, or one to all masters, and how their replies are merged.
 
-    takes_errors: errors are merged, too; else the first error is the reply.
+    Args:
+        takes_errors: Errors are merged, too; else the first error is the reply.
     """
 
     parts: list[Part]

@@ -53,11 +53,15 @@ class UpstreamSink(Protocol):
 class UpstreamRequest:
     """A request to the upstream.
 
-    is_read: it only reads, so it may be sent twice. sent_s: when it was sent. is_blocking: it may wait for other
-    clients' writes, so no time limit applies. prefix: a request that is sent right before it each time, ASKING or
-    CLIENT CACHING, whose reply is dropped. replies_before: the number of other replies before its own, to MULTI and the
-    queued commands, which are dropped, too. replies_to_drop: those that have not arrived yet.
-    confirmations: the number of frames that SUBSCRIBE and the like get in place of a reply.
+    Args:
+        is_read: It only reads, so it may be sent twice.
+        sent_s: When it was sent.
+        is_blocking: It may wait for other clients' writes, so no time limit applies.
+        prefix: A request that is sent right before it each time, ASKING or CLIENT CACHING, whose reply is dropped.
+        replies_before: The number of other replies before its own, to MULTI and the queued commands, which are dropped,
+            too.
+        replies_to_drop: Those that have not arrived yet.
+        confirmations: The number of frames that SUBSCRIBE and the like get in place of a reply.
     """
 
     packed: Packed
@@ -132,8 +136,10 @@ class ConnectionEvents(Protocol):
 class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     """One connection to the upstream, in one version of the protocol.
 
-    follow: makes a request of the compiled hop, for a client and a version of the protocol, follow redirects of a Redis
-    Cluster; None: there are none. node_numbers: None: this connection is for the keys of all slots.
+    Args:
+        follow: Makes a request of the compiled hop, for a client and a version of the protocol, follow redirects of a
+            Redis Cluster; None: there are none.
+        node_numbers: None: this connection is for the keys of all slots.
     """
 
     follow: Callable[[UpstreamRequest, int, int], None] | None = None

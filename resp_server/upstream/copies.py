@@ -18,7 +18,11 @@ class UnclearOwnerError(SparkisError):
 
 
 class KeyOwner(NamedTuple):
-    """The reply of STATE OWNER for a key. state: `job:state`; empty: no known state has such keys."""
+    """The reply of STATE OWNER for a key.
+
+    Args:
+        state: `job:state`; empty: no known state has such keys.
+    """
 
     owner: str
     state: str

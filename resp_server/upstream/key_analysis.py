@@ -22,7 +22,12 @@ SHOWN_CHARACTERS_MAX = 60
 
 
 class AnalyzedState(NamedTuple):
-    """A state. name: `job:state`. type: what TYPE replies for its keys."""
+    """A state.
+
+    Args:
+        name: `job:state`.
+        type: What TYPE replies for its keys.
+    """
 
     name: str
     key_format: str
@@ -31,9 +36,14 @@ class AnalyzedState(NamedTuple):
 
 @dataclass
 class AnalyzedKeys:
-    """Keys of one rule, of one state, or of one group. keys: a key format. state: the state that has such keys.
+    """Keys of one rule, of one state, or of one group.
 
-    types: of the samples. compared: samples that were looked up in the states; absent: those that the states lack.
+    Args:
+        keys: A key format.
+        state: The state that has such keys.
+        types: The types of the samples.
+        compared: Samples that were looked up in the states.
+        absent: Those that the states lack.
     """
 
     keys: str

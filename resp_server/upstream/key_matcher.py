@@ -14,14 +14,23 @@ from state_backend.model.descriptor import KeyFormat
 
 
 class OwnedFormat(NamedTuple):
-    """A key format of a state. owner: `job:state`."""
+    """A key format of a state.
+
+    Args:
+        owner: `job:state`.
+    """
 
     text: str
     owner: str
 
 
 class Decision(NamedTuple):
-    """The owner of a key. state: `job:state`, if a state's key format decided. rule: the rule, if one decided."""
+    """The owner of a key.
+
+    Args:
+        state: `job:state`, if a state's key format decided.
+        rule: The rule, if one decided.
+    """
 
     owner: Owner
     state: str = ""
@@ -132,7 +141,12 @@ def _plain_side(rule: Rule) -> PlainSide:
 
 
 class _Candidate(NamedTuple):
-    """A key format. order: the lowest one that covers a key decides. matches: None if the prefix is enough."""
+    """A key format.
+
+    Args:
+        order: The lowest one that covers a key decides.
+        matches: None if the prefix is enough.
+    """
 
     order: int
     matches: Callable[[bytes], object] | None

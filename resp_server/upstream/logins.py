@@ -22,7 +22,11 @@ WRONG_PASSWORD = "WRONGPASS"
 
 
 class Login(NamedTuple):
-    """A user and a password. user: empty: AUTH with a password only."""
+    """A user and a password.
+
+    Args:
+        user: The user; empty: AUTH with a password only.
+    """
 
     user: bytes
     password: bytes
@@ -36,7 +40,8 @@ class Login(NamedTuple):
 class Logins:
     """The databases of an upstream, by the login of each client. Runs on the event loop's thread.
 
-    own: with the login of the upstream's URL. It serves clients without a login of their own.
+    Args:
+        own: With the login of the upstream's URL. It serves clients without a login of their own.
     """
 
     def __init__(self, own: Databases) -> None:

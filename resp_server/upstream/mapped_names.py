@@ -22,7 +22,11 @@ NO_VALUES: Mapping[str, bytes] = {}
 
 
 class StateName(NamedTuple):
-    """The place of a key's value in a state. field: None for the whole key."""
+    """The place of a key's value in a state.
+
+    Args:
+        field: None for the whole key.
+    """
 
     key: bytes
     field: bytes | None
@@ -30,7 +34,12 @@ class StateName(NamedTuple):
 
 @dataclass(frozen=True)
 class NameMapping:
-    """The names of the keys of one rule. keys: the clients'; state_key, field: the state's."""
+    """The names of the keys of one rule.
+
+    Args:
+        keys: The clients'.
+        state_key, field: The state's.
+    """
 
     keys: KeyFormat
     state_key: KeyFormat
@@ -125,7 +134,11 @@ ConvertReplies = Callable[[Sequence[RawReply]], RawReply]
 
 
 class FieldRead(NamedTuple):
-    """A read of a field, in place of one of a key. of_key: a read of the whole key, whose reply is needed as well."""
+    """A read of a field, in place of one of a key.
+
+    Args:
+        of_key: A read of the whole key, whose reply is needed as well.
+    """
 
     request: Request
     convert: ConvertReplies | None = None
@@ -135,8 +148,10 @@ class FieldRead(NamedTuple):
 class StateRead(NamedTuple):
     """The states' part of a read of a key that they answer if they have it.
 
-    exists: tells whether they have the key. reads: the reads of its value; none if they do not serve the command.
-    convert: makes the reply of those to `reads`; without it, the only one is the reply.
+    Args:
+        exists: Tells whether they have the key.
+        reads: The reads of its value; none if they do not serve the command.
+        convert: Makes the reply of those to `reads`; without it, the only one is the reply.
     """
 
     exists: Request
@@ -185,7 +200,11 @@ def _earlier_end(replies: Sequence[RawReply]) -> RawReply:
 
 
 def with_names(request: Request, names: Mapping[int, StateName]) -> Request:
-    """Return a request with the states' names of keys in place of the clients'. names: by position."""
+    """Return a request with the states' names of keys in place of the clients'.
+
+    Args:
+        names: The names, by position.
+    """
     made = list(request)
     for at, name in names.items():
         made[at] = name.key

@@ -37,7 +37,11 @@ class FoundKey(NamedTuple):
 
 
 class NameGroup(NamedTuple):
-    """Keys whose names are alike. pattern: written as a key format."""
+    """Keys whose names are alike.
+
+    Args:
+        pattern: Written as a key format.
+    """
 
     pattern: str
     key_count: int
@@ -45,9 +49,14 @@ class NameGroup(NamedTuple):
 
 
 class _Part:
-    """A part of names, and the parts that follow it. text: the part if all names have the same; None: it varies.
+    """A part of names, and the parts that follow it.
 
-    shape: the part, with `VARIES` in place of ids. count: the names that end here.
+    Args:
+        text: The part if all names have the same; None: it varies.
+        shape: The part, with `VARIES` in place of ids.
+
+    Attributes:
+        count: The names that end here.
     """
 
     __slots__ = ("count", "examples", "following", "parts_max", "shape", "text")

@@ -12,7 +12,12 @@ COPY_DESTINATION = 2
 
 
 class OtherKey(NamedTuple):
-    """A key that a request writes in another database. at: the key's position. number: the database's number."""
+    """A key that a request writes in another database.
+
+    Args:
+        at: The key's position.
+        number: The database's number.
+    """
 
     at: int
     number: int

@@ -76,7 +76,11 @@ class OwnershipChange(NamedTuple):
 
 
 class JobOwnership(NamedTuple):
-    """The key formats of a job. examples: keys of the upstream for which a format waits."""
+    """The key formats of a job.
+
+    Args:
+        examples: Keys of the upstream for which a format waits.
+    """
 
     job: str
     status: str
@@ -88,14 +92,23 @@ class Ownership:
     """The owners of keys.
 
     is_known: the formats are complete enough to say that a key is the upstream's. Before that, no key may be answered.
-    checks_new: new formats are checked. on_new: called with formats to check; `settle` takes the result. on_changed:
-    called after each change of owners, also the first one.
+
+    Args:
+        checks_new: New formats are checked.
+
+    Attributes:
+        on_new: Called with formats to check; `settle` takes the result.
+        on_changed: Called after each change of owners, also the first one.
     """
 
     def __init__(
         self, path: Path | None = None, *, checks_new: bool = True, rules_file: RulesFile | None = None
     ) -> None:
-        """Read the files, if there are any; OwnershipError, RulesError. path: None: nothing is persisted."""
+        """Read the files, if there are any; OwnershipError, RulesError.
+
+        Args:
+            path: None: nothing is persisted.
+        """
         self._path = path
         self._checks_new = checks_new
         self.rules_file = rules_file

@@ -46,13 +46,18 @@ LISTENER_PROTOCOL = 3
 class PinnedConnection(UpstreamConnection):
     """A connection of one client. It is opened once: when it is lost, its state at the upstream is lost, too.
 
-    client: the client's id, or that of its listener. watched: the keys that WATCH watches there. is_dirty: one of them
-    has another owner now, so EXEC must run nothing. is_monitor: MONITOR was sent. is_tracking: CLIENT TRACKING ON was
-    sent.
+    has_module_subscription: a module's command may have subscribed it. is_for_messages: the client gets messages of
+    channels from this node, not only notifications and those of shards. is_at_all_masters: the client has subscribed at
+    all masters of a Redis Cluster.
 
-    has_module_subscription: a module's command may have subscribed it.
-    is_for_messages: the client gets messages of channels from this node, not only notifications and those of shards.
-    is_at_all_masters: the client has subscribed at all masters of a Redis Cluster.
+    Args:
+        client: The client's id, or that of its listener.
+
+    Attributes:
+        watched: The keys that WATCH watches there.
+        is_dirty: One of them has another owner now, so EXEC must run nothing.
+        is_monitor: MONITOR was sent.
+        is_tracking: CLIENT TRACKING ON was sent.
     """
 
     def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
@@ -225,9 +230,13 @@ class PinnedConnection(UpstreamConnection):
 class PinnedConnections:
     """The connections of single clients, the least recently used one first.
 
-    pool: gets the events of the connections. on_state_lost: called with a client whose connection was lost with its
-    state. on_push: called with a client and a frame that it gets without a request. A client's listener, a second
-    connection that gets its invalidations, has the negative id of the client.
+    Args:
+        pool: Gets the events of the connections.
+
+    Attributes:
+        on_state_lost: Called with a client whose connection was lost with its state.
+        on_push: Called with a client and a frame that it gets without a request. A client's listener, a second
+            connection that gets its invalidations, has the negative id of the client.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = PINNED_MAX) -> None:

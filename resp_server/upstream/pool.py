@@ -56,10 +56,17 @@ class UpstreamPool:
     on_facts: called after each reconnection with the facts of the upstream's commands, because its modules may have
     changed; None: the facts are not requested. on_hello: called with the fields of its reply to HELLO. on_failed:
     called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
-    state at the upstream, such as watched keys. tls: for a URL with TLS. role: checks the server's role. locator: finds
-    the master by sentinels; None: the URL has the server's address. pinned: the connections of single clients.
-    tracked: at a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
-    on_push: called with a client and a frame that it gets without a request.
+    state at the upstream, such as watched keys.
+
+    Args:
+        tls: For a URL with TLS.
+
+    Attributes:
+        role: Checks the server's role.
+        locator: Finds the master by sentinels; None: the URL has the server's address.
+        pinned: The connections of single clients.
+        tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
+        on_push: Called with a client and a frame that it gets without a request.
     """
 
     def __init__(
@@ -265,9 +272,11 @@ class UpstreamPool:
         mark_write: bytes = MARK_WRITE,
         prefix: bytes = b"",
     ) -> None:
-        """Send a blocking command over the client's pinned connection. is_about_writes: it is WAIT or WAITAOF.
+        """Send a blocking command over the client's pinned connection.
 
-        mark_write: see `PinnedConnection.send_wait`.
+        Args:
+            is_about_writes: It is WAIT or WAITAOF.
+            mark_write: See `PinnedConnection.send_wait`.
         """
         pinned = self.pinned.pin(client, protocol)
         request = UpstreamRequest(packed, sink, index, is_read=False, prefix=prefix, is_blocking=True)
@@ -517,7 +526,11 @@ class _TrackingSink:
 
 
 class _ParsingSink(Generic[Found]):
-    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`. later: asks again."""
+    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`.
+
+    Args:
+        later: Asks again.
+    """
 
     def __init__(
         self, parse: Callable[[bytes], Found], then: Callable[[Found], None], later: Callable[[], None]

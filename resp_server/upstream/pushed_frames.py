@@ -30,7 +30,11 @@ OF_KEYSPACE, OF_KEYEVENT = re.compile(rb"__keyspace@(\d{1,9})__:"), re.compile(r
 
 
 class Confirmation(NamedTuple):
-    """A reply to SUBSCRIBE or UNSUBSCRIBE of any kind. left: the subscriptions; those to shards are counted apart."""
+    """A reply to SUBSCRIBE or UNSUBSCRIBE of any kind.
+
+    Args:
+        left: The subscriptions; those to shards are counted apart.
+    """
 
     is_shard: bool
     left: int

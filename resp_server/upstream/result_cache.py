@@ -42,7 +42,14 @@ class _Entry(NamedTuple):
 
 
 class Fill:
-    """A read in flight whose reply may be cached. ends_s: when the entry expires. is_valid: no key has changed."""
+    """A read in flight whose reply may be cached.
+
+    Args:
+        ends_s: When the entry expires.
+
+    Attributes:
+        is_valid: No key has changed.
+    """
 
     __slots__ = ("ends_s", "is_valid", "keys", "read")
 
@@ -52,7 +59,14 @@ class Fill:
 
 
 class Write:
-    """A write in flight. keys: the keys that it may change; None: all keys. is_over: it has its reply."""
+    """A write in flight.
+
+    Args:
+        keys: The keys that it may change; None: all keys.
+
+    Attributes:
+        is_over: It has its reply.
+    """
 
     __slots__ = ("is_over", "keys")
 
@@ -62,7 +76,11 @@ class Write:
 
 
 class ResultCache:
-    """The cached replies of one upstream. clock: monotonic, in seconds."""
+    """The cached replies of one upstream.
+
+    Args:
+        clock: Monotonic, in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._clock, self._bytes_max = clock, bytes_max
@@ -117,7 +135,8 @@ class ResultCache:
     def begin_write(self, keys: Sequence[bytes] | None) -> Write:
         """Remove the entries of keys that a request may change, and cache no read of them until `end_write`.
 
-        keys: None: all keys.
+        Args:
+            keys: None: all keys.
         """
         self.drop(keys)
         if keys is None:

@@ -9,7 +9,8 @@ SLAVE = b"slave\r\n"
 class RoleCheck:
     """Refuses a replica at the address of a master: its data may be old, and it takes no writes.
 
-    must_be_master: a replica is refused from the start; else only after a master was there.
+    Args:
+        must_be_master: A replica is refused from the start; else only after a master was there.
     """
 
     def __init__(self, *, must_be_master: bool = False) -> None:

@@ -22,10 +22,13 @@ SPELLINGS_MAX = 1024
 
 
 class RoutedCommand(NamedTuple):
-    """How one command is routed. command: None if the command table lacks it.
+    """How one command is routed.
 
-    single_key_at: the position of the only key; 0: the command has no key, or may have several. needs_getkeys: only the
-    upstream knows the keys of a request. is_subscription: the upstream may send frames without a request from then on.
+    Args:
+        command: None if the command table lacks it.
+        single_key_at: The position of the only key; 0: the command has no key, or may have several.
+        needs_getkeys: Only the upstream knows the keys of a request.
+        is_subscription: The upstream may send frames without a request from then on.
     """
 
     name: str
@@ -55,7 +58,9 @@ class PlainCommand(NamedTuple):
 class RoutedCommands:
     """How all commands are routed, by the name as typed.
 
-    allowed: denied commands that go to the upstream. own: other denied commands, which the proxy answers.
+    Args:
+        allowed: Denied commands that go to the upstream.
+        own: Other denied commands, which the proxy answers.
     """
 
     def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
@@ -169,6 +174,7 @@ class RoutedCommands:
 def _subscribes(facts: CommandSpec, *, is_ours: bool) -> bool:
     """Tell by its flags whether a command without keys may subscribe the connection.
 
-    is_ours: the command table has it. Such a command never does: the proxy itself answers all that subscribe.
+    Args:
+        is_ours: The command table has it. Such a command never does: the proxy itself answers all that subscribe.
     """
     return not facts.key_specs and "pubsub" in facts.flags and not is_ours

@@ -58,22 +58,29 @@ NAMED_KEYS_MAX = 8
 class Route(NamedTuple):
     """The destination of a request, and what it needs for that.
 
-    For `Destination.BOTH`: state_keys: the positions of the states' keys. preferred: the states' reads for keys that
-    the states answer if they have them, by position. fields: the requests for keys that are fields of states' keys, by
-    position.
+    For `Destination.BOTH`:
 
-    For `Destination.PREFERRED`: preferred: the only key. unserved: the error if the states have it, but do not serve
-    the command.
+    For `Destination.PREFERRED`:
 
-    For `Destination.MAPPED`: convert: makes the reply to the client's request of the states' replies to `request` and,
-    if there is one, to `of_key`.
+    For `Destination.MAPPED`:
 
-    For `Destination.UPSTREAM`: is_blocking: the reply may come much later, so the client needs a connection of its own.
-    shadowed: the keys to compare. cache_s: how long the reply about `cached_keys` may be cached. changed: the
-    keys that the request may change, if any key is cached; None: all keys. is_fenced: its reply may be newer than a
-    reply that is cached exactly, so the cache has to know all changes before it.
+    For `Destination.UPSTREAM`:
 
-    request: what the side gets instead of the client's request; None: the client's request.
+    Args:
+        state_keys: The positions of the states' keys.
+        preferred: The states' reads for keys that the states answer if they have them, by position.
+        fields: The requests for keys that are fields of states' keys, by position.
+        preferred: The only key.
+        unserved: The error if the states have it, but do not serve the command.
+        convert: Makes the reply to the client's request of the states' replies to `request` and, if there is one, to
+            `of_key`.
+        is_blocking: The reply may come much later, so the client needs a connection of its own.
+        shadowed: The keys to compare.
+        cache_s: How long the reply about `cached_keys` may be cached.
+        changed: The keys that the request may change, if any key is cached; None: all keys.
+        is_fenced: Its reply may be newer than a reply that is cached exactly, so the cache has to know all changes
+            before it.
+        request: What the side gets instead of the client's request; None: the client's request.
     """
 
     destination: Destination
@@ -96,8 +103,10 @@ class Route(NamedTuple):
 class Shadowed(NamedTuple):
     """A key whose value in the upstream is compared with the state's.
 
-    at: its position among the keys. name, upstream_request: the read of this key alone. request, convert: the state's
-    read, and what makes its reply that of the client's.
+    Args:
+        at: Its position among the keys.
+        name, upstream_request: The read of this key alone.
+        request, convert: The state's read, and what makes its reply that of the client's.
     """
 
     rule: Rule
@@ -138,8 +147,11 @@ class GetkeysCache:
 class SwapRouter:
     """Decides the destination of requests. commands: the facts of each command. getkeys_cache: see `GetkeysCache`.
 
-    allowed, own: see `RoutedCommands`.
-    own_database: the upstream's number of the clients' database 0.
+    Args:
+        allowed, own: See `RoutedCommands`.
+
+    Attributes:
+        own_database: The upstream's number of the clients' database 0.
     """
 
     def __init__(
@@ -153,7 +165,8 @@ class SwapRouter:
     def route(self, request: Request, database: int = 0) -> Route | None:
         """Return the route of a request; None for an unknown command. ReplyError for a request that no side may answer.
 
-        database: the one that the client has selected.
+        Args:
+            database: The one that the client has selected.
         """
         long_at = long_words(request)
         routed = self.commands.of(request)
@@ -302,7 +315,11 @@ class SwapRouter:
         database: int,
         long_at: Collection[int],
     ) -> Route:
-        """Return the route of a request with keys. others: the positions and decisions of keys that states may have."""
+        """Return the route of a request with keys.
+
+        Args:
+            others: The positions and decisions of keys that states may have.
+        """
         if long_at and not set(long_at).isdisjoint(positions):
             raise too_long()
         owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
@@ -397,7 +414,11 @@ class SwapRouter:
         return Route(Destination.MAPPED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
 
     def _both(self, routed: RoutedCommand, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
-        """Return the route of a request that is split. others: as in `_by_keys`."""
+        """Return the route of a request that is split.
+
+        Args:
+            others: As in `_by_keys`.
+        """
         owned = [at for at, found in others if found.owner is Owner.STATE]
         preferred = {
             at: _state_read(routed, (request[0], request[at]), 1, found)

@@ -73,9 +73,13 @@ class Writes(Enum):
 class Rule:
     """The owner of the keys of a format.
 
-    name: for messages. writes: of states' keys. database: where the keys are. mapping: the state's own names.
-    tolerance: by how much numbers of a shadow may differ; None: they may not. cache_s: how long replies may be cached;
-    0: they may not; UNTIL_CHANGED_S: exactly until the key changes.
+    Args:
+        name: The name, for messages.
+        writes: The writes of states' keys.
+        database: Where the keys are.
+        mapping: The state's own names.
+        tolerance: The most by which numbers of a shadow may differ; None: they may not.
+        cache_s: How long replies may be cached; 0: they may not; UNTIL_CHANGED_S: exactly until the key changes.
     """
 
     name: str
@@ -156,7 +160,11 @@ class RulesFile:
 
 
 def parse_rules(text: str, source: str) -> Rules:
-    """Return the rules of a text; RulesError with all mistakes. source: for messages."""
+    """Return the rules of a text; RulesError with all mistakes.
+
+    Args:
+        source: The source, for messages.
+    """
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -39,7 +39,11 @@ def is_comparable(name: str, facts: CommandSpec) -> bool:
 
 
 def outcome_of(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> Outcome:
-    """Compare the replies to a read of one key. tolerance: by how much numbers may differ, relative or absolute."""
+    """Compare the replies to a read of one key.
+
+    Args:
+        tolerance: The most by which numbers may differ, relative or absolute.
+    """
     if upstream == state:
         return Outcome.EQUAL
     if upstream in ABSENT or state in ABSENT:

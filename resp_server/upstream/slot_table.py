@@ -15,7 +15,11 @@ NUMBERED_MAX = 255
 
 
 class Redirect(NamedTuple):
-    """A MOVED or an ASK. is_ask: for this request only."""
+    """A MOVED or an ASK.
+
+    Args:
+        is_ask: For this request only.
+    """
 
     slot: int
     address: Address
@@ -41,7 +45,8 @@ class SlotTable:
     def parse(cls, reply: bytes, node: Address) -> SlotTable:
         """Return the table in a reply to CLUSTER SLOTS; ValueError, TypeError or LookupError for anything else.
 
-        node: the one that replied. A node that does not know its own address leaves its host empty.
+        Args:
+            node: The one that replied. A node that does not know its own address leaves its host empty.
         """
         reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape")
         reader.feed(reply)

@@ -21,14 +21,23 @@ SETEX_WORDS, TTL_AT = 4, 2
 
 
 class WritePlan(NamedTuple):
-    """The effect of a write. refused: the position of a key that refuses it. dropped: the positions of dropped keys."""
+    """The effect of a write.
+
+    Args:
+        refused: The position of a key that refuses it.
+        dropped: The positions of dropped keys.
+    """
 
     refused: int | None
     dropped: Sequence[int]
 
 
 def write_plan(name: str, request: Request, owned: Sequence[tuple[int, Decision]]) -> WritePlan:
-    """Return the effect of a write. owned: the positions of the states' keys, with their decisions."""
+    """Return the effect of a write.
+
+    Args:
+        owned: The positions of the states' keys, with their decisions.
+    """
     is_plain = is_plain_set(name, request)
     dropped = []
     for at, decision in owned:

@@ -12,8 +12,10 @@ PREFIX = "--upstream-tls-"
 class UpstreamTls:
     """The context of connections to an upstream, renewed when a file changes.
 
-    Without a CA the CAs that this machine trusts are used. server_name: the name in the upstream's certificate; empty:
-    the host of the URL.
+    Without a CA the CAs that this machine trusts are used.
+
+    Args:
+        server_name: The name in the upstream's certificate; empty: the host of the URL.
     """
 
     def __init__(self, files: TlsFiles, server_name: str = "") -> None:

@@ -37,7 +37,11 @@ def caching_before(state: TrackingState | None) -> bytes:
 
 
 class Tracking(NamedTuple):
-    """A client's valid CLIENT TRACKING. is_redirected: it has a REDIRECT."""
+    """A client's valid CLIENT TRACKING.
+
+    Args:
+        is_redirected: It has a REDIRECT.
+    """
 
     request: Request
     is_redirected: bool = False
@@ -45,7 +49,11 @@ class Tracking(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackingRequest:
-    """A CLIENT TRACKING for one node; the sink gets its reply. is_wanted: False if it is not to be sent any more."""
+    """A CLIENT TRACKING for one node; the sink gets its reply.
+
+    Args:
+        is_wanted: False if it is not to be sent any more.
+    """
 
     tracking: Tracking
     protocol: int

@@ -22,13 +22,21 @@ from resp_server.upstream.url import UpstreamUrl
 
 
 class Upstream(Protocol):
-    """The connections to an upstream. defer: calls back in a later turn. on_facts: called with the upstream's commands.
+    """The connections to an upstream.
 
-    on_hello: called with the fields of its reply to HELLO. on_state_lost: called with a client whose pinned connection
-    was lost with its state, such as watched keys, and with the reason. on_moved: called when keys have moved to other
-    nodes, with clients that have to forget all keys that they have cached. on_push: called with a client and a frame
-    that it gets without a request. node_count: the number of nodes; each has keys of its own. poller: the compiled
-    core's epoll for clients and servers, where there is one.
+    Args:
+        defer: Calls back in a later turn.
+        on_facts: Called with the upstream's commands.
+        on_hello: Called with the fields of its reply to HELLO.
+        on_state_lost: Called with a client whose pinned connection was lost with its state, such as watched keys, and
+            with the reason.
+        on_moved: Called when keys have moved to other nodes, with clients that have to forget all keys that they have
+            cached.
+        on_push: Called with a client and a frame that it gets without a request.
+        poller: The compiled core's epoll for clients and servers, where there is one.
+
+    Attributes:
+        node_count: The number of nodes; each has keys of its own.
     """
 
     url: UpstreamUrl
@@ -61,8 +69,9 @@ class Upstream(Protocol):
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
-        caching: the client's CLIENT CACHING before it, which is sent before each part, to each node that gets it.
-        True: parts of it are sent later, so that the client's later requests have to wait.
+        Args:
+            caching: The client's CLIENT CACHING before it, which is sent before each part, to each node that gets it.
+                True: parts of it are sent later, so that the client's later requests have to wait.
         """
 
     def send_to_node(
@@ -87,7 +96,11 @@ class Upstream(Protocol):
         """Return the connections to another database; GenericError if there is only one."""
 
     def for_login(self, user: bytes, password: bytes) -> Upstream:
-        """Return the connections for another login. user: empty: AUTH with the password only."""
+        """Return the connections for another login.
+
+        Args:
+            user: The user; empty: AUTH with the password only.
+        """
 
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
         """Return the shared connections that a client's requests take; None: it has its own, or no node is known."""
@@ -137,7 +150,11 @@ class Upstream(Protocol):
 def upstream_at(
     url: UpstreamUrl, timeout_s: float, connections: int, tls: UpstreamTls | None, pinned_max: int
 ) -> Upstream:
-    """Return the connections to the upstream of a URL. connections, pinned_max: of each node."""
+    """Return the connections to the upstream of a URL.
+
+    Args:
+        connections, pinned_max: Those of each node.
+    """
 
     def pool_at(server: UpstreamUrl) -> UpstreamPool:
         return UpstreamPool(server, timeout_s, connections, tls, pinned_max)

@@ -39,10 +39,13 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class UpstreamUrl:
-    """The address of an upstream, and the login for it. path: of a Unix socket; empty: TCP.
+    """The address of an upstream, and the login for it.
 
-    seeds: nodes of a Redis Cluster, which know the others, or sentinels; empty: a single server. master: the name that
-    sentinels have for the master. sentinel_user, sentinel_password: the login at the sentinels.
+    Args:
+        path: The path of a Unix socket; empty: TCP.
+        seeds: Nodes of a Redis Cluster, which know the others, or sentinels; empty: a single server.
+        master: The name that sentinels have for the master.
+        sentinel_user, sentinel_password: The login at the sentinels.
     """
 
     host: str = ""
