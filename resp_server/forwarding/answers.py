@@ -71,13 +71,20 @@ class ReplyFuture(ReplySink):
         if not self.is_over:
             self._answer, self.is_over = Answer(reply, epochs), True
             if self._then is not None:
-                self._then()
+                try:
+                    self._then()
+                except Exception as error:  # the wait is not over, so it ends by this exception
+                    self._error = error
+                    self._call_failed()
 
     def fail(self, index: int, error: Exception) -> None:
         if not self.is_over:
             self._error, self.is_over = error, True
-            if self._failed is not None:
-                self._failed()
+            self._call_failed()
+
+    def _call_failed(self) -> None:
+        if self._failed is not None:
+            self._failed()
 
     def seen_epochs(self, index: int) -> Epochs:
         return self._seen()
@@ -244,16 +251,12 @@ class _Run:
         """Run until the next wait, or to the end."""
         try:
             wait = self._coroutine.send(None)
-        except StopIteration as end:
-            self._deliver(*end.value)
-        except Exception as error:
-            self._sink.fail(self._index, error)
-        else:
             wait.when_over(self.resume)
-
-    def _deliver(self, reply: RawReply, epochs: ReplyEpochs) -> None:
-        try:
-            self._sink.put(self._index, reply, epochs)
+        except StopIteration as end:
+            try:
+                self._sink.put(self._index, *end.value)
+            except Exception as error:
+                self._sink.fail(self._index, error)
         except Exception as error:
             self._sink.fail(self._index, error)
 

@@ -29,8 +29,8 @@ import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.execution.context import ServerContext
-from resp_server.forwarding.answers import ReplyFuture, in_background
-from resp_server.forwarding.raw_replies import Steps, as_bytes
+from resp_server.forwarding.answers import Answer, ReplyFuture, deliver
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.limits import STEP_NS_MAX
@@ -49,6 +49,7 @@ from resp_server.push.deliveries import Deliveries
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of, may_match_notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, ReceiverCount
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import (
     SUBSCRIBED_BYTES_MAX,
@@ -754,6 +755,19 @@ def _event_in(channel: bytes, text: bytes) -> tuple[bytes, bytes]:
     return channel.removeprefix(KEYSPACE), text
 
 
+class _PendingSink(ReplySink):
+    """Takes a pending reply."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        self._pending.resolve(lambda: Frames(as_bytes(reply)))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._pending.resolve(partial(_raise, error))
+
+
 class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
@@ -777,22 +791,17 @@ class ProxyMessageBus(MessageBus):
         packed = pack((b"SPUBLISH" if kind is SubscriptionKind.SHARD else b"PUBLISH", channel, text))
         address = None if kind is SubscriptionKind.SHARD else home
 
-        async def publish() -> None:
+        async def receivers() -> Answer:
+            """Return the number of receivers, or the server's error."""
             sent = ReplyFuture()
             cluster.send(ServerRequest(packed, slot_of(channel), 2, cluster.deadline_s(), sent, 0, address))
-            try:
-                reply = as_bytes((await sent).reply)
-            except Exception as error:
-                pending.resolve(partial(_raise, error))
-            else:
-                pending.resolve(lambda: receivers(reply))
-
-        def receivers(reply: bytes) -> Reply:
-            """Return the number of receivers, or the server's error."""
-            return max(int(reply[1:]) - found.names, 0) + found.clients if reply[:1] == b":" else Frames(reply)
+            reply = as_bytes((await sent).reply)
+            if reply[:1] != b":":
+                return Answer(reply)
+            return Answer(b":%d\r\n" % (max(int(reply[1:]) - found.names, 0) + found.clients))
 
         count = self.pubsub.count_in_steps(found, kind, channel)
-        self._deliveries.add(count, lambda: None, lambda: in_background(publish()))
+        self._deliveries.add(count, lambda: None, lambda: deliver(receivers(), _PendingSink(pending), 0))
         return pending
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:

@@ -149,7 +149,10 @@ class ServerTransaction(ReplySink):
 
     def _check_complete(self) -> None:
         if not self.remaining and len(self.replies) == len(self.packed) + 3 + bool(self.watched):
-            self.complete.put(0, self.replies[-1])
+            try:
+                self.complete.put(0, self.replies[-1])
+            except Exception as error:
+                self.complete.fail(0, error)
 
     @property
     def head(self) -> bytes:

@@ -183,6 +183,8 @@ GUARDS = {
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
     "execution/context.py:ServerContext.attempt",
+    "forwarding/answers.py:_Run.resume",
+    "forwarding/answers.py:Called._end",
     "proxy/batch.py:ReplyBatch.put",
     "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
