@@ -1,5 +1,6 @@
 """Watches the local folders of jobs' logs, so that a job's applier looks as soon as an epoch is committed.
 
+The folders in which new jobs begin are watched, too: then the name of a job is the one that `appliers` has for the log.
 One watch serves all jobs of a server, also those at rest: the system limits their number for each user. Files that
 another machine names in a shared folder make no events, and neither does an object store. There announcements notify
 the appliers, which also look by themselves.

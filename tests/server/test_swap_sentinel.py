@@ -135,6 +135,16 @@ def test_a_client_that_failed_the_upstream_over_gets_its_replies_until_it_is_the
             eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
             assert client.call("FAILOVER", "ABORT").raw == direct.call("FAILOVER", "ABORT").raw
             eventually(lambda: client.call("WAIT", 1, 1000).plain == 1)
+            two.process.send_signal(signal.SIGSTOP)  # a replica that does not follow, so writes wait
+            client.call("SET", "k", "1")
+            assert client.call("FAILOVER").plain == b"OK"
+            client.send(request("SET", "k", "2"))
+            with proxy.connect() as another:
+                assert another.call("GET", "k").plain == b"1"
+                assert another.call("FAILOVER", "ABORT").plain == b"OK"
+            assert client.read().plain == b"OK"
+            two.process.send_signal(signal.SIGCONT)
+            eventually(lambda: client.call("WAIT", 1, 1000).plain == 1)
             assert client.call("FAILOVER").plain == b"OK"
             eventually(
                 lambda: client.call("SET", "k", "2").plain, lambda reply: b"it is a replica now" in str(reply).encode()
