@@ -31,7 +31,7 @@ from zlib import crc32
 from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.terms import Description, Term, Terms
-from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError, NewerFormatError
+from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError, LogUnavailableError, NewerFormatError
 from state_backend.model.slot_set import SlotSet
 
 if TYPE_CHECKING:
@@ -357,9 +357,11 @@ class ChangeLog:
     def folders_of_new_jobs(self, jobs: Collection[str]) -> list[str]:
         """Return the local folders in which a new job begins: the root, and the folders of jobs that have not begun.
 
+        A job has begun with the first file in its folder `terms`. There are no such folders if the log is elsewhere. A
+        folder that cannot be listed is left out, as it may be anything.
+
         Args:
-            jobs: Those that have begun. A job has begun with the first file in its folder `terms`. Empty if the log is
-                elsewhere.
+            jobs: The jobs that have begun.
         """
         root = self.filesystem.local_folder("")
         if root is None:
@@ -369,7 +371,10 @@ class ChangeLog:
             if name.startswith(".") or name in jobs:
                 continue
             path = f"{root}/{name}"
-            names = self.filesystem.names(name)
+            try:
+                names = self.filesystem.names(name)
+            except LogUnavailableError:
+                continue
             if "terms" in names:
                 folders.append(f"{path}/terms")
             elif not names and os.path.isdir(path):

@@ -694,6 +694,23 @@ def test_a_task_that_fails_in_the_middle_leaves_no_change_file(tmp_path: Path) -
     assert list((tmp_path / "job" / "q1.1" / "changes").iterdir()) == []
 
 
+def test_new_jobs_begin_in_the_root_and_in_folders_without_anything_else(tmp_path: Path) -> None:
+    class Guarded(LocalFilesystem):
+        def names(self, path: str) -> list[str]:
+            if path == "lost+found":
+                raise LogUnavailableError("Permission denied")
+            return super().names(path)
+
+    writer_of(tmp_path)
+    for folder in ("empty", "begins/terms", "of-others/offsets", "lost+found", ".hidden"):
+        (tmp_path / folder).mkdir(parents=True)
+    log = ChangeLog(Guarded(tmp_path))
+    found = log.folders_of_new_jobs(["job"])
+    assert sorted(found) == [str(tmp_path), *(str(tmp_path / name) for name in ("begins/terms", "empty"))]
+    elsewhere = ArrowFilesystem(like_hdfs(), str(tmp_path), "hdfs://like")
+    assert ChangeLog(elsewhere).folders_of_new_jobs([]) == []
+
+
 def test_the_files_are_arrow_and_json_that_anyone_can_read(tmp_path: Path) -> None:
     _, epoch, file = large_epoch(tmp_path)
     assert pa.ipc.open_file(str(file)).read_all().num_rows == 1000
