@@ -16,8 +16,7 @@ class Cost:
     """A measured cost.
 
     Args:
-        words: A text of the page that has the number, without its thousands' separators and line breaks. It is
-            "guess" for a number that is not measured.
+        words: A text of the page that has the number, without its thousands' separators and line breaks.
     """
 
     value: float
