@@ -14,11 +14,11 @@ from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecPlan
-from resp_server.execution.watch import mark_of
+from resp_server.execution.watch import watched_version_of
 from resp_server.protocol.errors import ExecAbortError, GenericError, NoEpochError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.session.epoch_feed import epochs_text
-from resp_server.session.transaction import Mark, ReadPoint, check_watch_limits
+from resp_server.session.transaction import ReadPoint, WatchedVersion, check_watch_limits
 from state_backend.store.keyspace import KeyspaceView
 
 # Keys that WATCH reads in one step: about a millisecond (guess: some 10 us each).
@@ -200,7 +200,7 @@ def _watch_in_batches(context: CommandContext, view: KeyspaceView, keys: Sequenc
 
 def _watch(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> None:
     """Record the keys' marks: of all keys, or of none if one cannot be read."""
-    marks = {(context.session.db, key): mark_of(context.server.process.run_id, view, key) for key in keys}
+    marks = {(context.session.db, key): watched_version_of(context.server.process.run_id, view, key) for key in keys}
     context.session.watched.update(marks)
 
 
@@ -231,7 +231,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
     """Returns the mark that WATCH would record for a key. STATE EXPECT takes it."""
-    return mark_of(context.server.process.run_id, context.view, key).text
+    return watched_version_of(context.server.process.run_id, context.view, key).text
 
 
 @command(
@@ -250,7 +250,7 @@ def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
     if len(words) % 2:
         raise syntax_error()
     check_reads_all_keys(context)
-    marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
+    marks = {key: WatchedVersion.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
     check_watch_limits(context.session.watched, marks)
     context.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

@@ -13,7 +13,7 @@ from resp_server.execution.watch import Watch
 from resp_server.protocol.replies import STEP_BYTES_MAX, Pending, Sliced, SlicedEncoder, encode_header
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import ReplyMode
-from resp_server.session.transaction import Mark
+from resp_server.session.transaction import WatchedVersion
 from state_backend.store.keyspace import KeyspaceView
 
 # The duration of a step; its last command may exceed it (guess: a fifth of a turn).
@@ -27,7 +27,7 @@ class ExecPlan(NamedTuple):
 
     requests: Sequence[Request]
     view: KeyspaceView
-    watched: Mapping[tuple[int, bytes], Mark]
+    watched: Mapping[tuple[int, bytes], WatchedVersion]
 
 
 @dataclass(slots=True)

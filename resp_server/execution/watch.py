@@ -13,7 +13,7 @@ from collections.abc import Collection
 from hashlib import blake2b
 from itertools import islice
 
-from resp_server.session.transaction import Mark
+from resp_server.session.transaction import WatchedVersion
 from state_backend.codec.packed_list import ELEMENTS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
@@ -30,11 +30,11 @@ COUNT_STEPS_MAX = 4
 NO_DIGEST = "?"
 
 
-def mark_of(run_id: str, view: KeyspaceView, key: bytes) -> Mark:
+def watched_version_of(run_id: str, view: KeyspaceView, key: bytes) -> WatchedVersion:
     """Return a key's mark; StoreError if the key cannot be read here."""
     snapshot = view.at(key)
     digest, covers_value = _digest_of(snapshot, key)
-    return Mark(lineage_at(run_id, view, key), snapshot.applied.epoch, digest, covers_value)
+    return WatchedVersion(lineage_at(run_id, view, key), snapshot.applied.epoch, digest, covers_value)
 
 
 def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
@@ -85,10 +85,10 @@ class Watch:
         self._view = view
         self._changed: dict[tuple[str, int], Collection[bytes] | None] = {}
 
-    def is_changed(self, key: bytes, mark: Mark) -> bool:
+    def is_changed(self, key: bytes, mark: WatchedVersion) -> bool:
         """Return whether a key has changed since its mark, or may have."""
         try:
-            now = mark_of(self._run_id, self._view, key)
+            now = watched_version_of(self._run_id, self._view, key)
         except StoreError:
             return True  # it cannot be read here now
         if now.digest != mark.digest or now.digest == NO_DIGEST:
@@ -96,7 +96,7 @@ class Watch:
         changed = self._keys_changed(key, mark) if now.lineage == mark.lineage else None
         return not mark.covers_value if changed is None else key in changed
 
-    def _keys_changed(self, key: bytes, mark: Mark) -> Collection[bytes] | None:
+    def _keys_changed(self, key: bytes, mark: WatchedVersion) -> Collection[bytes] | None:
         """Return the keys of its job that later epochs changed; None if the store does not know."""
         if not mark.lineage:
             return None

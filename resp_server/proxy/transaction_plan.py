@@ -26,7 +26,7 @@ from resp_server.proxy.server_connection import ConnectionKey, ServerConnection
 from resp_server.proxy.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.session import Session
-from resp_server.session.transaction import Mark
+from resp_server.session.transaction import WatchedVersion
 
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
 SHORT_COMMANDS_MAX = 512
@@ -79,7 +79,7 @@ class ServerTransaction(ReplySink):
     cluster: StateCluster
     address: str
     packed: list[bytes] = field(default_factory=list)
-    watched: dict[bytes, Mark] = field(default_factory=dict)
+    watched: dict[bytes, WatchedVersion] = field(default_factory=dict)
     replies: list[RawReply] = field(default_factory=list)
     complete: ReplyFuture = field(default_factory=ReplyFuture)
     items: Sequence[RawReply] = ()
@@ -205,7 +205,7 @@ class TransactionPlanner:
         self._commands, self._applications = commands, applications
 
     def plan(
-        self, session: Session, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], Mark]
+        self, session: Session, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], WatchedVersion]
     ) -> Steps[TransactionPlan]:
         """Return the plan; ReplyError if a slot has no owner."""
         plan = TransactionPlan()

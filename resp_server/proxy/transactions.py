@@ -27,12 +27,12 @@ from resp_server.proxy.request_policy import policy_of
 from resp_server.proxy.requests import ServerRequest
 from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.session import Session
-from resp_server.session.transaction import Mark
+from resp_server.session.transaction import WatchedVersion
 from state_backend.model.slots import slot_of
 
 EXEC: Request = (b"EXEC",)
 
-Watched = dict[tuple[int, bytes], Mark]
+Watched = dict[tuple[int, bytes], WatchedVersion]
 
 
 class BackendExec:
@@ -131,7 +131,9 @@ class Transactions:
             monitors.record(session, self._exec_command, (self._exec_command.name.encode(),))
 
 
-async def watch_states(watched: dict[tuple[int, bytes], Mark], targets: Sequence[tuple[StateCluster, bytes]]) -> Answer:
+async def watch_states(
+    watched: dict[tuple[int, bytes], WatchedVersion], targets: Sequence[tuple[StateCluster, bytes]]
+) -> Answer:
     """Request a mark of each key from its owner, and store it in `watched`; answer a WATCH."""
     marks = []
     for cluster, key in targets:
@@ -145,7 +147,7 @@ async def watch_states(watched: dict[tuple[int, bytes], Mark], targets: Sequence
             if is_error(mark):
                 error = error or mark
             else:
-                watched[0, key] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
+                watched[0, key] = WatchedVersion.parse(mark.partition(b"\r\n")[2][:-2])
         except MALFORMED_REPLY_ERRORS as malformed:
             error = error or malformed_reply(malformed)
     return Answer(error or b"+OK\r\n")

@@ -10,7 +10,7 @@ from resp_server.session.account import Account
 from resp_server.session.epoch_feed import EpochFeed, SeenEpochs
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import Mark, ReadPoint, Transaction
+from resp_server.session.transaction import ReadPoint, Transaction, WatchedVersion
 
 RESP2 = 2
 
@@ -160,7 +160,7 @@ class Session(SessionFields):
         """Drop queued commands and watched keys."""
         self.transaction = None
         # The marks of watched keys, by database and key.
-        self.watched: dict[tuple[int, bytes], Mark] = {}
+        self.watched: dict[tuple[int, bytes], WatchedVersion] = {}
         self.read_point: ReadPoint | None = None
         self._update_flags()
 

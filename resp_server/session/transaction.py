@@ -45,7 +45,7 @@ class Transaction:
         self.requests.append(request)
 
 
-class Mark(NamedTuple):
+class WatchedVersion(NamedTuple):
     """A watched key's digest and epoch (see `execution.watch`).
 
     Args:
@@ -63,7 +63,7 @@ class Mark(NamedTuple):
         return f"{self.epoch} {int(self.covers_value)} {self.digest} {self.lineage}".encode()
 
     @classmethod
-    def parse(cls, text: bytes) -> Mark:
+    def parse(cls, text: bytes) -> WatchedVersion:
         """Parse a reply of STATE MARK; GenericError if it is none."""
         words = text.decode("utf-8", "replace").split(" ", 3)
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):

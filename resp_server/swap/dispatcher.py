@@ -31,7 +31,7 @@ from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import BackendExec, Watched
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
-from resp_server.session.transaction import Mark, Transaction
+from resp_server.session.transaction import Transaction, WatchedVersion
 from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.client_login import LoginRequest, login_in
 from resp_server.swap.control import OwnershipControl
@@ -79,7 +79,7 @@ NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC
 ACL_LOAD, AUTH, HELLO, SELECT = (b"ACL", b"LOAD"), (b"AUTH",), (b"HELLO",), (b"SELECT",)
 NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
 # Takes the place of a watched key's mark when the key gets another owner: no digest equals it, so EXEC replies nil.
-CHANGED = Mark("", -1, "owner", covers_value=False)
+CHANGED = WatchedVersion("", -1, "owner", covers_value=False)
 
 
 class SwapDispatcher(SideSender):
