@@ -138,16 +138,16 @@ class ServerContext:
         self._held: dict[str, _HeldEpoch] = {}  # jobs that are read at an earlier epoch meanwhile
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
-        self.slow_requests = SlowRequests(self)
+        self.slow_requests = SlowRequests(lambda: self.config, lambda: self.clock())
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.pauses_writes_only = False
-        self.loading_waits = LoadingWaits(self)
+        self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
         self.histories = Histories()
         self.update_observation()
         self.pinned_epochs = PinnedEpochs(self.keyspace)
         self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
-        self.message_bus = MessageBus(self)
+        self.message_bus = MessageBus(self.clients, lambda: self.workers, self.cluster_bus)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
         # Called with a job, an epoch and its term, for which a request at a proxy waits (see STATE NOTICE).

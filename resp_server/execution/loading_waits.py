@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Container
-from typing import Protocol
+from collections.abc import Callable, Container
 
 from resp_server.protocol.replies import Retry
 from resp_server.session.session import Session
@@ -28,21 +27,19 @@ WAITING_CLIENTS_MAX = 1_000
 POLL_S = 0.01
 
 
-class LoadingHost(Protocol):
-    """The server whose jobs are being opened."""
-
-    keyspace: Keyspace
-    is_loading: bool
-
-    @property
-    def sessions(self) -> Container[int]: ...
-
-
 class LoadingWaits:
-    """The clients of one server that wait for a job. Runs on the event loop's thread."""
+    """The clients of one server that wait for a job. Runs on the event loop's thread.
 
-    def __init__(self, server: LoadingHost) -> None:
-        self._server = server
+    Args:
+        keyspace: The jobs.
+        sessions: The ids of the connected clients.
+        is_loading: Returns whether the server still opens its jobs.
+    """
+
+    def __init__(self, keyspace: Keyspace, sessions: Container[int], is_loading: Callable[[], bool]) -> None:
+        self._keyspace = keyspace
+        self._sessions = sessions
+        self._is_loading = is_loading
         # By session id: when its last wait ends or ended, by `time.monotonic`.
         self._until_s: dict[int, float] = {}
         self._waiting: list[Retry] = []
@@ -52,7 +49,7 @@ class LoadingWaits:
     @property
     def may_occur(self) -> bool:
         """Whether any request may be answered with LOADING now."""
-        return self._server.is_loading or None in self._server.keyspace.unreadable.values()
+        return self._is_loading() or None in self._keyspace.unreadable.values()
 
     def retry_of(self, session: Session) -> Retry | None:
         """Return the delayed reply to a request that got LOADING; None: the client gets the error."""
@@ -75,12 +72,12 @@ class LoadingWaits:
 
     def _forget_until(self, ended_s: float) -> None:
         """Forget the waits that ended before a time, and those of clients that have left."""
-        sessions = self._server.sessions
+        sessions = self._sessions
         self._until_s = {each: at_s for each, at_s in self._until_s.items() if at_s > ended_s and each in sessions}
 
     @property
     def _version(self) -> tuple[int, bool]:
-        return self._server.keyspace.version, self._server.is_loading
+        return self._keyspace.version, self._is_loading()
 
     def _poll_jobs(self) -> None:
         """Retry the waiting requests if the jobs have changed."""

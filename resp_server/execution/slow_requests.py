@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
@@ -16,44 +15,41 @@ from state_backend.model.clock import Clock
 NEVER_NS = (1 << 63) - 1
 
 
-class SlowRequestsHost(Protocol):
-    """The process whose requests are timed."""
-
-    config: ServerConfig
-
-    @property
-    def clock(self) -> Clock: ...
-
-
 class SlowRequests:
-    """The slow log and the latency events of one process."""
+    """The slow log and the latency events of one process.
 
-    def __init__(self, host: SlowRequestsHost) -> None:
-        self._host = host
+    Args:
+        config: Returns the settings.
+        clock: The clock of the recorded times.
+    """
+
+    def __init__(self, config: Callable[[], ServerConfig], clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
         self.log, self.latency = SlowLog(), LatencyEvents()
 
     @property
     def threshold_ns(self) -> int:
         """The duration from which on a request is recorded."""
-        config = self._host.config
+        config = self._config()
         slow_ns = config.slowlog_log_slower_than * 1000 if config.slowlog_log_slower_than >= 0 else NEVER_NS
         return min(slow_ns, config.latency_monitor_threshold * 1_000_000 or NEVER_NS, NEVER_NS)
 
     def configure(self) -> None:
         """Apply changed settings."""
-        self.log.cut(self._host.config.slowlog_max_len)
+        self.log.cut(self._config().slowlog_max_len)
 
     def record(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
         """Record a request, if it was slow."""
-        config, flags = self._host.config, command.facts.flags
+        config, flags = self._config(), command.facts.flags
         microseconds = nanoseconds // 1000
         if 0 <= config.slowlog_log_slower_than <= microseconds and "skip_slowlog" not in flags:
-            now_ms, entries_max = self._host.clock(), config.slowlog_max_len
+            now_ms, entries_max = self._clock(), config.slowlog_max_len
             words = redacted(command.policy.redaction, words)
             self.log.add(now_ms, microseconds, words, session.address, session.name, entries_max)
         self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
 
     def record_event(self, name: str, milliseconds: int) -> None:
         """Record an event for LATENCY, if it took long."""
-        if 0 < self._host.config.latency_monitor_threshold <= milliseconds:
-            self.latency.add(name, self._host.clock(), milliseconds)
+        if 0 < self._config().latency_monitor_threshold <= milliseconds:
+            self.latency.add(name, self._clock(), milliseconds)

@@ -772,7 +772,7 @@ class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
     def __init__(self, server: ServerContext, applications: Applications, relay: PubsubRelay) -> None:
-        super().__init__(server, server.message_bus.pubsub)
+        super().__init__(server.clients, lambda: server.workers, server.cluster_bus, server.message_bus.pubsub)
         self.applications = applications
         self.relay = relay
 

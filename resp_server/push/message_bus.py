@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from resp_server.limits import WORKER_MESSAGES_BYTES_MAX
 from resp_server.protocol.errors import GenericError
@@ -34,20 +34,27 @@ DELIVERED_S_MAX = 60.0
 POST = "post a message"
 
 
-class MessageBusHost(Protocol):
-    """The process whose clients publish messages."""
-
-    clients: Clients
-    workers: OtherWorkers | None
-    cluster_bus: ClusterBus
-
-
 class MessageBus:
-    """Publishes messages at one process."""
+    """Publishes messages at one process.
 
-    def __init__(self, host: MessageBusHost, pubsub: PubSub | None = None) -> None:
-        self._host = host
-        self._deliveries = Deliveries(host.clients.defer)
+    Args:
+        clients: The clients of this process.
+        workers: Returns the other workers of the port; None: there are none.
+        cluster_bus: The connections to the other nodes of a cluster.
+        pubsub: The subscriptions; None: there are none yet.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        workers: Callable[[], OtherWorkers | None],
+        cluster_bus: ClusterBus,
+        pubsub: PubSub | None = None,
+    ) -> None:
+        self._clients = clients
+        self._workers = workers
+        self._cluster_bus = cluster_bus
+        self._deliveries = Deliveries(clients.defer)
         self.pubsub = PubSub() if pubsub is None else pubsub
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
         self._waiting_bytes = 0
@@ -69,7 +76,7 @@ class MessageBus:
         # own_frames: the publisher's copy.
         def on_delivered(count: int, own_frames: bytes) -> None:
             if is_forwarded:
-                self._host.cluster_bus.forward(kind, channel, text)
+                self._cluster_bus.forward(kind, channel, text)
             delivered.put(
                 self._relay_message(
                     kind, channel, text, lambda others: self._answer(publisher, count + others, own_frames)
@@ -82,7 +89,7 @@ class MessageBus:
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:
         """Return the reply to SUBSCRIBE and the like. As messages are, it is sent even if CLIENT REPLY is OFF."""
         if session.is_silent:
-            self._host.clients.push(session.id, frames)
+            self._clients.push(session.id, frames)
         return Frames(frames)
 
     def post(
@@ -111,7 +118,7 @@ class MessageBus:
         def flush() -> None:
             if except_for is not None:
                 own_frames.append(batch.take(except_for))
-            batch.send(self._host.clients.push)
+            batch.send(self._clients.push)
 
         if kind is SubscriptionKind.SHARD:
             steps = self.pubsub.post_to_shard_in_steps(batch, channel, text)
@@ -128,20 +135,20 @@ class MessageBus:
         pubsub = self.pubsub
         for channel in [each for each in pubsub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:
             for session in pubsub.sessions(SubscriptionKind.SHARD, channel):
-                self._host.clients.push(session.id, pubsub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
+                self._clients.push(session.id, pubsub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
 
     def _answer(self, publisher: Session, count: int, own_frames: bytes) -> Reply:
         if not own_frames:
             return count
         if publisher.transaction is None and not publisher.is_silent:
             return Frames(encode(count, publisher.protocol) + own_frames)
-        self._host.clients.push(publisher.id, own_frames)
+        self._clients.push(publisher.id, own_frames)
         return count
 
     # -- the other processes ------------------------------------------------------------------------------------------
 
     def _check_size(self, size: int) -> None:
-        if self._host.workers is None:
+        if self._workers() is None:
             return
         if size > RELAYED_BYTES_MAX:
             raise GenericError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
@@ -152,7 +159,7 @@ class MessageBus:
         self, kind: SubscriptionKind, channel: bytes, text: bytes, answer: Callable[[int], Reply]
     ) -> Reply:
         """Relay a message to the other processes; `answer` makes the reply from the number of receivers there."""
-        if self._host.workers is None:
+        if self._workers() is None:
             return answer(0)
         pending = Pending(RELAY_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
@@ -173,8 +180,9 @@ class MessageBus:
             size, argument, on_counts = self._waiting.popleft()
             self._waiting_bytes -= size
             self._relayed_bytes += size
-            assert self._host.workers is not None
-            self._host.workers.query(POST, argument, on_counts)
+            workers = self._workers()
+            assert workers is not None
+            workers.query(POST, argument, on_counts)
 
 
 def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:
