@@ -32,7 +32,6 @@ PENDING = (
     "UpstreamPool",
     "answer_clients",
     "route_in_steps",
-    "serve",
 )
 
 
