@@ -232,17 +232,19 @@ def test_a_user_defined_type_is_the_json_of_what_spark_stores(spark: SparkSessio
     writer = sparkis.queryable(
         joined.withColumn("vs", F.array_compact(F.array("v"))), *states, log=tmp_path / "log", mode="append"
     )
-    start(writer, "q", tmp_path / "checkpoint")
+    start(writer, "vectors", tmp_path / "checkpoint")
     texts = {
         "dense": '{"type":1,"size":null,"indices":null,"values":[1,100000000000000000000]}',
         "sparse": '{"type":0,"size":3,"indices":[1],"values":[0.5]}',
         "null": "null",
     }
-    with sparkis.read_snapshot(tmp_path / "log", "q") as snapshot:
+    with sparkis.read_snapshot(tmp_path / "log", "vectors") as snapshot:
         for key, text in texts.items():
-            assert snapshot.value(f"q:vector:{key}".encode()) == (None if key == "null" else text.encode())
-            assert snapshot.value(f"q:nested:{key}".encode()) == f'[{{"v":{text},"x":1}}]'.encode()
-            assert list(snapshot.list_elements(f"q:list:{key}".encode(), 0, 1)) == [text.encode()][: key != "null"]
+            assert snapshot.value(f"vectors:vector:{key}".encode()) == (None if key == "null" else text.encode())
+            assert snapshot.value(f"vectors:nested:{key}".encode()) == f'[{{"v":{text},"x":1}}]'.encode()
+            assert (
+                list(snapshot.list_elements(f"vectors:list:{key}".encode(), 0, 1)) == [text.encode()][: key != "null"]
+            )
 
 
 class Day(T.UserDefinedType):
