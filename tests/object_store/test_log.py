@@ -123,7 +123,7 @@ for line in sys.stdin:
         )
         for number in range(4)
     ]
-    expected: Counter[bytes] = Counter({b"job:count:0": 1})
+    acknowledged: set[tuple[int, int]] = set()
     epochs = [0]
     try:
         for racer_process in racers:
@@ -138,10 +138,13 @@ for line in sys.stdin:
                 epoch = int(racer_process.stdout.readline())
                 if epoch >= 0:
                     epochs.append(epoch)
-                    expected[b"job:count:%d" % turn] += 10**number
+                    acknowledged.add((turn, number))
         assert len(set(epochs)) == len(epochs)
-        assert sorted(epochs) == list(range(len(epochs)))
-        assert counts(root) == expected
+        found = {turn: counts(root).get(b"job:count:%d" % turn, 0) for turn in range(1, 9)}
+        assert all(set(str(count)) <= {"0", "1"} for count in found.values())
+        stored = {(turn, number) for turn, count in found.items() for number in range(4) if count // 10**number % 10}
+        # The commit of a writer that finds a newer one may be in the log, although it raised an error.
+        assert acknowledged <= stored
     finally:
         for racer_process in racers:
             assert racer_process.stdin is not None
