@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from resp_server.settings.option_values import denied_command, port_range, rate_limit, seconds, whole_number
 from resp_server.settings.server import ClientLimits
@@ -16,6 +16,7 @@ from resp_server.settings.setting import (
     SERVERS,
     STATE_SERVER,
     SWAP_CHECK,
+    Value,
     documented,
     setting,
 )
@@ -32,9 +33,13 @@ UPSTREAM_VARIABLE = "SPARKIS_UPSTREAM"
 # How long a server beside a driver stays after a crash by default: long enough for a restart of the driver (guess).
 LINGER_S = 600.0
 DEFAULT_PORTS = "7400-7500"
-WITH_UPSTREAM = (SERVE, PROXY)
 WITH_URL = (SERVE, PROXY, SWAP_CHECK)
 TO_UPSTREAM = "TLS to the upstream, with --upstream rediss://..."
+
+
+def of_upstream(initial: Value, help: str, programs: tuple[str, ...] = (SERVE, PROXY), **known: Any) -> Value:
+    """Declare a setting of an upstream."""
+    return setting(initial, help, programs, section="upstream", **known)
 
 
 @documented
@@ -42,7 +47,7 @@ TO_UPSTREAM = "TLS to the upstream, with --upstream rediss://..."
 class Upstream:
     """A Redis of your own, which has all keys that no state owns: clients read and write both at one address."""
 
-    url: str | None = setting(
+    url: str | None = of_upstream(
         None,
         "a Redis that has all keys that no state owns: redis[s]://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], "
         "redis[s]+cluster://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]...], "
@@ -50,162 +55,119 @@ class Upstream:
         f"unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE] (default: {UPSTREAM_VARIABLE} of the environment)",
         WITH_URL,
         option="upstream",
-        section="upstream",
         variable=UPSTREAM_VARIABLE,
         repr=False,
-        page="`redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://...` for TLS, "
-        "`unix://[[USER]:PASSWORD@]/PATH[?db=DATABASE]`, `redis+cluster://HOST[:PORT],HOST[:PORT]` for a [Redis "
-        "Cluster](swap.md#a-redis-cluster-as-the-upstream), or "
-        "`redis+sentinel://HOST[:PORT],HOST[:PORT]/MASTER[/DATABASE]` for the master that "
-        "[sentinels](swap.md#sentinels) know. Escape special characters of a password as in any URL (`@` is `%40`). "
-        "A URL with a password is better in the environment, as `SPARKIS_UPSTREAM`: other users of the machine can "
-        "read a command line",
+        note="`redis+cluster://...` is a [Redis Cluster](swap.md#a-redis-cluster-as-the-upstream), "
+        "`redis+sentinel://...` the master that [sentinels](swap.md#sentinels) know. Escape special characters of a "
+        "password as in any URL (`@` is `%40`). Other users of the machine can read a command line",
         metavar="URL",
     )
     _: KW_ONLY
-    timeout_ms: int = setting(
+    timeout_ms: int = of_upstream(
         int(TIMEOUT_S * MS_PER_S),
         "the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
         WITH_URL,
         option="upstream-timeout",
-        section="upstream",
-        page="the upstream counts as failed if a reply is pending and it sends nothing for this time (10000). A script "
-        "that runs longer counts as a failure, too",
+        note="A script that runs longer counts as a failure, too",
         type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         metavar="MS",
     )
-    tls_ca_cert_file: str | Path | None = setting(
+    tls_ca_cert_file: str | Path | None = of_upstream(
         None,
         "the CA of the upstream's certificate (default: this machine's CAs)",
         WITH_URL,
         option="upstream-tls-ca-cert-file",
-        section="upstream",
         title=TO_UPSTREAM,
-        page="with `rediss://`: the CA of the upstream's certificate (default: the CAs that this machine trusts)",
         metavar="FILE",
     )
-    tls_cert_file: str | Path | None = setting(
+    tls_cert_file: str | Path | None = of_upstream(
         None,
         "the certificate to present to the upstream",
         WITH_URL,
         option="upstream-tls-cert-file",
-        section="upstream",
         title=TO_UPSTREAM,
-        page="the certificate to present, if the upstream requires one. New connections use changed files",
+        note="New connections use changed files",
         metavar="FILE",
     )
-    tls_key_file: str | Path | None = setting(
-        None,
-        "its private key",
-        WITH_URL,
-        option="upstream-tls-key-file",
-        section="upstream",
-        title=TO_UPSTREAM,
-        metavar="FILE",
+    tls_key_file: str | Path | None = of_upstream(
+        None, "its private key", WITH_URL, option="upstream-tls-key-file", title=TO_UPSTREAM, metavar="FILE"
     )
-    tls_server_name: str | None = setting(
+    tls_server_name: str | None = of_upstream(
         None,
         "the name in the upstream's certificate (default: the host)",
         WITH_URL,
         option="upstream-tls-server-name",
-        section="upstream",
         title=TO_UPSTREAM,
-        page="the name in the upstream's certificate (default: the URL's host)",
         metavar="NAME",
     )
-    ownership: str | Path | None = setting(
+    ownership: str | Path | None = of_upstream(
         None,
         "with --upstream: the file that records which keys belong to states, also to those of stopped jobs",
-        WITH_UPSTREAM,
-        section="upstream",
-        page="required: the file in which the proxy stores which keys belong to states. Each proxy needs its own "
-        "file, which must survive a restart",
+        note="Required. Each proxy needs its own file, which must survive a restart",
         type=Path,
         metavar="FILE",
     )
-    new_jobs: Literal["wait", "take"] = setting(
+    new_jobs: Literal["wait", "take"] = of_upstream(
         "wait",
         "with --upstream: if the upstream has keys of a new job, wait for `sparkis confirm JOB`, or let the job's "
         "states take these keys at once (default %(default)s)",
-        WITH_UPSTREAM,
-        section="upstream",
-        page="whether a new job waits for a confirmation when the upstream has [keys of its "
-        "formats](swap.md#new-jobs), or takes its keys at once (`wait`)",
+        note="([new jobs](swap.md#new-jobs))",
         choices=("wait", "take"),
     )
-    routes: str | Path | None = setting(
+    routes: str | Path | None = of_upstream(
         None,
         "with --upstream: rules (TOML) about the owners of keys, which come before the jobs' key formats; "
         "reloaded by SIGHUP and by `sparkis reload`",
-        WITH_UPSTREAM,
-        section="upstream",
-        page="[rules](swap-rules.md) that come before the key formats of jobs",
+        note="([swap-rules.md](swap-rules.md))",
         type=Path,
         metavar="FILE",
     )
-    connections: int = setting(
+    connections: int = of_upstream(
         CONNECTIONS,
         "the shared connections to each database of the upstream for each version of the protocol "
         "(default %(default)s)",
-        WITH_UPSTREAM,
         option="upstream-connections",
-        section="upstream",
-        page="shared connections to each node, for each database and protocol version (4)",
+        note="Of a cluster: to each node",
         type=whole_number(1, CONNECTIONS_MAX, "a number of connections"),
         metavar="N",
     )
-    pinned: int = setting(
+    pinned: int = of_upstream(
         PINNED_MAX,
         "the connections to the upstream that one client has alone, for its blocking commands; beyond N they are "
         "an error (default %(default)s)",
-        WITH_UPSTREAM,
         option="upstream-pinned",
-        section="upstream",
-        page="the most connections that are [pinned to one client](swap.md#connections-of-single-clients) (1000). "
-        "Beyond N, a command that needs one is an error",
+        note="([connections of single clients](swap.md#connections-of-single-clients))",
         type=whole_number(1, PINNED_CONNECTIONS_MAX, "a number of connections"),
         metavar="N",
     )
-    transactions: Literal["mixed", "strict"] = setting(
+    transactions: Literal["mixed", "strict"] = of_upstream(
         "mixed",
         "with --upstream: mixed: EXEC runs a transaction with keys of both sides, although they are not read at "
         "the same instant; strict: EXEC refuses it (default %(default)s)",
-        WITH_UPSTREAM,
-        section="upstream",
-        page="whether a [transaction over both sides](swap.md#transactions) runs or is refused (`mixed`)",
+        note="([transactions](swap.md#transactions))",
         choices=("mixed", "strict"),
     )
-    auth: Literal["proxy", "client"] = setting(
+    auth: Literal["proxy", "client"] = of_upstream(
         "proxy",
         "with --upstream: proxy: all requests run as the URL's user; client: each client logs in at the upstream, "
         "which checks its AUTH (default %(default)s)",
-        WITH_UPSTREAM,
         option="upstream-auth",
-        section="upstream",
-        page="who logs in at the upstream: the proxy, with the URL's user, or "
-        "[each client](swap.md#clients-that-log-in-at-the-upstream) (`proxy`)",
+        note="([clients that log in](swap.md#clients-that-log-in-at-the-upstream))",
         choices=("proxy", "client"),
     )
-    copiers: Literal["refuse", "report"] = setting(
+    copiers: Literal["refuse", "report"] = of_upstream(
         "refuse",
         "with --upstream and rules of prefer-state: whether the proxy ends a few seconds after its start if a "
         "program still copies such keys, or only reports it (default %(default)s)",
-        WITH_UPSTREAM,
-        section="upstream",
-        page="whether the proxy ends a few seconds after its start if a [program still "
-        "copies](swap-rules.md#a-copier-that-still-runs) keys whose rule is `prefer-state`, or only reports it "
-        "(`refuse`)",
+        note="([a copier that still runs](swap-rules.md#a-copier-that-still-runs))",
         choices=("refuse", "report"),
     )
-    allow: Sequence[str] | None = setting(
+    allow: Sequence[str] | None = of_upstream(
         None,
         "with --upstream: pass a command on to the upstream that is refused otherwise, such as 'CONFIG SET'; may "
         "be repeated",
-        WITH_UPSTREAM,
         option="upstream-allow",
-        section="upstream",
-        page="passes a [command](swap.md#commands-that-are-refused) on that is refused otherwise, such as `'CONFIG "
-        "SET'`. May be repeated; a list in Python",
+        note="A list in Python ([commands that are refused](swap.md#commands-that-are-refused))",
         type=denied_command,
         action="append",
         metavar="COMMAND",
@@ -224,7 +186,7 @@ class Limits(ClientLimits):
         option="rate-limit",
         section="rate-limit",
         spark="rateLimits",
-        page="a user's limits per second; may be repeated, for the function a list ([access.md](access.md#rates))",
+        note="A list in Python ([access.md](access.md#rates))",
         action="append",
         type=rate_limit,
         default=[],
@@ -242,13 +204,11 @@ class Driver:
         "the folder of the stores (default: in the user's cache)",
         (SERVE, STATE_SERVER, ATTACH),
         section="store",
-        page="the folder of the stores, for this server only. Default: in the user's cache, for the function until the "
-        "server ends",
+        note="For this server only; in Python the default is a temporary folder",
         in_program={
             STATE_SERVER: {
                 "help": "the folder of the stores and of the server's identity (default: in the user's cache)",
-                "page": "the folder of its stores and of its identity (`member.json`), for this server only. Default: "
-                "in the user's cache",
+                "note": "For this server only",
             }
         },
         metavar="FOLDER",
@@ -258,7 +218,6 @@ class Driver:
         "the role in HELLO, ROLE and INFO (default master)",
         (SERVE,),
         section="serve",
-        page="the role in `HELLO`, `ROLE` and `INFO`",
         choices=("master", "slave"),
     )
     linger: float | None = setting(
@@ -266,8 +225,8 @@ class Driver:
         "how long the server stays after the last attachment was killed (default %(default)g)",
         (SERVE, ATTACH),
         section="store",
-        page="how many seconds the server outlives its driver, `None`: for ever ([while the driver "
-        "restarts](serving.md#while-the-driver-restarts))",
+        note="In Python: after its driver was killed; `None`: for ever "
+        "([while the driver restarts](serving.md#while-the-driver-restarts))",
         in_program={SERVE: {"help": None, "default": None, "type": float}},
         type=seconds,
         metavar="SECONDS",
@@ -285,21 +244,21 @@ class Executors:
         (STATE_SERVER,),
         section="state-server",
         spark="server.ports",
-        page=f"a state server takes the first free port of this range, preferably its earlier one (`{DEFAULT_PORTS}`)",
+        note="A server prefers its earlier port",
         type=port_range,
         metavar="FIRST-LAST",
     )
     bind: str | None = setting(
         None,
+        "the address that a state server listens on; by default the one by which its machine reaches the driver",
         option="",
         spark="server.bindAddress",
-        page="the address that a state server listens on; by default the one by which its machine reaches the driver",
     )
     host: str | None = setting(
         None,
+        "the host announced to clients, if it differs; `$NAME` in it is a variable of the executor's environment, such "
+        "as a node's address",
         option="",
         spark="server.host",
-        page="the host announced to clients, if it differs; `$NAME` in it is a variable of the executor's "
-        "environment, such as a node's address",
     )
-    registry_port: int | None = setting(None, option="", spark="registry.port", page="the registry's port (0: any)")
+    registry_port: int | None = setting(None, "the registry's port (0: any)", option="", spark="registry.port")

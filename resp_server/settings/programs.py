@@ -60,7 +60,6 @@ class Sources:
         section="log",
         keyword="log",
         spark="log",
-        page="a log root; may be repeated on the command line",
         in_program={
             PROXY: {
                 "required": False,
@@ -68,12 +67,7 @@ class Sources:
                 "metavar": "ROOT",
                 "help": "a log root; its registry writes the topology there; may be repeated",
             },
-            REGISTRY: {
-                "action": "store",
-                "help": "the log root; registry.json is written there",
-                "page": "the log root; `registry.json` is written there",
-            },
-            STATE_SERVER: {"page": "a log root; may be repeated"},
+            REGISTRY: {"action": "store", "help": "the log root; registry.json is written there"},
         },
         action="append",
         required=True,
@@ -84,7 +78,6 @@ class Sources:
         "the registry's address (default: the one in registry.json under a log root)",
         (PROXY, STATE_SERVER),
         section="log",
-        page="the registry's address; default: the one in `registry.json` under a log root",
         in_program={
             PROXY: {
                 "action": "append",
@@ -102,7 +95,6 @@ class Sources:
         f"the secret that registry and servers share (default: {TOKEN_VARIABLE} in the environment)",
         (PROXY, REGISTRY, STATE_SERVER),
         section="token",
-        page=f"the secret that registry and servers share; default: `{TOKEN_VARIABLE}`",
         metavar="FILE",
     )
 
@@ -112,13 +104,7 @@ class ServerOptions:
     """What all programs with Redis clients have, beside `ServerConfig`."""
 
     requirepass_file: str | None = setting(
-        None,
-        "read the password from a file",
-        (*SERVERS, ATTACH),
-        section="password-file",
-        at_once=True,
-        page="the password from a file",
-        metavar="FILE",
+        None, "read the password from a file", (*SERVERS, ATTACH), section="password-file", at_once=True, metavar="FILE"
     )
     drain_delay: float = setting(
         0.0,
@@ -126,7 +112,6 @@ class ServerOptions:
         "(default %(default)g)",
         SERVERS,
         section="drain",
-        page="after SIGTERM, serve new clients for this time while `/readyz` says no (0)",
         type=seconds,
         metavar="SECONDS",
     )
@@ -144,7 +129,6 @@ class ServerOptions:
         (*SERVERS, REGISTRY),
         section="log-format",
         at_once=True,
-        page="a line of the log is text, or a JSON object (text)",
         choices=log_lines.FORMATS,
     )
     metrics: Address | None = setting(
@@ -154,7 +138,7 @@ class ServerOptions:
         (*SERVERS, REGISTRY, ATTACH),
         section="metrics",
         keyword="metrics",
-        page="answer [`/metrics`, `/livez` and `/readyz`](metrics.md) by HTTP (no); needs `sparkis[metrics]`",
+        note="([metrics.md](metrics.md))",
         type=http_address,
         metavar="[HOST:]PORT",
     )
@@ -164,7 +148,6 @@ class ServerOptions:
         "more than this (default: any lag will do)",
         (*SERVERS, ATTACH),
         section="metrics",
-        page="with `--metrics`: with a longer lag of a job, `/readyz` says no (any lag will do)",
         type=seconds,
         metavar="SECONDS",
     )
@@ -180,7 +163,6 @@ class Serve:
         (SERVE,),
         section="serve",
         keyword="workers",
-        page="processes that serve the port (1)",
         type=whole_number(1, WORKERS_MAX, "a number of processes"),
         metavar="N",
     )
@@ -189,8 +171,7 @@ class Serve:
         "serve as a node of a Redis Cluster with the topology in this file; reloaded when it changes",
         (SERVE, PROXY),
         section="serve",
-        page="serve as a node of a Redis Cluster with the topology in this file ([as Redis Cluster "
-        "nodes](serving.md#as-redis-cluster-nodes))",
+        note="([as Redis Cluster nodes](serving.md#as-redis-cluster-nodes))",
         in_program={
             PROXY: {
                 "action": "append",
@@ -205,7 +186,6 @@ class Serve:
         "with --cluster: this server's node in the topology, by address or id",
         (SERVE,),
         section="serve",
-        page="with `--cluster`: this server's node, by address or id",
         metavar="HOST:PORT",
     )
     announcements: Address | None = setting(
@@ -214,8 +194,7 @@ class Serve:
         f"{TOKEN_VARIABLE}; for logs that this machine cannot watch",
         (SERVE,),
         section="serve",
-        page="where writers on other machines [announce their epochs](serving.md#how-soon-an-epoch-is-readable); the "
-        f"secret is in `{TOKEN_VARIABLE}`",
+        note="([how soon](serving.md#how-soon-an-epoch-is-readable))",
         type=http_address,
         metavar="[HOST:]PORT",
     )
@@ -225,15 +204,13 @@ class Serve:
         "written)",
         (SERVE, STATE_SERVER),
         section="past",
-        page="write snapshots into the log and remove the files that they supersede. Default: where the server can "
-        "write the log. `--compact` alone is `yes`, and then a log that cannot be written is an error",
+        note="`--compact` alone is `yes`, and then a log that cannot be written is an error",
         in_program={
             STATE_SERVER: {
                 "action": "store_true",
                 "help": "write this server's part of snapshots into the log, and remove superseded files; all servers "
                 "need it",
-                "page": "write snapshots into the log and remove the files that they supersede; each server writes its "
-                "part, so all of them need it",
+                "note": "",
             }
         },
         choices=("yes", "no"),
@@ -245,32 +222,23 @@ class Serve:
         f"serve a past moment only, while the logs can be read there: {AS_OF_HELP}",
         (SERVE,),
         section="past",
-        page="serve [a past moment](past.md#a-server-of-a-past-moment) only",
+        note="([past.md](past.md#a-server-of-a-past-moment))",
         type=as_of,
         metavar="EPOCH|TIME",
     )
     job: Sequence[str] | None = setting(
-        None,
-        "with --as-of: only this job; may be repeated",
-        (SERVE,),
-        section="past",
-        page="with `--as-of`: only this job; may be repeated",
-        action="append",
-        metavar="NAME",
+        None, "with --as-of: only this job; may be repeated", (SERVE,), section="past", action="append", metavar="NAME"
     )
     retention: float = setting(
         RETENTION_MS / MS_PER_MINUTE,
         "if the log is compacted: how far back it can be read, also by readers that are behind (default %(default)g)",
         (SERVE, STATE_SERVER),
         section="past",
-        page="if the log is compacted: how far back it can be read ([past.md](past.md#how-far-back)), also by "
-        "readers that are behind (60)",
+        note="([past.md](past.md#how-far-back))",
         in_program={
             STATE_SERVER: {
                 "help": "with --compact: how far back the log can be read, also by readers that are behind "
-                "(default %(default)g)",
-                "page": "with `--compact`: how far back the log can be read ([past.md](past.md#how-far-back)), also by "
-                "readers that are behind (60)",
+                "(default %(default)g)"
             }
         },
         type=minutes,
@@ -295,7 +263,6 @@ class Proxy:
         "whether servers and registries speak TLS (default: yes if a TLS file is given)",
         (PROXY,),
         section="server-tls",
-        page="`proxy`: whether servers and registries speak TLS. Default: `yes` if any of the files is given",
         choices=("yes", "no"),
     )
 
@@ -309,14 +276,13 @@ class StateServer:
         "the address for clients and other servers (default: the first --bind address, and the port)",
         (STATE_SERVER, REGISTRY),
         section="state-server",
-        page="the address for clients and other servers. Default: the first `--bind` address, or, if that is any "
-        "address, the one by which it reaches the registry. With IPv6 a port follows brackets: `[2001:db8::12]:7400`",
+        note="With IPv6 a port follows brackets: `[2001:db8::12]:7400`",
         in_program={
             REGISTRY: {
                 "type": str,
                 "metavar": "HOST",
                 "help": "this machine's address for state servers (default: the --bind address)",
-                "page": "this machine's address for servers, if it is not the `--bind` address",
+                "note": "",
             }
         },
         type=advertised,
@@ -327,9 +293,7 @@ class StateServer:
         "servers of one zone may fail together: copies of a slot are placed in several zones (default: the host)",
         (STATE_SERVER,),
         section="state-server",
-        page="servers of one zone may be lost together (a rack, a room): copies of a slot are placed in different "
-        "zones, and on different hosts, if possible. Default: its host. Servers of Spark's executors are in the zone "
-        "of their application",
+        note="Servers of Spark's executors are in the zone of their application",
         metavar="NAME",
     )
 
@@ -343,7 +307,6 @@ class RegistryOptions:
         "TCP port (default %(default)s; 0: a free one)",
         (REGISTRY,),
         section="registry-address",
-        page="TCP port (7377; 0 takes a free one)",
         type=tcp_port,
     )
     bind: str = setting(
@@ -368,8 +331,7 @@ class RegistryOptions:
         "take over when the log's registry has not answered for two seconds (its driver may have ended)",
         (REGISTRY,),
         section="registry",
-        page="take over when the log's registry has not answered for two seconds; stand by again when another "
-        "registry takes over",
+        note="It stands by again when another registry takes over",
         action="store_true",
     )
 
@@ -406,11 +368,10 @@ class OnSpark:
 
     placement: str | None = setting(
         None,
+        "`Executors(...)` or `Driver(...)`, also by name: `executors`, `driver`; the default depends on the master",
         option="",
         keyword="placement",
         spark="placement",
-        page="`Executors(...)` or `Driver(...)`, also by name: `executors`, `driver`; the default depends on the "
-        "master",
     )
 
 

@@ -62,7 +62,7 @@ def of_redis(
     help: str,
     *,
     render: Callable[[Any], str] = text_of,
-    page: str = "",
+    note: str = "",
 ) -> Value:
     """Declare a setting of Redis that CONFIG SET can change, and that is an option of the same values."""
     return setting(
@@ -72,7 +72,7 @@ def of_redis(
         section="redis",
         title="settings of Redis, which CONFIG SET can change",
         config=InConfig(parse, render),
-        page=page,
+        note=note,
         type=option_of(parse),
         metavar=metavar,
         default=None,
@@ -89,7 +89,7 @@ class ClientLimits:
         SERVERS,
         section="limits",
         config=InConfig(integer_between(1, CLIENTS_MAX)),
-        page="connections at a time, over all workers (10000)",
+        note="Over all workers",
         type=whole_number(1, CLIENTS_MAX, "a number of connections"),
         metavar="N",
     )
@@ -102,16 +102,13 @@ class ClientLimits:
         type=whole_number(0, INT32_MAX, "a number of seconds"),
         metavar="SECONDS",
     )
-    acllog_max_len: int = of_redis(
-        128, integer_between(0, INT64_MAX), "N", "entries of ACL LOG (default 128)", page="entries of `ACL LOG` (128)"
-    )
+    acllog_max_len: int = of_redis(128, integer_between(0, INT64_MAX), "N", "entries of ACL LOG (default 128)")
     client_output_buffer_limit: Mapping[str, OutputLimits] = of_redis(
         OUTPUT_LIMITS,
         output_limits,
         "'CLASS HARD SOFT SECONDS'",
         "the limits of unsent output of normal clients and of pubsub (default 'normal 1gb 0 0 pubsub 32mb 8mb 60')",
         render=output_limits_text,
-        page="limits of unsent output (`normal 1gb 0 0 pubsub 32mb 8mb 60`)",
     )
     client_query_buffer_limit: int = of_redis(
         1024 * MIB,
@@ -121,11 +118,7 @@ class ClientLimits:
     )
     # Requests that take this long or longer are events of LATENCY; 0: none.
     latency_monitor_threshold: int = of_redis(
-        0,
-        integer_between(0, INT64_MAX),
-        "MS",
-        "requests that take this long are events of LATENCY (default 0: none)",
-        page="requests that take this long are events of `LATENCY` (0: none)",
+        0, integer_between(0, INT64_MAX), "MS", "requests that take this long are events of LATENCY (default 0: none)"
     )
     # The longest word of a request: receiving, hashing or matching a longer one takes too long for one turn.
     proto_max_bulk_len: int = of_redis(
@@ -133,8 +126,7 @@ class ClientLimits:
         memory_size(MIB, BULK_BYTES_MAX),
         "BYTES",
         "the longest argument of a request (default 1mb)",
-        page="the longest argument of a request (1mb; a proxy with an upstream has "
-        "[its own limits](access.md#limits-of-a-client))",
+        note="A proxy with an upstream has [its own limits](access.md#limits-of-a-client)",
     )
     # Requests that take longer are in SLOWLOG; 0: all, -1: none.
     slowlog_log_slower_than: int = of_redis(
@@ -142,11 +134,8 @@ class ClientLimits:
         integer_between(-1, INT64_MAX),
         "US",
         "requests that take longer, in microseconds, are in SLOWLOG (default 10000)",
-        page="requests that take longer, in microseconds, are in `SLOWLOG` (10000)",
     )
-    slowlog_max_len: int = of_redis(
-        128, integer_between(0, INT64_MAX), "N", "entries of SLOWLOG (default 128)", page="entries of `SLOWLOG` (128)"
-    )
+    slowlog_max_len: int = of_redis(128, integer_between(0, INT64_MAX), "N", "entries of SLOWLOG (default 128)")
     tcp_keepalive: int = of_redis(
         300,
         integer_between(0, INT32_MAX),
@@ -159,7 +148,6 @@ class ClientLimits:
         integer_between(0, INT64_MAX),
         "N",
         "keys in the table of CLIENT TRACKING (default 1000000; 0: no limit)",
-        page="keys in the table of `CLIENT TRACKING` (1000000; 0: no limit)",
     )
 
 
@@ -183,12 +171,12 @@ class ServerConfig(ClientLimits):
         (*SERVERS, ATTACH),
         section="address",
         keyword="port",
-        page="TCP port; 0 takes a free one. The command's default is 7379, the function's 0",
+        note="In Python the default is 0",
         in_program={
             STATE_SERVER: {
                 "default": None,
                 "help": "instead of --ports: the only TCP port (0: a free one)",
-                "page": "instead of `--ports`: the only port; 0 takes a free one",
+                "note": "",
             },
             ATTACH: {"help": "the port of --serve (default %(default)s)"},
         },
@@ -202,7 +190,6 @@ class ServerConfig(ClientLimits):
         section="address",
         keyword="bind",
         config=InConfig(),
-        page="addresses to listen on (loopback)",
         nargs="+",
         metavar="ADDRESS",
     )
@@ -216,8 +203,7 @@ class ServerConfig(ClientLimits):
         config=InConfig(parse_password),
         is_secret=True,
         repr=False,
-        page="the password for `AUTH`. A command line is visible to other users of the machine: prefer "
-        "`SPARKIS_PASSWORD`",
+        note="Other users of the machine can read a command line",
         metavar="PASSWORD",
     )
     aclfile: str | None = setting(
@@ -228,7 +214,7 @@ class ServerConfig(ClientLimits):
         keyword="acl_file",
         spark="aclFile",
         config=InConfig(),
-        page="users, their passwords and their rights ([access.md](access.md))",
+        note="([access.md](access.md))",
         metavar="FILE",
     )
     # The enabled classes, by their letters (see `event_classes`).
@@ -240,7 +226,7 @@ class ServerConfig(ClientLimits):
         keyword="notify_keyspace_events",
         spark="notifyKeyspaceEvents",
         config=InConfig(event_classes, config_letters),
-        page="the classes of [keyspace notifications](push.md#keyspace-notifications), as in Redis (none)",
+        note="([push.md](push.md#keyspace-notifications))",
         type=event_letters,
         metavar="CLASSES",
     )
@@ -251,7 +237,6 @@ class ServerConfig(ClientLimits):
         SERVERS,
         section="events",
         config=InConfig(yes_or_no),
-        page="`yes`: without a password only clients of this machine are served",
         choices=("yes", "no"),
     )
     # Another process of this user may listen at the same port: the one that takes over.
@@ -261,7 +246,6 @@ class ServerConfig(ClientLimits):
         SERVERS,
         option="reuse-port",
         section="end",
-        page="the next process may listen at the same port before this one ends (no)",
         choices=("yes", "no"),
     )
     # What is logged (see `log_lines.parse_levels`).
@@ -272,8 +256,7 @@ class ServerConfig(ClientLimits):
         (*SERVERS, REGISTRY),
         section="loglevel",
         config=InConfig(log_levels, shown_levels, in_file=str),
-        page="`debug`, `info`, `warning`, `error` or `nothing`, and the level of [some parts](serving.md#the-log) "
-        "(info)",
+        note="([the log](serving.md#the-log))",
         type=levels,
         metavar="LEVEL[,PART=LEVEL...]",
     )
@@ -282,7 +265,6 @@ class ServerConfig(ClientLimits):
         "a port with TLS; --port is then plain (default: TLS at --port)",
         (SERVE, PROXY),
         section="tls-port",
-        page="a port with TLS; `--port` then has none; for `serve` and `proxy`",
         type=tcp_port,
         metavar="PORT",
     )

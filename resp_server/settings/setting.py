@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
@@ -30,7 +29,6 @@ ROW = "setting"
 # The option of a row whose option is its field's name.
 DERIVED = "-"
 Value = TypeVar("Value")
-LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
 def text_of(value: Any) -> str:
@@ -61,10 +59,10 @@ class Setting:
     default     the field's default
     help        what --help says; None: the option is hidden, because sparkis itself gives it
     option      the option without dashes: also the key in files, in CONFIG, and, in upper case, in the environment;
-                "": there is no option
+                "": there is no option. Default: the field's name, after `prefix`
     programs    which have the option, by name
     argument    further arguments of `ArgumentParser.add_argument`, such as `type` and `metavar`
-    in_program  by program: other arguments there, and another `help` and `page`
+    in_program  by program: other arguments there, and another `help` and `note`
     section     the part of the help that has the option (see `programs.SECTIONS`)
     title       the title of the option's group in the help; "": it has none
     keyword     the keyword of `sparkis.serve`; "": none, or the field of a group
@@ -73,25 +71,26 @@ class Setting:
     config      how CONFIG has it; None: CONFIG does not
     at_once     SIGHUP applies a change of the file, although CONFIG SET cannot change it
     is_secret   `sparkis config show` hides it
-    page        what docs/ says, in Markdown; "": what --help says
+    note        what docs/ adds to that, in Markdown: sentences, or a reference in parentheses
     """
 
     name: str = ""
-    default: Any
-    help: str | None
-    option: str
-    programs: tuple[str, ...]
-    argument: Mapping[str, Any]
-    in_program: Mapping[str, Mapping[str, Any]]
-    section: str
-    title: str
-    keyword: str
-    spark: str
-    variable: str
-    config: InConfig | None
-    at_once: bool
-    is_secret: bool
-    page: str
+    default: Any = None
+    help: str | None = None
+    option: str = DERIVED
+    prefix: str = ""
+    programs: tuple[str, ...] = ()
+    argument: Mapping[str, Any] = field(default_factory=dict)
+    in_program: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    section: str = ""
+    title: str = ""
+    keyword: str = ""
+    spark: str = ""
+    variable: str = ""
+    config: InConfig | None = None
+    at_once: bool = False
+    is_secret: bool = False
+    note: str = ""
 
     @property
     def is_modifiable(self) -> bool:
@@ -107,7 +106,7 @@ class Setting:
         """Return the arguments of `add_argument` in a program."""
         default = os.environ.get(self.variable) if self.variable else _of_option(self.default)
         arguments = {"default": default, "help": self.help, **self.argument, **self.in_program.get(program, NOTHING)}
-        arguments.pop("page", None)
+        arguments.pop("note", None)
         if arguments["help"] is None:
             arguments["help"] = argparse.SUPPRESS
         if arguments.get("action") == "store_true":
@@ -116,14 +115,15 @@ class Setting:
             del arguments["default"]
         return arguments
 
-    def page_in(self, program: str) -> str:
-        """Return what docs/ says of the option of a program, in Markdown."""
-        here = self.in_program.get(program, NOTHING)
-        text: str = here.get("page") or (self.page if here.get("help") is None else "")
-        if text:
-            return text
+    def help_in(self, program: str) -> str:
+        """Return what --help says, with the default's value; "" for a hidden option."""
         arguments = self.arguments_in(program)
-        return re.sub(r"\(default:? ", "(", arguments["help"] % {"default": arguments.get("default")})
+        text = arguments["help"]
+        return "" if text == argparse.SUPPRESS else str(text) % {"default": arguments.get("default")}
+
+    def note_in(self, program: str) -> str:
+        """Return what docs/ adds for a program."""
+        return str(self.in_program.get(program, NOTHING).get("note", self.note))
 
     def value_of(self, options: argparse.Namespace) -> Any:
         """Return the value that parsed options have, as the field has it; the default if they have none."""
@@ -149,45 +149,14 @@ def _of_option(default: Any) -> Any:
 
 
 def setting(
-    initial: Value,
-    help: str | None = None,
-    programs: tuple[str, ...] = (),
-    *,
-    option: str | None = None,
-    section: str = "",
-    title: str = "",
-    keyword: str = "",
-    spark: str = "",
-    variable: str = "",
-    config: InConfig | None = None,
-    at_once: bool = False,
-    is_secret: bool = False,
-    repr: bool = True,
-    page: str = "",
-    in_program: Mapping[str, Mapping[str, Any]] = NOTHING,
-    **argument: Any,
+    initial: Value, help: str | None = None, programs: tuple[str, ...] = (), *, repr: bool = True, **known: Any
 ) -> Value:
     """Declare a row, in place of a field's default.
 
-    initial, repr: the field's; all others are as in `Setting`. option: None: the field's name, with dashes.
+    initial, repr: the field's; known: what `Setting` has, and further arguments of `add_argument`.
     """
-    row = Setting(
-        default=initial,
-        help=help,
-        option=DERIVED if option is None else option,
-        programs=programs,
-        argument=argument,
-        in_program=in_program,
-        section=section,
-        title=title,
-        keyword=keyword,
-        spark=spark,
-        variable=variable,
-        config=config,
-        at_once=at_once,
-        is_secret=is_secret,
-        page=page,
-    )
+    own = {name: known.pop(name) for name in list(known) if name in OWN}
+    row = Setting(default=initial, help=help, programs=programs, argument=known, **own)
     declared: Any
     if isinstance(initial, dict):
         declared = field(default_factory=initial.copy, metadata={ROW: row})
@@ -196,13 +165,18 @@ def setting(
     return cast(Value, declared)
 
 
+# What a row has beside the arguments of its option.
+OWN = {each.name for each in fields(Setting)} - {"name", "default", "help", "programs", "argument"}
+
+
 def rows_of(section: type[Any]) -> list[Setting]:
     """Return the rows of a dataclass, in the order of its fields."""
     found = [(each.name, each.metadata[ROW]) for each in fields(section) if ROW in each.metadata]
-    return [
-        replace(row, name=name, option=name.replace("_", "-") if row.option == DERIVED else row.option)
-        for name, row in found
-    ]
+    return [replace(row, name=name, option=_option_of(row, name)) for name, row in found]
+
+
+def _option_of(row: Setting, name: str) -> str:
+    return row.prefix + name.replace("_", "-") if row.option == DERIVED else row.option
 
 
 def add_rows(parser: argparse.ArgumentParser, rows: Iterable[Setting], program: str) -> None:
@@ -218,8 +192,7 @@ def add_rows(parser: argparse.ArgumentParser, rows: Iterable[Setting], program: 
 
 
 def documented(group: type[Value]) -> type[Value]:
-    """Add the meaning of each field to the docstring of a group, for `help`."""
-    meanings = {row.name: LINK.sub(r"\1", row.page_in("")) for row in rows_of(group)}
-    lines = [f"    {name}: {meaning}." for name, meaning in meanings.items()]
+    """Add what --help says of each field to the docstring of a group, for `help`."""
+    lines = [f"    {row.name}: {row.help_in('')}." for row in rows_of(group)]
     group.__doc__ = "\n".join([group.__doc__ or "", "", "Args:", *lines])
     return group

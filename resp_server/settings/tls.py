@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from resp_server.settings.setting import ATTACH, CLIENTS, REGISTRY, SERVERS, documented, setting
+from resp_server.settings.setting import ATTACH, CLIENTS, REGISTRY, SERVERS, Value, documented, setting
 
 WITH_CERTIFICATE = (*SERVERS, REGISTRY, ATTACH)
+
+
+def of_tls(
+    initial: Value, help: str, *, programs: tuple[str, ...] = (*WITH_CERTIFICATE, *CLIENTS), **known: Any
+) -> Value:
+    """Declare a setting of TLS."""
+    return setting(initial, help, programs, prefix="tls-", section="tls", title="TLS", **known)
 
 
 @documented
@@ -16,48 +23,28 @@ WITH_CERTIFICATE = (*SERVERS, REGISTRY, ATTACH)
 class Tls:
     """The PEM files with which all ports of `sparkis.serve` speak TLS only; each process reads them on its own host."""
 
-    cert_file: str | Path | None = setting(
+    cert_file: str | Path | None = of_tls(
         None,
         "the certificate to present; with it the port speaks TLS",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-cert-file",
-        section="tls",
-        title="TLS",
         spark="tls.certFile",
-        page="the certificate, followed by its chain, if any: the port speaks [TLS](tls.md)",
+        note="Its chain, if any, follows it in the file ([tls.md](tls.md))",
         in_program={each: {"help": "the certificate to present"} for each in CLIENTS},
         metavar="FILE",
     )
-    key_file: str | Path | None = setting(
-        None,
-        "its private key",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-key-file",
-        section="tls",
-        title="TLS",
-        spark="tls.keyFile",
-        page="its private key, not encrypted",
-        metavar="FILE",
+    key_file: str | Path | None = of_tls(
+        None, "its private key", spark="tls.keyFile", note="Not encrypted", metavar="FILE"
     )
-    ca_cert_file: str | Path | None = setting(
+    ca_cert_file: str | Path | None = of_tls(
         None,
         "the CA that must have signed the certificates of peers",
-        (*WITH_CERTIFICATE, *CLIENTS),
-        option="tls-ca-cert-file",
-        section="tls",
-        title="TLS",
         spark="tls.caCertFile",
-        page="the CA of certificates of clients and of other sparkis processes",
+        note="Peers: clients, other sparkis processes",
         metavar="FILE",
     )
-    auth_clients: Literal["yes", "no", "optional"] | None = setting(
+    auth_clients: Literal["yes", "no", "optional"] | None = of_tls(
         None,
         "whether clients must present a certificate of that CA (default: yes if a CA is given)",
-        WITH_CERTIFICATE,
-        option="tls-auth-clients",
-        section="tls",
-        title="TLS",
+        programs=WITH_CERTIFICATE,
         spark="tls.authClients",
-        page="whether clients need a certificate of that CA. Default: `yes` if there is a CA, else `no`",
         choices=("yes", "no", "optional"),
     )
