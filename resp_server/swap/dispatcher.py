@@ -430,9 +430,11 @@ class SwapDispatcher(SideSender):
         if routed.policy.kills_a_script:
             for pool in self.upstream_of(session).masters:
                 pool.pinned.pin(session.id, session.protocol)
-        if route.destination is Destination.SELECT and len(request) == 2:
-            if session.subscriptions is not None and session.protocol == RESP2:
+        if session.subscriptions is not None and session.protocol == RESP2:
+            # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
+            if route.destination is not Destination.UPSTREAM and not routed.policy.runs_while_subscribed:
                 return False
+        if route.destination is Destination.SELECT and len(request) == 2:
             self._select(request[1], session, batch)
             return True
         session.last_command = routed.name

@@ -151,6 +151,12 @@ def test_a_changed_name_fails_the_exec_of_clients_that_watch_the_key(swap: Swap,
         assert sparkis(swap.proxy, "reload").returncode == 0
 
 
+def test_subscribed_client_of_resp2_reads_no_key_by_its_other_name(client: Connection) -> None:
+    client.call("SUBSCRIBE", "a")
+    for line in ("GET dash/1/score", "MGET dash/1/apdex a", "WATCH dash/1/apdex", "KEYS dash/*", "SELECT 1"):
+        assert client.call(*line.split()).plain.startswith(b"ERR Can't execute '%b'" % line.split()[0].lower().encode())
+
+
 def test_listed_keys_have_their_other_names(client: Connection) -> None:
     assert sorted(client.call("KEYS", "dash/*").plain) == sorted(NAMES)
     assert scanned(client, "MATCH", "dash/*") == NAMES
