@@ -362,7 +362,8 @@ class SwapDispatcher(SideSender):
             is_answered = False
         elif found.destination is Destination.LOCAL:
             unanswered = await self._answer_local(context, found.routed, request, batch)
-            is_answered, batch = unanswered is None, unanswered or batch
+            is_answered = unanswered is None
+            batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
         else:
             is_answered = self._answer_beyond_states(context, found, request, batch)
         return None if is_answered else await super().handle(context, route, request, batch)
@@ -430,10 +431,10 @@ class SwapDispatcher(SideSender):
         if routed.policy.kills_a_script:
             for pool in self.upstream_of(session).masters:
                 pool.pinned.pin(session.id, session.protocol)
-        if session.subscriptions is not None and session.protocol == RESP2:
-            # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
-            if route.destination is not Destination.UPSTREAM and not routed.policy.runs_while_subscribed:
-                return False
+        is_subscriber = session.subscriptions is not None and session.protocol == RESP2
+        # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
+        if is_subscriber and route.destination is not Destination.UPSTREAM and not routed.policy.runs_while_subscribed:
+            return False
         if route.destination is Destination.SELECT and len(request) == 2:
             self._select(request[1], session, batch)
             return True

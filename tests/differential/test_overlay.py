@@ -278,9 +278,9 @@ class Overlay(RuleBasedStateMachine):
 
     @rule(number=CLIENT, database=st.sampled_from(["0", "0", "1", "2", "99", "x", ""]))
     def select(self, number: int, database: str) -> None:
-        """A client selects a database; an overlay refuses it between WATCH and EXEC."""
+        """A client selects a database; an overlay refuses it of one that watches, listens or tracks."""
         client = self._client(number)
-        if not client.is_blocked and not client.is_watching:
+        if not (client.is_blocked or client.is_watching or client.is_tracking or client.is_subscribed):
             client.ask([Line([b"SELECT", database.encode()])])
 
     @rule(number=CLIENT, keys=st.lists(st.sampled_from([*KEYS, *STRINGS, *HASHES, *FACTS, SET]), max_size=3))
