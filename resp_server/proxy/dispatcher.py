@@ -17,63 +17,46 @@ from typing import Any, NamedTuple, cast
 from resp_server.command.ours import MOST_USED
 from resp_server.command.policy import Joined, RequestPolicy, Role, Split
 from resp_server.command.table import Command
-from resp_server.commands.generic import cursor
-from resp_server.commands.sort import check_request
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import (
     SPELLINGS_MAX,
     Dispatcher,
     IncompleteReply,
     end_caching,
-    keys_read,
 )
 from resp_server.execution.long_requests import first_portion, may_run_unsplit, portions, too_long
 from resp_server.execution.slow_requests import NEVER_NS
 from resp_server.forwarding.answers import (
     Answer,
     Called,
-    ReplyFuture,
     SeenEpochs,
-    Turns,
     Wait,
-    deliver,
     in_steps,
-    joined,
-    started,
 )
-from resp_server.forwarding.raw_replies import RawReply, Result, as_bytes
+from resp_server.forwarding.raw_replies import Result, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
-    ClusterDownError,
     GenericError,
     ReplyError,
     not_served,
 )
-from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
-from resp_server.proxy.applications import Applications, clash
-from resp_server.proxy.batch import BATCH_BYTES_MAX, BatchHopSink, ReplyBatch
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.proxy.chunked_request import answer_in_portions, pack_in_steps
 from resp_server.proxy.compiled import hop
-from resp_server.proxy.job_queries import JobQueries, server_sections, text_in
-from resp_server.proxy.keyspace_queries import KeyspaceQuery
 from resp_server.proxy.request_policy import (
     SPLIT,
-    TargetRequest,
     policy_of,
     split_by_slot,
-    within,
 )
-from resp_server.proxy.requests import ServerRequest
+from resp_server.proxy.servers_backend import ServersBackend
 from resp_server.proxy.servers_exec import ServersExec
-from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.tracked_reads import tracked
 from resp_server.proxy.transaction_plan import TransactionPlanner
 from resp_server.proxy.transactions import BackendExec, Transactions, Watched, watch_states
 from resp_server.session.session import RESP2, Session
-from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
 
@@ -138,6 +121,7 @@ class ProxyDispatcher(Dispatcher):
         self.compiled = None  # a proxy has no keys to look up
         self._transactions = Transactions(self, server)
         self._applications = applications
+        self.servers = ServersBackend(server, applications, self._own_reply)
         self._planner = TransactionPlanner(self, applications)
         self._routes: dict[bytes, CommandRoute | None] = {}
         # By client the request that waits for the client's next batch.
@@ -145,6 +129,7 @@ class ProxyDispatcher(Dispatcher):
         only = applications.only
         # With several applications, each key must be checked, so there is no hop.
         self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
+        self.servers.hop = self.hop
         # Answers reads of stored keys before the hop gets them; None: the servers' stores cannot be read here.
         self._stored_reads: Any = None
         if only is not None and only.stores is not None and hop is not None:
@@ -309,7 +294,7 @@ class ProxyDispatcher(Dispatcher):
             raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
         may_be_split = bool(command.single_key_at) or SPLIT in command.facts.tips
         if policy is RequestPolicy.BY_KEYS and not (may_be_split and self._applications.only is not None):
-            split_by_slot(command.facts, request, self.target_of)  # raises for keys of several slots
+            split_by_slot(command.facts, request, self.servers.target_of)  # raises for keys of several slots
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         """Raise GenericError for a command that cannot be queued here."""
@@ -364,27 +349,9 @@ class ProxyDispatcher(Dispatcher):
             await batch.earlier_replies()  # they must not be from a later epoch
             if not packed:
                 packed.append(await in_steps(pack_in_steps(cast(LongRequest, request)), self._server.clients.defer))
-            return await self._answer_of_one(packed[0], key, key, session, batch.seen)
+            return await self.servers.slow_answer(packed[0], key, key, session, batch.seen)
 
         batch.answer(answering)
-
-    async def _answer_of_one(
-        self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
-    ) -> Answer:
-        """Answer a slow read of one key.
-
-        Args:
-            cached_key: The name by which the client caches it.
-        """
-        number, slot = self.target_of(key)
-        cluster, future, tracking_state = self._applications.each[number], ReplyFuture(seen), session.tracking_state
-        deadline_s = cluster.deadline_s(is_long=True)
-        cluster.send(
-            ServerRequest(packed, slot, session.protocol, deadline_s, future, 0, is_long=True, is_history=is_history)
-        )
-        if tracking_state is None or not tracking_state.records_reads:
-            return await future
-        return await tracked(self._tracking, tracking_state, [cached_key], future)
 
     async def _portions_answer(
         self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
@@ -396,7 +363,7 @@ class ProxyDispatcher(Dispatcher):
         def send(portion: Request) -> ReplyBatch:
             self._check(context, command, portion)
             portion_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
-            if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, portion, session, portion_batch):
+            if not self.servers.answer(command, RequestPolicy.BY_KEYS, portion, session, portion_batch):
                 raise GenericError("the request is malformed")
             portion_batch.seal()
             return portion_batch
@@ -446,7 +413,7 @@ class ProxyDispatcher(Dispatcher):
             if len(request) > PORTION_WORDS:
                 raise too_long(command, PORTION_WORDS)
             check_watch_limits(session.watched, new)
-            numbers = [self.target_of(key)[0] for key in new]
+            numbers = [self.servers.target_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats(command.name).failed += 1
             raise
@@ -457,6 +424,13 @@ class ProxyDispatcher(Dispatcher):
     def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         """Return the queued requests that state servers, or this proxy, answer."""
         return requests
+
+    def _own_reply(self, session: Session, request: Request) -> object:
+        return self.reply_to(CommandContext(session, self._server), request)
+
+    def target_of(self, key: bytes) -> tuple[int, int]:
+        """Return the number of a key's application, and its slot."""
+        return self.servers.target_of(key)
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         """Split a queued request into portions, to check the rights to all of its keys."""
@@ -498,7 +472,7 @@ class ProxyDispatcher(Dispatcher):
             return False
         if not self._may_forward(context, command, request):
             return False
-        is_forwarded = self._forward_by_policy(command, policy, request, session, batch)
+        is_forwarded = self.servers.answer(command, policy, request, session, batch)
         if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1
@@ -511,172 +485,6 @@ class ProxyDispatcher(Dispatcher):
         """Send a forwarded request to monitors."""
         if session.is_observed:
             self._server.monitors.record(session, command, request)
-
-    def _forward_by_policy(
-        self, command: Command, policy: RequestPolicy, request: Request, session: Session, batch: ReplyBatch
-    ) -> bool:
-        protocol, is_silent = session.protocol, session.is_silent
-        if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
-            if policy is RequestPolicy.BY_CURSOR:
-                cursor(request[1])  # raises for an invalid cursor
-            query = KeyspaceQuery(self._applications, request, protocol, batch.seen, within(session.user))
-            batch.answer(query.answer, is_silent)
-            return True
-        if policy is RequestPolicy.ALL_JOBS:
-            return self._query_jobs(command, request, session, batch)
-        if policy is RequestPolicy.ONE_JOB:
-            cluster = self._applications_with(request[2].partition(b":")[0])[0]
-            master = next(iter(cluster.slots.counts), None)
-            if master is None:
-                raise ClusterDownError
-            batch.send(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
-            return True
-        tracking_state = (
-            session.tracking_state
-            if session.tracking_state is not None and session.tracking_state.records_reads
-            else None
-        )
-        if command.policy.role is Role.STATE_HISTORY:
-            self._send_history(request, session, batch, request[2])
-            return True
-        is_mget = command.policy.role is Role.MGET
-        if is_mget and tracking_state is None and self._forward_mget(command, request, session, batch):
-            return True
-        found = split_by_slot(command.facts, request, self.target_of)
-        if found is None:
-            return False
-        parts, merge = found
-        if command.policy.role is Role.SORT_RO:
-            check_request(session.user, request)
-        if command.policy.role is Role.STATE_LOCATE:
-            merge = partial(self._with_address, key=request[2])
-        elif len(parts) == 1 and tracking_state is None:
-            number, slot = cast("tuple[int, int]", parts[0].target)
-            batch.send(self._applications.each[number], pack(request), slot, is_silent)
-            return True
-        cached_keys = partial(keys_read, command)
-        batch.answer(
-            lambda: self._parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_silent
-        )
-        return True
-
-    def _send_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
-        """Request a key's history after all earlier replies. It may take long, so later requests wait for it.
-
-        Args:
-            cached_key: The name by which the client caches the key.
-        """
-        batch.is_last = True
-        if session.is_silent:  # a read whose reply is suppressed has no effect
-            return
-
-        async def answering() -> Answer:
-            await batch.earlier_replies()
-            return await self._answer_of_one(
-                pack(request), request[2], cached_key, session, batch.seen, is_history=True
-            )
-
-        batch.answer(answering)
-
-    async def _parts_answer(
-        self,
-        parts: Sequence[TargetRequest],
-        merge: Merge,
-        session: Session,
-        seen: SeenEpochs,
-        tracking_state: TrackingState | None = None,
-        cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
-    ) -> Answer:
-        """Answer a request by its parts.
-
-        Args:
-            cached_keys: Returns the names by which the client caches a part's keys.
-        """
-        futures: list[ReplyFuture] = []
-        turns = Turns(self._server.clients.defer)
-        for part in parts:
-            number, slot = cast("tuple[int, int]", part.target)
-            cluster, future = self._applications.each[number], ReplyFuture(seen)
-            packed, deadline_s = pack(part.request), cluster.deadline_s()
-            cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
-            if tracking_state is not None:
-                future = started(tracked(self._tracking, tracking_state, cached_keys(part.request), future), seen)
-            futures.append(future)
-            if len(parts) > 1:
-                await turns
-        return await joined(futures, merge, self._server.clients.defer)
-
-    def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Forward an MGET through the compiled hop, one request per server; False if this is not possible now."""
-        # The hop uses RESP2 connections. Earlier requests of this pipeline must use the same connections; otherwise
-        # they could be answered later, and from a later epoch.
-        if self.hop is None or len(request) < 3 or session.protocol != 2:
-            return False
-        hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
-
-        def send_by_slots() -> None:
-            found = split_by_slot(command.facts, request, self.target_of)
-            assert found is not None  # it has keys
-            deliver(self._parts_answer(*found, session, batch.seen), batch, index)
-
-        def send() -> None:
-            if hop.forward(BatchHopSink(batch, index, send_by_slots), packed, 2, is_of_states=True) == len(packed):
-                self._stats.command_stats(command.name).calls -= 1  # both the hop and the caller count the request
-            else:
-                send_by_slots()
-
-        batch.set_retry(index, send)
-        send()
-        return True
-
-    def target_of(self, key: bytes) -> tuple[int, int]:
-        """Return the number of a key's application, and its slot."""
-        if self._applications.only is not None:
-            return 0, slot_of(key)
-        return self._applications.each.index(self._applications.of(key)), slot_of(key)
-
-    def _applications_with(self, job: bytes) -> Sequence[StateCluster]:
-        """Return the application that has a job; the first one if none has it, as it replies the error."""
-        each = self._applications.each
-        if self._applications.only is not None:
-            return each
-        found = self._applications.with_job(job.decode("utf-8", "surrogateescape"))
-        if len(found) > 1:
-            name = job.decode("utf-8", "surrogateescape")
-            raise GenericError(clash(found[0], name, found[1], name))
-        return found or each[:1]
-
-    def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Query all servers about their jobs; False if INFO needs no section of theirs."""
-        clusters: Sequence[StateCluster] = self._applications.each
-        if command.policy.role is Role.INFO:
-            sections = server_sections(request[1:])
-            if not sections:
-                return False
-            own = self.reply_to(CommandContext(session, self._server), request)
-            if isinstance(own, bytes) and own.startswith(b"-"):
-                batch.add(b"" if session.is_silent else own)
-                return True
-            jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-            batch.answer(partial(jobs.info, text_in(own), sections), session.is_silent)
-            self._stats.command_stats(command.name).calls -= 1  # both `reply_to` and the caller count the request
-            return True
-        if command.policy.role is Role.STATE_LIST:
-            clusters = self._applications_with(request[2])
-        jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-        if command.policy.role is Role.STATE_LIST:
-            batch.answer(partial(jobs.states, request), session.is_silent)
-        elif command.policy.role is Role.STATE_LAG:
-            batch.answer(jobs.lags, session.is_silent)
-        else:
-            batch.answer(jobs.jobs, session.is_silent)
-        return True
-
-    def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
-        """Put the server's address into its reply to STATE LOCATE."""
-        cluster = self._applications.of(key)
-        address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
-        return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
     def _answer_locally(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Sliced | None:
         """Answer a request without servers. Returns a reply in steps, which is sent after the batch."""

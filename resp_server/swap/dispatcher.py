@@ -25,7 +25,7 @@ from resp_server.protocol.replies import Reply, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, CommandRoute, between_batches, next_batch
+from resp_server.proxy.dispatcher import HOP_NAME_BYTES_MAX, CommandRoute, ProxyDispatcher, between_batches, next_batch
 from resp_server.proxy.getkeys import GetkeysLookup
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.transactions import BackendExec, Watched
@@ -36,12 +36,12 @@ from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.client_login import LoginRequest, login_in
 from resp_server.swap.control import OwnershipControl
 from resp_server.swap.copier_watch import CopierWatch
-from resp_server.swap.exec_plan import OK, OverlayExec
+from resp_server.swap.exec_plan import OverlayExec
 from resp_server.swap.long_requests import LongRequests, is_long, portions_of
 from resp_server.swap.new_format_check import NewFormatChecks
+from resp_server.swap.overlay_backend import OK, OverlayBackend
 from resp_server.swap.pinned_requests import PinnedRequests
 from resp_server.swap.rules_reload import RulesReload
-from resp_server.swap.sending import SideSender
 from resp_server.swap.sentinel_replies import sentinel_reply
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.subscription_order import SubscriptionOrder
@@ -82,7 +82,7 @@ NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a 
 CHANGED = WatchedVersion("", -1, "owner", covers_value=False)
 
 
-class SwapDispatcher(SideSender):
+class SwapDispatcher(ProxyDispatcher):
     """Answers the requests of a proxy in front of an upstream and of state servers."""
 
     has_upstream = True
@@ -101,7 +101,6 @@ class SwapDispatcher(SideSender):
         allowed: Collection[str] = (),
     ) -> None:
         super().__init__(server, applications)
-        self.is_strict = is_strict
         self._has_client_logins = has_client_logins
         self._logins = Logins(Databases(upstream))
         self._sentinel_master = upstream.url.master.encode()
@@ -122,7 +121,6 @@ class SwapDispatcher(SideSender):
         self._candidates: Sequence[Rules] = ()  # rules that a reload is about to use
         self._events = UpstreamEvents(server, upstream)
         self._order = SubscriptionOrder(time.monotonic, self._hold_requests)
-        self._subscriptions = self._make_subscriptions(upstream)
         self._checks = NewFormatChecks(ownership, upstream, server.clients.defer)
         self.shadow = self._make_shadow()
         self.copiers = CopierWatch(
@@ -132,14 +130,29 @@ class SwapDispatcher(SideSender):
         )
         reload = RulesReload(ownership, self.copiers, self.watch_copiers, self._key_changes, lambda: upstream.is_down)
         self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload, lambda: self.is_loading)
-        self._long = LongRequests(self, applications, server.clients.defer)
+        self.backend = OverlayBackend(
+            server,
+            applications,
+            self.servers,
+            self._logins,
+            self.router,
+            self.mapped,
+            self.cached,
+            self.shadow,
+            self._pinned,
+            self.error_reply,
+            is_strict=is_strict,
+            has_client_logins=has_client_logins,
+        )
+        self._subscriptions = self._make_subscriptions(upstream)
+        self._long = LongRequests(self.backend, applications, self.check_rights)
         self._follow_events(upstream)
         self._set_hop_commands()
         self._set_hop_patterns()
 
     def _make_subscriptions(self, upstream: Upstream) -> SwapSubscriptions:
         return SwapSubscriptions(
-            self.upstream_of,
+            self.backend.upstream_of,
             self._own_pool,
             upstream.url,
             self._server.sessions,
@@ -152,7 +165,11 @@ class SwapDispatcher(SideSender):
     def _make_shadow(self) -> Shadow:
         ownership, defer = self._ownership, self._server.clients.defer
         return Shadow(
-            self._applications, self.target_of, lambda key: ownership.matcher.job_of(key), ownership.rules, defer
+            self._applications,
+            self.servers.target_of,
+            lambda key: ownership.matcher.job_of(key),
+            ownership.rules,
+            defer,
         )
 
     def _follow_events(self, upstream: Upstream) -> None:
@@ -291,7 +308,7 @@ class SwapDispatcher(SideSender):
 
     def _own_pool(self, session: Session) -> UpstreamPool | None:
         """Return the pool of the node that sends a client the messages of channels; None: no node is known."""
-        upstream = self.upstream_of(session)
+        upstream = self.backend.upstream_of(session)
         for pool in upstream.pools:
             own = pool.pinned.get(session.id)
             if own is not None and own.is_listening and own.is_for_messages:
@@ -330,7 +347,7 @@ class SwapDispatcher(SideSender):
             **self._applications.info_fields(),
             **self._logins.info_fields(),
             **self._ownership.info_fields(),
-            "dropped_writes": self._dropped_writes,
+            "dropped_writes": self.backend.dropped_writes,
             "upstream_key_changes": self._key_changes.status,
             **self._cache.info_fields(),
             **self.copiers.info_fields(),
@@ -400,9 +417,9 @@ class SwapDispatcher(SideSender):
         if session.transaction is not None:
             return False
         if route.destination is Destination.SELECT and len(request) == 2:
-            return self.databases_of(session).number_of(request[1]) != session.db
+            return self._logins.of(session.id).number_of(request[1]) != session.db
         needs_own = policy.role is Role.WATCH or policy.kills_a_script
-        is_first = needs_own and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
+        is_first = needs_own and not self._pinned.has_own(session.id, self.backend.upstream_of(session).pools)
         return route.is_blocking or is_first or policy.changes_role
 
     def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -429,7 +446,7 @@ class SwapDispatcher(SideSender):
         if not is_long(request):  # the rights to a long one were checked in steps
             self.check_rights(context, routed, request)
         if routed.policy.kills_a_script:
-            for pool in self.upstream_of(session).masters:
+            for pool in self.backend.upstream_of(session).masters:
                 pool.pinned.pin(session.id, session.protocol)
         is_subscriber = session.subscriptions is not None and session.protocol == RESP2
         # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
@@ -445,7 +462,7 @@ class SwapDispatcher(SideSender):
         if role is Role.WATCH:
             self._watch_routed(context, route, request, batch)
         elif route.destination is Destination.ALL_KEYS:
-            self._query_keyspace(role, request, session, batch)
+            self.backend.query_keyspace(role, request, session, batch)
         elif route.is_blocking:
             batch.block()
             batch.is_last = True
@@ -458,7 +475,7 @@ class SwapDispatcher(SideSender):
             batch.is_last = True
             batch.answer(partial(self._long.answer_in_portions, context, route, request, batch), session.is_silent)
         else:
-            self.send(route, request, session, batch)
+            self.backend.send(route, request, session, batch)
         return True
 
     def _watch_routed(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
@@ -467,8 +484,8 @@ class SwapDispatcher(SideSender):
         if route.destination is Destination.MAPPED and route.request is not None:
             self._watch(context, route.request, batch)
             return
-        sent, upstream = route.request or request, self.upstream_of(session)
-        watching = partial(watch_both, upstream, self._cluster_of, route, sent, session, self.defer)
+        sent, upstream = route.request or request, self.backend.upstream_of(session)
+        watching = partial(watch_both, upstream, self.servers.cluster_of, route, sent, session, self.defer)
         batch.answer(watching, session.is_silent)
 
     @staticmethod
@@ -548,7 +565,7 @@ class SwapDispatcher(SideSender):
     def begin_exec(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
     ) -> BackendExec:
-        return OverlayExec(self, context.session, requests, watched, seen, partial(super().begin_exec, context))
+        return OverlayExec(self.backend, context.session, requests, watched, seen, partial(super().begin_exec, context))
 
     def portions_of(self, request: Request) -> Iterable[Request]:
         routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None
@@ -557,7 +574,7 @@ class SwapDispatcher(SideSender):
     def _queued_database(self, word: bytes, session: Session) -> int:
         """Return the database after a queued SELECT: the same if its number is invalid."""
         try:
-            return self.databases_of(session).number_of(word)
+            return self._logins.of(session.id).number_of(word)
         except GenericError:
             return session.next_db
 
@@ -568,7 +585,7 @@ class SwapDispatcher(SideSender):
                 yield request
             if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
                 with suppress(GenericError):
-                    database = self.databases_of(session).number_of(request[1])
+                    database = self._logins.of(session.id).number_of(request[1])
 
     def _is_of_states(self, request: Request, database: int) -> bool:
         if len(request) > UNSPLIT_WORDS_MAX:
@@ -579,19 +596,6 @@ class SwapDispatcher(SideSender):
             or route.destination in (Destination.LOCAL, Destination.STATES)
             or route.destination in PARTLY_OF_STATES
         )
-
-    def databases_of(self, session: Session) -> Databases:
-        """Return the databases of the upstream as a client's user has them."""
-        return self._logins.of(session.id)
-
-    def has_states(self, database: int) -> bool:
-        """Return whether states may have keys in a database."""
-        return database in self._ownership.matcher.databases
-
-    @property
-    def owners(self) -> Ownership:
-        """The owners of keys."""
-        return self._ownership
 
     def has_keys(self, session: Session) -> bool:
         return True  # the router has decided
@@ -648,7 +652,7 @@ class SwapDispatcher(SideSender):
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
         self._monitor(session, command, request)
-        self._send_history(named, session, batch, request[command.facts.first_key])
+        self.servers.answer_history(named, session, batch, request[command.facts.first_key])
         return True
 
     async def _listen(

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Destination, Role
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.forwarding.answers import (
     Answer,
-    Answering,
     ReplyFuture,
     SeenEpochs,
     Turns,
@@ -28,67 +27,25 @@ from resp_server.forwarding.answers import (
 from resp_server.forwarding.packing import pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.proxy.transactions import BackendExec, Watched
 from resp_server.session.epoch_feed import Epochs, latest, union_of
 from resp_server.session.session import Session
-from resp_server.swap.cached_reads import CachedReads
 from resp_server.swap.exec_listings import QueuedSides
 from resp_server.swap.exec_reads import STATES, UPSTREAM, SplitRead, mapped_split, split_by_backend
 from resp_server.swap.keyspace import KeyspaceSides
-from resp_server.swap.shadow import COMPARISONS_MAX, QueuedRead, Shadow
+from resp_server.swap.overlay_backend import OK, OverlayBackend
+from resp_server.swap.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.swap.upstream_transaction import UpstreamTransaction
 from resp_server.upstream.databases import OUT_OF_RANGE, Databases
 from resp_server.upstream.routed_commands import RoutedCommand
-from resp_server.upstream.routing import Route, SwapRouter
-from resp_server.upstream.upstream import Upstream
+from resp_server.upstream.routing import Route
 
 # Queued commands that are searched for SELECT in one step (guess: 0.1 ms).
 SEARCHED_AT_ONCE = 256
-OK = b"+OK\r\n"
 EMPTY = b"*0\r\n"
-
-
-class Overlay(Protocol):
-    """The dispatcher of a proxy with an upstream.
-
-    Args:
-        is_strict: It refuses a transaction over both backends.
-        cached: Its cache.
-        shadow: Compares reads.
-    """
-
-    router: SwapRouter
-    cached: CachedReads
-    is_strict: bool
-    shadow: Shadow
-
-    @property
-    def defer(self) -> Defer: ...
-    def upstream_of(self, session: Session) -> Upstream:
-        """Return the connections to the database that a client has selected."""
-
-    def databases_of(self, session: Session) -> Databases:
-        """Return the databases of the upstream as a client's user has them."""
-
-    def has_states(self, database: int) -> bool:
-        """Return whether states may have keys in a database."""
-
-    def keyspace_query(
-        self,
-        role: Role | None,
-        request: Request,
-        session: Session,
-        database: int,
-        seen: SeenEpochs,
-        through: Callable[[KeyspaceSides], KeyspaceSides],
-    ) -> Callable[[], Answering]:
-        """Return what answers a request about all keys of a database from both backends; ReplyError: a wrong cursor."""
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return the error reply for an exception."""
 
 
 class Single(NamedTuple):
@@ -137,7 +94,9 @@ class OverlayPlan:
         seen: Returns the epochs that the client has seen when a listing is read.
     """
 
-    def __init__(self, overlay: Overlay, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
+    def __init__(
+        self, overlay: OverlayBackend, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs
+    ) -> None:
         self._overlay, self._session, self._upstream, self._seen = overlay, session, upstream, seen
         self.places: list[RawReply | Single | Split] = []
         self.of_states: list[Request] = []
@@ -270,7 +229,7 @@ class OverlayExec(BackendExec):
 
     def __init__(
         self,
-        overlay: Overlay,
+        overlay: OverlayBackend,
         session: Session,
         requests: Sequence[Request],
         watched: Watched,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 from resp_server import native
 from resp_server.command.policy import Destination
@@ -20,7 +19,6 @@ from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX, portions, too
 from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
-from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import BATCH_BYTES_MAX, ReplyBatch
@@ -28,11 +26,10 @@ from resp_server.proxy.chunked_request import answer_in_portions
 from resp_server.proxy.dispatcher import PORTION_KEYS
 from resp_server.proxy.request_policy import SUMMED
 from resp_server.session.session import Session
+from resp_server.swap.overlay_backend import OverlayBackend
 from resp_server.upstream.long_words import without_long_words
-from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.routed_commands import RoutedCommand
-from resp_server.upstream.routing import Route, SwapRouter
-from resp_server.upstream.upstream import Upstream
+from resp_server.upstream.routing import Route
 
 # The parts of a read with keys of both sides.
 UPSTREAM_PART, OTHERS_PART = 0, 1
@@ -56,44 +53,29 @@ def portions_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request
         yield [request[0], *short[at : at + PORTION_WORDS]]
 
 
-class Dispatches(Protocol):
-    """The dispatcher of a proxy with an upstream."""
-
-    router: SwapRouter
-
-    @property
-    def owners(self) -> Ownership: ...
-    def check_rights(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
-        """Raise NoPermError if the user may not run a request."""
-
-    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the sides of its keys."""
-
-    def upstream_of(self, session: Session) -> Upstream:
-        """Return the connections to the database that a client has selected."""
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return the error reply for an exception."""
+# Takes a client's context, a command, and a request of it.
+Check = Callable[[CommandContext, RoutedCommand, Request], None]
 
 
 class LongRequests:
-    """Routes and sends long requests."""
+    """Routes and sends long requests. check: raises NoPermError if the user may not run a request."""
 
-    def __init__(self, dispatcher: Dispatches, applications: Applications, defer: Defer) -> None:
-        self._dispatcher, self._applications, self._defer = dispatcher, applications, defer
+    def __init__(self, overlay: OverlayBackend, applications: Applications, check: Check) -> None:
+        self._overlay, self._applications, self._check = overlay, applications, check
+        self._defer = overlay.defer
 
     async def route_of(self, context: CommandContext, request: LongRequest) -> Route | None:
         """Return a request's route; ReplyError if no side may answer it."""
         untrack(request)
         while True:
-            owners = self._dispatcher.owners.matcher
+            owners = self._overlay.owners.matcher
             route = await in_steps(self._decided(context, request), self._defer)
-            if owners is self._dispatcher.owners.matcher:
+            if owners is self._overlay.owners.matcher:
                 return route
 
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
-        route = yield from self._dispatcher.router.route_in_steps(request, session.next_db)
+        route = yield from self._overlay.router.route_in_steps(request, session.next_db)
         if route is None or route.destination in (Destination.LOCAL, Destination.STATES):
             return route
         yield from self.check_rights(context, route.routed, request)
@@ -101,14 +83,14 @@ class LongRequests:
             if len(request) > UNSPLIT_WORDS_MAX:
                 assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
                 raise too_long(route.routed.command)  # EXEC could not wait for its portions
-            return self._dispatcher.router.route(request, session.next_db)
+            return self._overlay.router.route(request, session.next_db)
         return route
 
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
             for portion in portions_of(routed, request):
-                self._dispatcher.check_rights(context, routed, portion)
+                self._check(context, routed, portion)
                 yield
 
     async def answer_in_portions(
@@ -122,7 +104,7 @@ class LongRequests:
         requests, places = await in_steps(_split(route, request), self._defer)
         futures = []
         if places[UPSTREAM_PART]:
-            upstream, of_upstream = self._dispatcher.upstream_of(session), requests[UPSTREAM_PART]
+            upstream, of_upstream = self._overlay.upstream_of(session), requests[UPSTREAM_PART]
             sent = partial(upstream.send_request, session.id, session.protocol, route.routed, of_upstream)
             futures.append(ask(sent))
         others = portions(command, split, requests[OTHERS_PART], PORTION_KEYS)
@@ -136,10 +118,10 @@ class LongRequests:
         return await joined(futures, merge, self._defer)
 
     def _send_portion(self, session: Session, portion: Request) -> ReplyBatch:
-        first, route = self._applications.each[0], self._dispatcher.router.route(portion, session.db)
+        first, route = self._applications.each[0], self._overlay.router.route(portion, session.db)
         assert route is not None  # the command is known
-        batch = ReplyBatch(session, first.clock, first.deadline_s(), self._dispatcher.error_reply)
-        self._dispatcher.send(route, portion, session, batch)
+        batch = ReplyBatch(session, first.clock, first.deadline_s(), self._overlay.error_reply)
+        self._overlay.send(route, portion, session, batch)
         batch.seal()
         return batch
 

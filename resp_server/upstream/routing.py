@@ -160,7 +160,7 @@ class SwapRouter:
         self.commands = RoutedCommands(table, allowed, own)
         self.getkeys_cache = GetkeysCache()
         self.own_database = 0
-        self._ownership = ownership
+        self.ownership = ownership
 
     def route(self, request: Request, database: int = 0) -> Route | None:
         """Return the route of a request; None for an unknown command. ReplyError for a request that no side may answer.
@@ -184,7 +184,7 @@ class SwapRouter:
                 positions = self._positions(routed, request)
             if routed.policy.writes_other_database and (other := other_key(routed.name, request)) is not None:
                 return self._over_databases(routed, request, other, database)
-            decide = self._ownership.matcher.decider(database) if database else self._ownership.decide
+            decide = self.ownership.matcher.decider(database) if database else self.ownership.decide
             others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
             return self._by_keys(routed, request, positions, others, database, long_at)
         if routed.destination is Destination.ALL_KEYS:
@@ -202,7 +202,7 @@ class SwapRouter:
         if routed.policy.role is Role.SWAPDB:
             self._check_swap(request)
         may_change = (
-            self._ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
+            self.ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
         )
         is_blocking = routed.destination is Destination.UPSTREAM and (
             "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
@@ -237,7 +237,7 @@ class SwapRouter:
             raise GenericError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
         if any(at in positions for at in long_at):
             raise too_long()
-        decide = self._ownership.matcher.decider(database)
+        decide = self.ownership.matcher.decider(database)
         # An array, because to free a million tuples would take too long.
         others_at = array("L")
         others: list[tuple[int, Decision]] = []  # the first of them
@@ -264,11 +264,11 @@ class SwapRouter:
             yield
         # To list the keys of a long write would take too long, so all cached keys count as changed.
         changed = (
-            None if self._ownership.has_cached and not routed.is_read and routed.policy.role is not Role.WATCH else ()
+            None if self.ownership.has_cached and not routed.is_read and routed.policy.role is not Role.WATCH else ()
         )
         if not others:
             route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
-            is_fenced = routed.is_read and self._ownership.has_exactly_cached
+            is_fenced = routed.is_read and self.ownership.has_exactly_cached
             return route._replace(changed=changed, is_fenced=is_fenced, cache_s=0.0)
         if dropped_count:
             route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
@@ -285,19 +285,19 @@ class SwapRouter:
     def _over_databases(self, routed: RoutedCommand, request: Request, other: OtherKey, database: int) -> Route:
         """Return the route of a MOVE or COPY to another database: the first key is in the selected one."""
         number = self._client_number(other.number)
-        found = self._ownership.matcher.decider(number)(request[other.at])
+        found = self.ownership.matcher.decider(number)(request[other.at])
         if found.owner is Owner.STATE and write_plan(routed.name, request, [(other.at, found)]).refused is not None:
             raise self._refusal(request, other.at, found, number)
-        source = self._ownership.matcher.decider(database)(request[1])
+        source = self.ownership.matcher.decider(database)(request[1])
         others = [] if source.owner is Owner.UPSTREAM else [(1, source)]
         route = self._by_keys(routed, request, (1,), others, database, ())
-        return route._replace(changed=None if self._ownership.has_cached else ())
+        return route._replace(changed=None if self.ownership.has_cached else ())
 
     def _check_swap(self, request: Request) -> None:
         """Raise GenericError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
         self._check_known()
         for word in request[1:3]:
-            if is_number(word) and self._ownership.matcher.has_states(self._client_number(int(word))):
+            if is_number(word) and self.ownership.matcher.has_states(self._client_number(int(word))):
                 raise GenericError(
                     f"database {int(word)} has keys of states, which would hide the upstream's; use others"
                 )
@@ -325,12 +325,12 @@ class SwapRouter:
         owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
         if not others:
             route = self._to_upstream(routed, request)
-            if self._ownership.has_cached and not (long_at and routed.is_read):
-                route = _cached(route, request, positions, self._ownership.matcher.decider(database))
-            if not self._ownership.has_shadows or not routed.is_read or route.is_blocking:
+            if self.ownership.has_cached and not (long_at and routed.is_read):
+                route = _cached(route, request, positions, self.ownership.matcher.decider(database))
+            if not self.ownership.has_shadows or not routed.is_read or route.is_blocking:
                 return route
             return route._replace(
-                shadowed=_shadowed(routed, request, positions, self._ownership.matcher.decider(database))
+                shadowed=_shadowed(routed, request, positions, self.ownership.matcher.decider(database))
             )
         if long_at:
             raise too_long()
@@ -358,7 +358,7 @@ class SwapRouter:
     def of_states(self, request: Request, at: int, database: int = 0) -> Request:
         """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
         self._check_known()
-        found = self._ownership.matcher.decider(database)(request[at])
+        found = self.ownership.matcher.decider(database)(request[at])
         names = _state_names(request, [(at, found)])
         is_upstreams = found.owner is Owner.UPSTREAM
         if is_upstreams or (at in names and names[at].field is not None):
@@ -426,7 +426,7 @@ class SwapRouter:
             if found.owner is Owner.PREFER_STATE
         }
         of_states = [(at, found) for at, found in others if at not in preferred]
-        names, is_fenced = _state_names(request, of_states), self._ownership.has_exactly_cached
+        names, is_fenced = _state_names(request, of_states), self.ownership.has_exactly_cached
         if not names:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
@@ -469,7 +469,7 @@ class SwapRouter:
 
     def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
         """Return a write's route with the keys that the write may change, if any key is cached."""
-        if not self._ownership.has_cached:
+        if not self.ownership.has_cached:
             return route
         return route._replace(changed=[request[at] for at in positions])
 
@@ -482,10 +482,10 @@ class SwapRouter:
 
     def _owners_text(self, request: Request, positions: Sequence[int], database: int) -> str:
         named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
-        return ", ".join(f"key '{client_text(key)}' is {self._ownership.owner_text(key, database)}" for key in named)
+        return ", ".join(f"key '{client_text(key)}' is {self.ownership.owner_text(key, database)}" for key in named)
 
     def _check_known(self) -> None:
-        if not self._ownership.is_known:
+        if not self.ownership.is_known:
             raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
     def _positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:

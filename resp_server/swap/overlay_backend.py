@@ -1,4 +1,4 @@
-"""Sends requests to the sides of their keys: unchanged, split over both sides, or with the states' names of keys."""
+"""Answers requests by the owners of their keys: unchanged, split over both, or with the states' names of keys."""
 
 from __future__ import annotations
 
@@ -8,62 +8,97 @@ from functools import partial
 from resp_server.command.policy import Destination, RequestPolicy, Role
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
+from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import keys_read
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, SeenEpochs, ask, joined, started
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import GenericError
-from resp_server.protocol.request_parser import Request
+from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.proxy.applications import Applications
 from resp_server.proxy.batch import ReplyBatch
-from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.mapped_keys import MappedKeys
 from resp_server.proxy.request_policy import split_by_slot
 from resp_server.proxy.requests import ServerRequest
-from resp_server.proxy.state_cluster import StateCluster
+from resp_server.proxy.servers_backend import ServersBackend
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from resp_server.swap.cached_reads import CachedReads
-from resp_server.swap.exec_plan import OK
 from resp_server.swap.keyspace import KeyspaceSides, query_both, scan
-from resp_server.swap.long_requests import is_long
 from resp_server.swap.pinned_requests import PinnedRequests
 from resp_server.swap.preferred_reads import ClientSenders, preferred_read, split_read
 from resp_server.swap.shadow import Shadow
 from resp_server.swap.sides import ClientSides, visible_keys
+from resp_server.upstream.databases import Databases
 from resp_server.upstream.logins import Logins
 from resp_server.upstream.ownership import Ownership
 from resp_server.upstream.result_cache import read_of
 from resp_server.upstream.routed_commands import RoutedCommand
-from resp_server.upstream.routing import Route
+from resp_server.upstream.routing import Route, SwapRouter
 from resp_server.upstream.scan_cursor import position_of
 from resp_server.upstream.tracking import caching_before
 from resp_server.upstream.upstream import Upstream
 
+OK = b"+OK\r\n"
 
-class SideSender(ProxyDispatcher):
-    """The part of a `SwapDispatcher` that sends requests. _dropped_writes: how many had `Destination.DROPPED`."""
 
-    _logins: Logins
-    _ownership: Ownership
-    shadow: Shadow
-    _pinned: PinnedRequests
-    _has_client_logins: bool
-    cached: CachedReads
-    mapped: MappedKeys
-    defer: Defer
-    _dropped_writes = 0
+class OverlayBackend:
+    """State servers over an upstream: each key is answered by its owner.
+
+    Args:
+        router: Finds the owner of a request's keys.
+        mapped: The states' names of keys that clients know by other names.
+        cached: Answers reads of the upstream's keys that may be cached.
+        shadow: Compares reads.
+        pinned: The clients' connections of their own.
+        is_strict: A transaction over both backends is refused.
+        has_client_logins: Clients log in at the upstream, so that no client gets a cached reply.
+    """
+
+    def __init__(
+        self,
+        server: ServerContext,
+        applications: Applications,
+        servers: ServersBackend,
+        logins: Logins,
+        router: SwapRouter,
+        mapped: MappedKeys,
+        cached: CachedReads,
+        shadow: Shadow,
+        pinned: PinnedRequests,
+        error_reply: Callable[[Exception], bytes],
+        *,
+        is_strict: bool,
+        has_client_logins: bool,
+    ) -> None:
+        self._table, self._tracking = server.table, server.tracking
+        self._applications, self._servers, self._logins = applications, servers, logins
+        self._mapped, self._pinned, self._has_client_logins = mapped, pinned, has_client_logins
+        self.defer, self.error_reply = server.clients.defer, error_reply
+        self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
+        self.dropped_writes = 0  # requests that had `Destination.DROPPED`
+
+    @property
+    def owners(self) -> Ownership:
+        """The owners of keys."""
+        return self.router.ownership
+
+    def has_states(self, database: int) -> bool:
+        """Return whether states may have keys in a database."""
+        return database in self.owners.matcher.databases
+
+    def databases_of(self, session: Session) -> Databases:
+        """Return the databases of the upstream as a client's user has them."""
+        return self._logins.of(session.id)
 
     def upstream_of(self, session: Session) -> Upstream:
         """Return the connections to the database that a client has selected."""
         return self._logins.of(session.id).of(session.db)
 
-    def _cluster_of(self, key: bytes) -> StateCluster:
-        return self._applications.each[self.target_of(key)[0]]
-
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the sides of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
-            if not self._forward_by_policy(self.command(request), RequestPolicy.BY_KEYS, request, session, batch):
+            if not self._servers.answer(self._table.find(request), RequestPolicy.BY_KEYS, request, session, batch):
                 raise GenericError("the request is malformed")
         elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
@@ -73,7 +108,7 @@ class SideSender(ProxyDispatcher):
         elif route.destination is Destination.MAPPED:
             self._send_mapped(route, request, session, batch)
         elif route.destination is Destination.DROPPED:
-            self._dropped_writes += 1
+            self.dropped_writes += 1
             batch.add(b"" if session.is_silent else OK)
         else:
             self._send_upstream(route, request, session, batch)
@@ -118,7 +153,7 @@ class SideSender(ProxyDispatcher):
         """Return whether a request may be answered from the cache. To hash a long request would take too long."""
         return (
             route.cache_s > 0
-            and not is_long(request)
+            and type(request) is not LongRequest
             and not self._has_client_logins
             and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
         )
@@ -133,11 +168,11 @@ class SideSender(ProxyDispatcher):
         def to_states(key: bytes, request: Request) -> ReplyFuture:
             return ask(partial(self._send_to_owner, protocol, key, request), seen)
 
-        return ClientSenders(to_upstream, to_states, seen, self._server.clients.defer)
+        return ClientSenders(to_upstream, to_states, seen, self.defer)
 
     def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
-        number, slot = self.target_of(key)
+        number, slot = self._servers.target_of(key)
         cluster = self._applications.each[number]
         cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
@@ -148,9 +183,9 @@ class SideSender(ProxyDispatcher):
         senders = self._senders(session, route.routed, batch.seen)
 
         def to_owners(part: Request) -> ReplyFuture:
-            found = split_by_slot(command.facts, part, self.target_of)
+            found = split_by_slot(command.facts, part, self._servers.target_of)
             assert found is not None  # it has keys
-            return started(self._parts_answer(*found, session, batch.seen), batch.seen)
+            return started(self._servers.parts_answer(*found, session, batch.seen), batch.seen)
 
         def answering() -> Answering:
             read = split_read(senders, route, request, to_owners)
@@ -173,12 +208,12 @@ class SideSender(ProxyDispatcher):
         """
         request, convert, state = route.request, route.convert, session.tracking_state
         assert request is not None
-        command = self.command(request)
-        if state is not None and state.is_on and not is_long(named):
+        command = self._table.find(request)
+        if state is not None and state.is_on and type(named) is not LongRequest:
             self._send_tracked(route, request, named, state, session, batch)
             return
         if convert is None:
-            if not self._forward_by_policy(command, RequestPolicy.BY_KEYS, request, session, batch):
+            if not self._servers.answer(command, RequestPolicy.BY_KEYS, request, session, batch):
                 raise GenericError("the request is malformed")
             return
         to_states = self._senders(session, route.routed, batch.seen).to_states
@@ -199,9 +234,9 @@ class SideSender(ProxyDispatcher):
         batch: ReplyBatch,
     ) -> None:
         """Send such a request for a client that tracks keys, and track the names in the client's request."""
-        command, convert, client_command = self.command(request), route.convert, route.routed.command
+        command, convert, client_command = self._table.find(request), route.convert, route.routed.command
         assert client_command is not None  # a mapped name has Redis' own commands only
-        found = split_by_slot(command.facts, request, self.target_of)
+        found = split_by_slot(command.facts, request, self._servers.target_of)
         if found is None:
             raise GenericError("the request is malformed")
         parts, merge = found
@@ -210,7 +245,7 @@ class SideSender(ProxyDispatcher):
         names: dict[bytes, list[bytes]] = {}
         for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
             names.setdefault(key, []).append(name)
-            if not self.mapped.record_read(key, name):
+            if not self._mapped.record_read(key, name):
                 self._tracking.changed(None)
         tracked = state if state.records_reads else None
 
@@ -218,11 +253,12 @@ class SideSender(ProxyDispatcher):
             return [name for key in keys_read(command, part) for name in names.get(key, ())]
 
         def answering() -> Answering:
-            return self._parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
+            return self._servers.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
 
         batch.answer(answering, session.is_silent)
 
-    def _query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Add the pending reply to a request about all keys."""
         batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.is_silent)
 
     def keyspace_query(
@@ -239,17 +275,17 @@ class SideSender(ProxyDispatcher):
         Args:
             through: Changes how it is sent.
         """
-        keys = visible_keys(self._ownership, session.user, database)
+        keys = visible_keys(self.owners, session.user, database)
         sides = through(
             ClientSides(
                 self.upstream_of(session),
                 self._applications,
                 session,
                 seen,
-                self._server.clients.defer,
+                self.defer,
                 lambda key, read: ask(partial(self._send_to_owner, session.protocol, key, read), seen),
                 database=database,
-                has_states=database in self._ownership.matcher.databases,
+                has_states=database in self.owners.matcher.databases,
                 is_named=keys.is_named,
             )
         )
