@@ -71,7 +71,7 @@ class TransactionHost(Protocol):
 
 
 class Transactions:
-    """Answers EXEC."""
+    """Answers EXEC: one coroutine over any backend. host: begins an EXEC there."""
 
     def __init__(self, host: TransactionHost, server: ServerContext) -> None:
         self._host, self._server = host, server
