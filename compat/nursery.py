@@ -26,6 +26,8 @@ PR_SET_CHILD_SUBREAPER = 36
 REQUEST_BYTES_MAX = 1 << 17
 # A child's descriptors get their numbers from numbers that none of them has.
 ASIDE = 512
+# In the environment of a program whose children are started, not forked: a test reads their own environment.
+STARTS_CHILDREN = "SPARKIS_TESTS_START_CHILDREN"
 PARENTS = ("serve", "state_server", "worker", "proxy")
 
 _started_by_asyncio = asyncio.create_subprocess_exec
@@ -33,7 +35,8 @@ _started_by_asyncio = asyncio.create_subprocess_exec
 
 def begin(arguments: Sequence[str]) -> None:
     """Fork the nursery of this process, if it runs a program that starts children."""
-    if sys.platform != "linux" or arguments[0] != "-m" or arguments[1].rpartition(".")[2] not in PARENTS:
+    is_parent = arguments[0] == "-m" and arguments[1].rpartition(".")[2] in PARENTS
+    if sys.platform != "linux" or not is_parent or STARTS_CHILDREN in os.environ:
         return
     CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

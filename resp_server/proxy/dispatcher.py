@@ -496,6 +496,7 @@ class ProxyDispatcher(Dispatcher):
                 return None
             return reply
         if isinstance(reply, Pending):
+            batch.is_last |= context.session.is_silent  # a later request would end CLIENT REPLY SKIP first
             batch.answer(partial(self.resolved, context, reply), context.session.is_silent)
             return None
         assert isinstance(reply, bytes)

@@ -45,7 +45,12 @@ def of_upstream(initial: Value, help: str, programs: tuple[str, ...] = (SERVE, P
 @documented
 @dataclass(frozen=True)
 class Upstream:
-    """A Redis of your own, which has all keys that no state owns: clients read and write both at one address."""
+    """A Redis of your own, which has all keys that no state owns: clients read and write both at one address.
+
+    Examples:
+        >>> sparkis.Upstream("redis://127.0.0.1:6379", timeout_ms=500).timeout_ms
+        500
+    """
 
     url: str | None = of_upstream(
         None,
@@ -177,7 +182,12 @@ class Upstream:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Limits(ClientLimits):
-    """Limits of the clients of each server and of the proxy: rates of users, and Redis' own settings by their names."""
+    """Limits of the clients of each server and of the proxy: rates of users, and Redis' own settings by their names.
+
+    Examples:
+        >>> sparkis.Limits(maxclients=1_000, rates="dashboard=100").maxclients
+        1000
+    """
 
     rates: str | Sequence[str] | None = setting(
         None,
@@ -197,7 +207,12 @@ class Limits(ClientLimits):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """The place of one server beside the driver. It may outlive the driver."""
+    """The place of one server beside the driver. It may outlive the driver.
+
+    Examples:
+        >>> sparkis.Driver(store="stores", linger=600).linger
+        600
+    """
 
     store: str | Path | None = setting(
         None,
@@ -236,7 +251,12 @@ class Driver:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Executors:
-    """The places of state servers beside executors, and of the registry beside the driver."""
+    """The places of state servers beside executors, and of the registry beside the driver.
+
+    Examples:
+        >>> sparkis.Executors(ports="7000-7099").ports
+        '7000-7099'
+    """
 
     ports: str | None = setting(
         None,

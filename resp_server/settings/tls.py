@@ -21,7 +21,12 @@ def of_tls(
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """The PEM files with which all ports of `sparkis.serve` speak TLS only; each process reads them on its own host."""
+    """The PEM files with which all ports of `sparkis.serve` speak TLS only; each process reads them on its own host.
+
+    Examples:
+        >>> sparkis.Tls(cert_file="server.crt", key_file="server.key", ca_cert_file="ca.crt").cert_file
+        'server.crt'
+    """
 
     cert_file: str | Path | None = of_tls(
         None,

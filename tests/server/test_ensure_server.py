@@ -201,6 +201,6 @@ def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_other
     monkeypatch.setenv("NODE_IP", "10.0.0.7")
     assert options(advertise="$NODE_IP")["--advertise"] == "10.0.0.7"
     with pytest.raises(
-        placement.PlacementError, match=r"\$NO_SUCH_NAME' names an environment variable that is not set"
+        placement.PlacementError, match=r"\$NO_SUCH_NAME'\) names an environment variable that is not set"
     ):
         options(advertise="$NO_SUCH_NAME")

@@ -32,7 +32,7 @@ def running(serve: Callable[..., Any], clock: ManualClock, monkeypatch: pytest.M
     """A server whose user `slow` may ask 100 commands, and `narrow` 1000 bytes, a second of a clock put by hand."""
     monkeypatch.setattr(rates, "PAUSE_S_MAX", rates.PAUSE_S_MIN)  # they look at that clock often
     limits = (RateLimit("slow", commands_per_s=100), RateLimit("narrow", bytes_per_s=1000))
-    made = serve(limits=limits)
+    made = serve(rate_limits=limits)
 
     def add_users() -> None:
         for limit in limits:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program
 from compat.conformance.wire import Connection, request
 from compat.examples import examples
+from compat.nursery import STARTS_CHILDREN
 from compat.waiting import READ_PAUSE_S, eventually
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
@@ -36,6 +37,8 @@ COUNT = StateDescriptor("count", key="car", value="n")
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with ExitStack() as stack:
+        # The password of a state server is in its own environment only.
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS_CHILDREN, "yes")
         yield Scene(tmp_path_factory.mktemp("scene"), stack)
 
 
