@@ -27,7 +27,7 @@ REQUEST_BYTES_MAX = 1 << 17
 # A child's descriptors get their numbers from numbers that none of them has.
 ASIDE = 512
 # In the environment of a program whose children are started, not forked: a test reads their own environment.
-STARTS_CHILDREN = "SPARKIS_TESTS_START_CHILDREN"
+STARTS_CHILDREN = "TESTS_OF_SPARKIS_START_CHILDREN"
 PARENTS = ("serve", "state_server", "worker", "proxy")
 
 _started_by_asyncio = asyncio.create_subprocess_exec
