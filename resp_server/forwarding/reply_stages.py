@@ -1,14 +1,14 @@
-"""Stages between servers' replies and a client's sink. Each stage makes one reply of one or more replies.
+"""The sinks of servers' replies, and the merging of several replies into one.
 
 Servers' replies arrive outside of their client's turn. So an exception while a reply is handled is not raised to the
-caller. A stage passes it to its sink (`fail`), and the client's sink turns it into an error reply.
+caller. It goes to the reply's sink (`fail`), and the client's sink turns it into an error reply.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, Protocol
+from typing import Protocol
 
 import hiredis
 
@@ -20,15 +20,12 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
 
-Arguments = ParamSpec("Arguments")
-
 # Merges several replies into one, at once or in steps.
 Merge = Callable[[Sequence[RawReply]], "RawReply | Steps[RawReply]"]
 # Calls back in a later turn of the event loop.
 Defer = Callable[[Callable[[], None]], object]
 # The time for steps before the rest is deferred (guess: a fifth of a turn).
 STEPS_NS_MAX = 1_000_000
-
 
 # Exceptions raised by parsing a complete reply that does not have the expected form.
 MALFORMED_REPLY_ERRORS = (

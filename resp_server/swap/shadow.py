@@ -51,7 +51,6 @@ COUNTS_AFTER_S = 1.0
 # The last retry of a difference that counts (guess: a slow job's micro-batches), and how many are followed until then.
 LAST_RETRY_S = 64.0
 FOLLOWED_MAX = 64
-UPSTREAM, STATE = 0, 1
 # The error that depends on the value only, so it is compared like a value.
 WRONG_TYPE = b"-WRONGTYPE "
 
@@ -148,7 +147,7 @@ class Shadow:
                 self._running.add(comparison)
                 in_background(comparison.run(item))
 
-    def send_to_states(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = STATE) -> None:
+    def send_to_states(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = 0) -> None:
         """Send a read to the states."""
         number, slot = self.target_of(key)
         cluster = self._applications.each[number]
