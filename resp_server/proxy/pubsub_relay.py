@@ -126,7 +126,7 @@ class RelayConnection(asyncio.Protocol):
         self._delivery: Iterator[FieldReads | None] | None = None
 
     def has_room(self, name: bytes) -> bool:
-        """Tell whether the server's limits allow this connection another channel or pattern."""
+        """Return whether the server's limits allow this connection another channel or pattern."""
         count = sum(map(len, self.desired.values()))
         return count < SUBSCRIPTIONS_MAX and self._desired_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
@@ -205,7 +205,7 @@ class RelayConnection(asyncio.Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether no channel and no pattern is desired any more."""
+        """Return whether no channel and no pattern is desired any more."""
         return not any(self.desired.values())
 
     def check(self, events: str) -> None:
