@@ -191,6 +191,6 @@ $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@mkdir -p build
 	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
 
-$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd) | $(BASE)
+$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd */*/*/*.pyx */*/*/*.pxd) | $(BASE)
 	@sh scripts/native.sh $(VENV)
 	@touch $@

@@ -22,7 +22,7 @@ MODULES = [
     "state_backend.native.state_files",
     "state_backend.native.change_records",
     "resp_server.native.core",
-    "resp_server.proxy.hop",
+    "resp_server.backends.servers.forwarder",
 ]
 if sys.platform == "linux":
     MODULES.append("resp_server.native.sockets")

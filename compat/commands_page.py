@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
+from resp_server.backends.servers.request_policy import SPLIT, policy_of
 from resp_server.command.policy import RequestPolicy
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
-from resp_server.proxy.request_policy import SPLIT, policy_of
 from resp_server.settings.server import REDIS_VERSION
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"

@@ -27,3 +27,11 @@ REGISTRY_PEER_BYTES_MAX = 4 << 20
 DRIVER_CONNECTIONS_MAX = 1024
 # The time without traffic before the first TCP keepalive probe, where a peer may send nothing for hours (guess).
 KEEPALIVE_S = 60
+
+# The defaults of an upstream's limits, which are also options.
+# Twice the time for which Redis runs a script before it replies BUSY (the default of `busy-reply-threshold`).
+UPSTREAM_TIMEOUT_S = 10.0
+# Shared connections for each protocol version (guess: few, because Redis runs commands on one thread).
+UPSTREAM_CONNECTIONS = 4
+# Connections of single clients (guess: a tenth of Redis' default `maxclients`).
+DEDICATED_CONNECTIONS_MAX = 1000

@@ -30,7 +30,7 @@ SECTIONS = {
         "resp_server/client",
         "resp_server/commands",
         "resp_server/command",
-        "resp_server/execution",
+        "resp_server/pipeline",
         "resp_server/protocol",
         "resp_server/push",
         "resp_server/session",
@@ -38,7 +38,7 @@ SECTIONS = {
         "resp_server/settings/event_classes.py",
         "resp_server/workers",
     ),
-    "Proxies and upstreams": ("resp_server/forwarding", "resp_server/proxy", "resp_server/upstream"),
+    "Proxies and upstreams": ("resp_server/forwarding", "resp_server/backends"),
     "Command lines and the start of servers": (
         "resp_server/exporter",
         "resp_server/metrics",

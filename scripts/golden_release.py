@@ -30,7 +30,7 @@ from typing import Any
 
 from redis import Redis
 
-from resp_server.upstream.ownership import Ownership
+from resp_server.backends.routing.ownership import Ownership
 from state_backend import VERSION
 from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier

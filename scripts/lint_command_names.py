@@ -26,11 +26,11 @@ OTHER_NAMES = (
     "acl/log.py",
     "acl/rules.py",
     "acl/users.py",
-    "proxy/field_notifications.py",
-    "proxy/pubsub_relay.py",
+    "backends/servers/field_notifications.py",
+    "backends/servers/pubsub_relay.py",
     "push/keyspace_notifications.py",
     "push/pubsub.py",
-    "upstream/pushed_frames.py",
+    "backends/redis/pushed_frames.py",
 )
 # Words that are flags and groups of commands, or keys of reports, more often than commands.
 ORDINARY_WORDS = frozenset(

@@ -27,7 +27,7 @@ PENDING = (
     "ServerConnection",
     "ServerContext",
     "StateCluster",
-    "SwapDispatcher",
+    "OverlayDispatcher",
     "UpstreamCluster",
     "UpstreamPool",
     "answer_clients",

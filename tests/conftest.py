@@ -35,7 +35,7 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/properties/test_core_agrees.py",
         "tests/properties/test_core_ranks.py",
         "tests/properties/test_packing.py",
-        "tests/properties/test_proxy_hop.py",
+        "tests/properties/test_proxy_forwarder.py",
         "tests/properties/test_stored_reads.py",
         "tests/properties/test_proxy_frames.py::test_the_compiled_core_",
         "tests/server/test_core_chosen.py",

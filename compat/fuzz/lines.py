@@ -12,15 +12,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # Modules between a client's bytes and the store, and between the replies of a proxy's servers and its clients.
 FUZZED = (
-    *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session", "resp_server/proxy"),
+    *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session", "resp_server/backends"),
     # A proxy's requests to an upstream.
-    *("resp_server/forwarding", "resp_server/upstream"),
+    *("resp_server/forwarding"),
     # The path of a request.
     "resp_server/client/connection.py",
     "resp_server/client/turn_scheduler.py",
-    "resp_server/execution/dispatcher.py",
-    "resp_server/execution/exec_runner.py",
-    "resp_server/execution/long_requests.py",
+    "resp_server/pipeline/dispatcher.py",
+    "resp_server/pipeline/exec_runner.py",
+    "resp_server/pipeline/long_requests.py",
     "resp_server/push/deliveries.py",
     # State per client: tracking, subscriptions, watched keys, the slow log.
     "resp_server/push/tracking_table.py",
@@ -28,7 +28,7 @@ FUZZED = (
     "resp_server/push/pubsub.py",
     "resp_server/push/message_bus.py",
     "resp_server/push/keyspace_notifications.py",
-    "resp_server/execution/watch.py",
+    "resp_server/pipeline/watch.py",
     "resp_server/push/monitor.py",
     "resp_server/metrics/slow_log.py",
     "resp_server/metrics/latency.py",
@@ -38,7 +38,7 @@ FUZZED = (
     "resp_server/cluster/replies.py",
 )
 # Modules in these folders that inputs do not reach, because they read options, files or a registry.
-NOT_FUZZED = {"resp_server/proxy/compiled.py", "resp_server/proxy/topology_sources.py"}
+NOT_FUZZED = {"resp_server/backends/servers/compiled.py", "resp_server/backends/servers/topology_sources.py"}
 
 Line = tuple[str, int]
 LINES_PER_CALL_MAX = 2_000

@@ -21,7 +21,7 @@ BUILT = ROOT / "build" / "sanitized"
 PACKAGES = ("state_backend", "resp_server", "compat", "sparkis")  # sparkis: setup.py reads the version there
 FILES = ("setup.py", "pyproject.toml", "README.md")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
-PARTS = ("requests", "records", "pages", "sockets", "hop")
+PARTS = ("requests", "records", "pages", "sockets", "forwarder")
 # The length of a sanitizer's report that is printed: the finding and its stack.
 REPORT_CHARS_MAX = 6000
 

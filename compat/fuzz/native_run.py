@@ -4,7 +4,7 @@ requests   the inputs of `make fuzz`, unchanged and mutated, in any chunks, to a
 records    invalid records with valid checksums, and requests that are cut or have other bytes
 pages      pages of a store with other bytes
 sockets    clients that send, receive, close and reset at random, on the core's own epoll
-hop        a proxy: clients' requests, unchanged and mutated, to two servers that reply correctly, or with any bytes
+forwarder  a proxy: clients' requests, unchanged and mutated, to two servers that reply correctly, or with any bytes
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ REPLIES = [
 ]
 REPLIES += [b"*%d\r\n" % count + b"$1\r\nb\r\n" * count for count in (1, 2, 3, 4, 9)]
 REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SCRIPTS]
-# The indexes of those of REQUESTS that go through the hop.
+# The indexes of those of REQUESTS that go through the forwarder.
 PLAIN = [at for at, chosen in enumerate(REQUESTS) if any(words[0] in (b"GET", b"MGET") for words in chosen)]
 
 
-def of_hop(rng: random.Random, folder: str) -> Iterator[None]:
+def of_forwarder(rng: random.Random, folder: str) -> Iterator[None]:
     """Let clients send reads to a proxy whose servers reply correctly or with arbitrary bytes."""
     while True:
         subject = Subject(8)
@@ -393,7 +393,7 @@ PARTS: dict[str, Callable[[random.Random, str], Iterator[None]]] = {
     "records": of_records,
     "pages": of_pages,
     "sockets": of_sockets,
-    "hop": of_hop,
+    "forwarder": of_forwarder,
 }
 
 

@@ -20,16 +20,16 @@ from compat.fuzz.targets import (
     ScriptedReplies,
     ScriptedServer,
 )
-from resp_server.execution.context import ServerContext
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.swap.dispatcher import SwapDispatcher
-from resp_server.upstream.limits import PINNED_MAX
-from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.pushed_frames import CONFIRMATIONS, MESSAGES, first_word, is_monitor_line
-from resp_server.upstream.rules import Rules, parse_rules
-from resp_server.upstream.upstream import upstream_at
-from resp_server.upstream.url import UpstreamUrl
+from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.redis.pushed_frames import CONFIRMATIONS, MESSAGES, first_word, is_monitor_line
+from resp_server.backends.redis.upstream import upstream_at
+from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.routing.rules import Rules, parse_rules
+from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.limits import DEDICATED_CONNECTIONS_MAX
+from resp_server.pipeline.context import ServerContext
 from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Keyspace
 
@@ -167,15 +167,15 @@ class SwapTarget(ProxyTarget):
         self._kind = options
         super().__init__(options & ~(LOADING | USER), loop, replies if options & BOTH_SCRIPTED else None)
 
-    def _dispatcher(self, server: ServerContext, applications: Applications, number: int) -> ProxyDispatcher:
+    def _dispatcher(self, server: ServerContext, applications: StateClusters, number: int) -> ProxyDispatcher:
         greeter = self._new_server(Keyspace())
         self._servers.append(greeter)
         for host in UPSTREAM_HOSTS:
             self._addresses.append(f"{host}:{PORT}")
             self._loop.listening[f"{host}:{PORT}"] = lambda: ScriptedServer(greeter, self._upstream_replies)
         url = UpstreamUrl.parse(_url_of(self._kind))
-        upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, PINNED_MAX)
-        made = SwapDispatcher(server, applications, upstream, self._ownership())
+        upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, DEDICATED_CONNECTIONS_MAX)
+        made = OverlayDispatcher(server, applications, upstream, self._ownership())
         upstream.start()
         made.start()
         return made

@@ -15,15 +15,15 @@ from unittest.mock import patch
 
 from compat.fuzz.loop import Loop
 from resp_server.acl.rate_limits import RateLimit
+from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.execution.context import ServerContext
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import connect_pubsub
-from resp_server.proxy.state_cluster import StateCluster
+from resp_server.pipeline.context import ServerContext
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
@@ -158,7 +158,7 @@ class ProxyTarget(Target):
         for host, node_topology in zip(hosts, topologies, strict=True):
             self._add(host, node_topology)
         many = [StateCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))]
-        applications = self._applications = Applications(many, needs_key_formats=self._has_upstream)
+        applications = self._applications = StateClusters(many, needs_key_formats=self._has_upstream)
         proxy = self._new_server(
             Keyspace(),
             dispatcher=lambda server: self._dispatcher(server, applications, number),
@@ -172,7 +172,7 @@ class ProxyTarget(Target):
             cluster.apply_topology(node_topology, "the target")
         return proxy
 
-    def _dispatcher(self, server: ServerContext, applications: Applications, number: int) -> ProxyDispatcher:
+    def _dispatcher(self, server: ServerContext, applications: StateClusters, number: int) -> ProxyDispatcher:
         return ProxyDispatcher(server, applications)
 
     def _add(self, host: str, node_topology: Topology) -> None:

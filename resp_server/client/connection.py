@@ -33,9 +33,9 @@ from resp_server.acl.rate_limits import RateLimiter
 from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
-from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.net.transports import isolated, unread_bytes
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.dispatcher import Dispatcher, IncompleteReply, release_reply
 from resp_server.protocol.errors import GenericError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -111,7 +111,7 @@ class RateLimitPause(Retry):
 
 
 class DelegatedReplies(Pending):
-    """Stands for replies that a proxy's hop sends (see `Connection.delegate_replies`)."""
+    """Stands for replies that a proxy's forwarder sends (see `Connection.delegate_replies`)."""
 
     def __init__(self) -> None:
         super().__init__(0.0, lambda: None)
@@ -519,7 +519,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             )
             self._send([self._dispatcher.error_reply(error), *self._pop_delayed_pushes()])
 
-    # -- called by a proxy's compiled hop, which forwards requests to servers -----------------------------------------
+    # -- called by a proxy's compiled forwarder ----------------------------------------------------------------------
 
     @property
     def is_polled(self) -> bool:
@@ -532,7 +532,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         return self._transmit
 
     def delegate_replies(self, rest: bytes) -> None:
-        """Let the hop send the replies until `end_delegation`.
+        """Let the forwarder send the replies until `end_delegation`.
 
         Args:
             rest: The input after the requests that it forwards.
@@ -542,7 +542,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def is_delegated(self) -> bool:
-        """Return whether the hop sends the replies now."""
+        """Return whether the forwarder sends the replies now."""
         return self._pending is DELEGATED_REPLIES
 
     def end_delegation(self) -> bool:
@@ -558,7 +558,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     @property
     def takes_requests(self) -> bool:
-        """Return whether the hop may answer more requests: the client reads its output, and neither side is ending."""
+        """Return whether the forwarder may answer more requests: the client reads its output, and no side is ending."""
         return self._is_writable and not (self._is_ending or self._is_finishing)
 
     def send_delayed_pushes(self) -> None:

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
-from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher, IncompleteReply
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.dispatcher import Dispatcher, IncompleteReply
 from resp_server.protocol.request_parser import NAME_OFFSET_MIN, Request, split_together
 from resp_server.session.session import Session
 

@@ -15,7 +15,7 @@ from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_tex
 from resp_server.acl.users import UserChange, UserChangeResult
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.table import Command
-from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, ReplyError, client_text
 from resp_server.protocol.replies import OK, Reply, ReplySet
 

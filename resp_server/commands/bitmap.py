@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, size_of, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView

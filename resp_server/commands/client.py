@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from resp_server.command.handler import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, worker_query
 from resp_server.commands.connection import client_name, library_text
-from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, ReplyError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session

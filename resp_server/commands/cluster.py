@@ -11,7 +11,7 @@ from resp_server.cluster.single_node import single_node
 from resp_server.cluster.topology import Node
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, sliced_reply
-from resp_server.execution.context import CommandContext
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import GenericError, client_text, cluster_disabled
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of

@@ -9,7 +9,7 @@ from resp_server.command.handler import command
 from resp_server.command.keys import keys_of
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
-from resp_server.execution.context import CommandContext
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import GenericError, ReplyError, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resp_server.command.handler import OneOrMore, command, worker_query
-from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced

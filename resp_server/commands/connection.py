@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command.handler import command, integer
-from resp_server.execution.context import CommandContext
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import (
     GenericError,
     NoAuthError,

@@ -8,7 +8,7 @@ from itertools import chain
 
 from resp_server.command.handler import command
 from resp_server.commands.sliced_reply import batched, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, Reply
 from state_backend.model.descriptor import Kind

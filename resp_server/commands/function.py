@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resp_server.command.handler import command
-from resp_server.execution.context import CommandContext
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.replies import Reply
 

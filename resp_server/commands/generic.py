@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from resp_server.acl.visibility import Visibility
 from resp_server.command.handler import OneOrMore, command, integer, is_integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, Reply, Sliced

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from resp_server.command.handler import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.sliced_reply import WorkingMemory, batched, reply_of_chunks, sorted_chunks
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.replies import NULL_ARRAY, DoubleText, Reply

@@ -21,7 +21,7 @@ from resp_server.commands.sliced_reply import (
     sliced_reply,
     value_reply,
 )
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, WrongTypeError
 from resp_server.protocol.replies import LongItems, PackedPairs, Pairs, Reply
 from state_backend.codec import packed_map

@@ -13,10 +13,10 @@ from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import command, worker_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
-from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.net import event_loop
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.settings.server import REDIS_VERSION

@@ -7,7 +7,7 @@ from typing import Any
 
 from resp_server.command.handler import worker_query
 from resp_server.commands.state import age_ms, lag_ms
-from resp_server.execution.context import ServerContext
+from resp_server.pipeline.context import ServerContext
 from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Job
 from state_backend.store.store import Snapshot

@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from resp_server.command.handler import command, worker_query
-from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import LatencyEvents, LatencySample, LatencyTimeSeries
 from resp_server.metrics.stats import CommandStats, Stats
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.replies import Reply, Verbatim
 

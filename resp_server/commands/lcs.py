@@ -14,7 +14,7 @@ from typing import Any
 
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import size_of
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, LongItems, Reply, Sliced
 from state_backend.model.errors import WrongKindError

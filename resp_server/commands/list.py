@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from resp_server.command.handler import command, integer, integer_at_least
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, reply_chunks, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView

@@ -10,8 +10,8 @@ from typing import Any
 
 from resp_server.command.handler import command, worker_query
 from resp_server.commands.info import process_stats
-from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.process_memory import release_free_memory
 

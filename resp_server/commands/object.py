@@ -12,7 +12,7 @@ from itertools import islice
 
 from resp_server.command.handler import INTEGER_MAX, command, integer
 from resp_server.commands.sliced_reply import size_of, sliced_reply
-from resp_server.execution.context import CommandContext
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import Kind

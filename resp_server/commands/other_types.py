@@ -6,7 +6,7 @@ Only commands whose reply for a missing key is fixed are here.
 from __future__ import annotations
 
 from resp_server.command.handler import command
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import WrongTypeError
 
 

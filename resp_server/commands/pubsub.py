@@ -9,7 +9,7 @@ from typing import Any
 from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
-from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced

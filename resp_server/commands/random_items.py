@@ -9,7 +9,7 @@ from typing import Any
 
 from resp_server.command.handler import INTEGER_MAX, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView

@@ -17,8 +17,8 @@ from resp_server.commands.sliced_reply import (
     items_reply,
     reply_of_chunks,
 )
-from resp_server.execution.context import ReadContext
 from resp_server.limits import LOOKUPS_PER_STEP
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list

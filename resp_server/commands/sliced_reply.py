@@ -14,7 +14,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import FirstOf, LongBulk, LongItems, LongPair, Pairs, Reply, Sliced
 from state_backend.store.keyspace import KeyspaceView

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from resp_server.command.handler import command, integer_at_least, worker_query
-from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.slow_log import SlowRequest
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.replies import OK, Reply
 
 COUNT = 10

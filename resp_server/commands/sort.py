@@ -8,8 +8,8 @@ from typing import Any
 
 from resp_server.command.handler import command, integer
 from resp_server.commands.sliced_reply import CHUNK_ITEMS_MAX, WorkingMemory, batched, reply_of_chunks, sorted_chunks
-from resp_server.execution.context import CommandContext
 from resp_server.limits import LOOKUPS_PER_STEP
+from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.errors import GenericError, WrongTypeError, c_text, syntax_error
 from resp_server.protocol.replies import Reply

@@ -13,7 +13,7 @@ from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
 from resp_server.commands.list import range_of
 from resp_server.commands.random_items import ItemSource, count_and_option, random_item, random_items
 from resp_server.commands.sliced_reply import BYTES_AT_ONCE_MAX, CHUNK_ITEMS_MAX, batched, reply_of_chunks, sliced_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.protocol.replies import NULL_ARRAY, Pairs, Reply

@@ -17,8 +17,8 @@ from resp_server.commands.sliced_reply import (
     reply_of_chunks,
     sorted_chunks,
 )
-from resp_server.execution.context import ReadContext
 from resp_server.limits import LOOKUPS_PER_STEP
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.doubles import strict_double
 from resp_server.protocol.errors import GenericError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply

@@ -17,8 +17,8 @@ from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.policy import RequestPolicy
 from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.commands.string import values_reply
-from resp_server.execution.context import CommandContext
-from resp_server.execution.histories import HistoryRequest
+from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.histories import HistoryRequest
 from resp_server.protocol.errors import GenericError, NoPermError, client_text, cluster_disabled, syntax_error
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.account import Account

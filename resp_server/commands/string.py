@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.command.handler import BatchArgument, OneOrMore, command
 from resp_server.commands.sliced_reply import items_reply, size_of, value_reply
-from resp_server.execution.context import ReadContext
+from resp_server.pipeline.context import ReadContext
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.keyspace import KeyspaceView

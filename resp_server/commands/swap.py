@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.command.handler import OneOrMore, command
 from resp_server.command.spec import CommandSpec
-from resp_server.execution.context import CommandContext, SwapControl
+from resp_server.pipeline.context import CommandContext, SwapControl
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 

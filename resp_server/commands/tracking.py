@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.command.handler import command, integer, worker_query
-from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
+from resp_server.pipeline.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply, ReplySet
 from resp_server.push.invalidation_sender import RELAY, relayed

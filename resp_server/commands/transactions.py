@@ -12,9 +12,9 @@ from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
-from resp_server.execution.context import CommandContext
-from resp_server.execution.exec_runner import ExecPlan
-from resp_server.execution.watch import watched_version_of
+from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.exec_runner import ExecPlan
+from resp_server.pipeline.watch import watched_version_of
 from resp_server.protocol.errors import ExecAbortError, GenericError, NoEpochError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.session.epoch_feed import epochs_text

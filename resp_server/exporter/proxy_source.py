@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from resp_server.backends.servers.job_merge import Row, merged_jobs, rows_in
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.state_clusters import JOBS, StateClusters
 from resp_server.commands.info import process_stats
 from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
@@ -14,9 +17,6 @@ from resp_server.exporter.sources import Readiness
 from resp_server.forwarding.answers import arrived
 from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.metrics.process_stats import ProcessStats
-from resp_server.proxy.applications import JOBS, Applications
-from resp_server.proxy.job_merge import Row, merged_jobs, rows_in
-from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from state_backend.model.slots import SLOTS
 
@@ -32,7 +32,7 @@ class ProxySource:
     """
 
     def __init__(
-        self, server: Server, applications: Applications, upstream_fields: Callable[[], Mapping[str, object]] | None
+        self, server: Server, applications: StateClusters, upstream_fields: Callable[[], Mapping[str, object]] | None
     ) -> None:
         self._context = server.context
         self._applications = applications

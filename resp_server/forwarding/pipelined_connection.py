@@ -1,8 +1,8 @@
 """The base of connections to servers: their requests in flight, and their output of this round of the event loop.
 
 The requests of a round are sent in one write at its end. Replies arrive in the order of the requests. An entry in
-flight is a request of the general path, or a batch of the compiled hop. The hop adds requests to its open batch until
-the end of the round.
+flight is a request of the general path, or a batch of the compiled forwarder. The forwarder adds requests to its open
+batch until the end of the round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTIAL_BYTES_MAX = 32 << 10
 
 
 class Sent(Protocol):
-    """An entry in flight: one request or several. remaining: missing replies. is_batch: it is a batch of the hop."""
+    """An entry in flight: one request or several. remaining: missing replies. is_batch: of the forwarder."""
 
     @property
     def is_batch(self) -> bool: ...
@@ -43,14 +43,14 @@ class Link(Protocol):
 
 
 class PipelinedConnection(Generic[InFlight]):
-    """A connection to a server. batch: the hop's open batch."""
+    """A connection to a server. batch: the forwarder's open batch."""
 
     def __init__(self) -> None:
         self.batch: Any = None
         self._in_flight: deque[InFlight] = deque()
         self._awaited_replies = 0  # to all requests in flight
         self._out: list[bytes] = []  # sent at the end of the round
-        self._partial_reply = b""  # the start of a reply to a batch of the hop
+        self._partial_reply = b""  # the start of a reply to a batch of the forwarder
 
     @property
     def _open_link(self) -> Link | None:
@@ -93,7 +93,7 @@ class PipelinedConnection(Generic[InFlight]):
         self._awaited_replies += in_flight.remaining
 
     def begin_batch(self, batch: Any) -> None:
-        """Open a batch of the hop; it is sent at the end of the round, in order. The connection has to be open."""
+        """Open a batch of the forwarder, which is sent at the end of the round, in order. The connection is open."""
         self._close_batch()
         if not self._out:
             self._at_end_of_round(self._flush)
@@ -101,7 +101,7 @@ class PipelinedConnection(Generic[InFlight]):
         self.batch = batch
 
     def take_batch_replies(self, data: bytes, epochs: Any) -> bytes:
-        """Pass the replies at the front of received data to the hop's batches; return the rest of the data."""
+        """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
         if self._partial_reply:
             data, self._partial_reply = self._partial_reply + data, b""
         at, in_flight = 0, self._in_flight
@@ -126,7 +126,7 @@ class PipelinedConnection(Generic[InFlight]):
         return b""
 
     def _close_batch(self) -> None:
-        """Close the hop's open batch to further requests."""
+        """Close the forwarder's open batch to further requests."""
         batch, self.batch = self.batch, None
         if batch is None:
             return

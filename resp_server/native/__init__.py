@@ -1,7 +1,7 @@
 """Compiled modules: the fast path for reads (`core.pyx`), and clients' sockets on epoll (`sockets.pyx`, Linux).
 
 They are optional: if they are not built, or SPARKIS_PURE is set, the general path in Python answers everything. CORE
-is "compiled" or "python". A proxy's fast path is `resp_server.proxy.hop`.
+is "compiled" or "python". A proxy's fast path is `resp_server.backends.servers.forwarder`.
 """
 
 from __future__ import annotations

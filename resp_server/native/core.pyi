@@ -8,7 +8,7 @@ from resp_server.protocol.request_parser import Request
 NAMES: Sequence[tuple[bytes, int, int]]
 
 class FastPathHost(Protocol):
-    """The server whose requests the core answers (`execution.context.ServerContext`)."""
+    """The server whose requests the core answers (`pipeline.context.ServerContext`)."""
 
     is_loading: bool
     cluster: Any

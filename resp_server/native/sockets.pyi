@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from resp_server.native.core import FastPath, InputInterceptor
 
 class PollerHost(Protocol):
-    """The server whose sockets the poller reads (`execution.context.ServerContext`)."""
+    """The server whose sockets the poller reads (`pipeline.context.ServerContext`)."""
 
     stats: Any
 

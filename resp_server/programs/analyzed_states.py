@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from resp_server.backends.routing.key_analysis import AnalyzedKeys, AnalyzedState
+from resp_server.backends.routing.rules import Owner
 from resp_server.commands.generic import TYPE_NAMES
 from resp_server.net.client import Client, ClientError
-from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState
-from resp_server.upstream.rules import Owner
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.descriptor import Kind, StateDescriptor
 

@@ -1,4 +1,4 @@
-"""Reads histories of keys for one server, which starts it (see `execution.histories`). It ends when stdin closes.
+"""Reads histories of keys for one server, which starts it (see `pipeline.histories`). It ends when stdin closes.
 
 python -m resp_server.programs.history_reader
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.execution.histories import HISTORY_S_MAX, REPLY_BYTES_MAX
+from resp_server.pipeline.histories import HISTORY_S_MAX, REPLY_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Pairs, Reply, ReplySet, encode
 from state_backend import log_lines

@@ -11,12 +11,24 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from resp_server.execution.context import ServerContext
+from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.servers.aliased_keys import AliasedKeys
+from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.request_policy import APPLICATIONS_MAX
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.backends.servers.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.exporter.proxy_source import ProxySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
+from resp_server.pipeline.context import ServerContext
 from resp_server.programs.analyzed_states import key_formats_of_log
 from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
@@ -31,24 +43,12 @@ from resp_server.programs.listening import (
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.upstream_options import swap_of
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.mapped_keys import MappedKeys
-from resp_server.proxy.pubsub_relay import connect_pubsub
-from resp_server.proxy.request_policy import APPLICATIONS_MAX
-from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
 from resp_server.serving.server import Server
 from resp_server.serving.token import token_of
 from resp_server.settings.groups import MS_PER_S
 from resp_server.settings.programs import add_settings
 from resp_server.settings.server import ServerConfig
 from resp_server.settings.setting import PROXY
-from resp_server.swap.dispatcher import SwapDispatcher
-from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
-from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.upstream import Upstream
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 from state_backend.store.keyspace import Keyspace
@@ -158,12 +158,12 @@ async def answer_clients(
         watches_input=options.child and unused is None, lifeline=supervised.get("lifeline"), drain=drain
     )
     raise_file_limit(config.maxclients + (options.upstream_pinned if swap else 0))
-    applications = Applications([source.cluster for source in sources], needs_key_formats=swap is not None)
+    applications = StateClusters([source.cluster for source in sources], needs_key_formats=swap is not None)
     server = _make_server(options, config, applications, swap)
     server.context.state_servers = applications.info_fields
     reloads = [ConfigReload(options, server).reload]
-    mapped: MappedKeys | None = None
-    if isinstance(server.dispatcher, SwapDispatcher):
+    mapped: AliasedKeys | None = None
+    if isinstance(server.dispatcher, OverlayDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
         reloads.append(server.dispatcher.control.reload_at_signal)
         mapped = server.dispatcher.mapped
@@ -171,7 +171,7 @@ async def answer_clients(
     applications.start()
     if swap is not None:
         swap[0].start()
-    if isinstance(server.dispatcher, SwapDispatcher):
+    if isinstance(server.dispatcher, OverlayDispatcher):
         server.dispatcher.start()
     upstream_fields = server.context.state_servers if swap is not None else None
     metrics = listener_of(options, ProxySource(server, applications, upstream_fields))
@@ -183,21 +183,21 @@ async def answer_clients(
             for source in sources:
                 source.begin()
                 source_tasks.append(asyncio.create_task(source.follow()))
-            if isinstance(server.dispatcher, SwapDispatcher):
+            if isinstance(server.dispatcher, OverlayDispatcher):
                 if logs and server.dispatcher.is_loading:
                     source_tasks.append(asyncio.create_task(_learn_from_logs(server.dispatcher, logs)))
                 await _until_loaded(server.dispatcher, loading_grace_s)
             if config.shares_port:  # it takes over at once, so it must be able to answer
                 while not all(source.cluster.slots.is_complete for source in sources):
                     await asyncio.sleep(KNOWN_POLL_S)
-            if isinstance(server.dispatcher, SwapDispatcher):
+            if isinstance(server.dispatcher, OverlayDispatcher):
                 await server.dispatcher.check_tracking()
         await server.start()
         ports = {"port": server.port, "tls_port": server.tls_port, "metrics_port": metrics.port, **further_ports}
         report_ports(ports, options.child, supervised)
         log_started(config, server.port, server.tls_port)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
-        if isinstance(server.dispatcher, SwapDispatcher) and options.copiers == "refuse":
+        if isinstance(server.dispatcher, OverlayDispatcher) and options.copiers == "refuse":
             ends.append(server.dispatcher.control.end_at_copier())
         if unused is not None:
             ends.append(unused.wait())
@@ -226,7 +226,7 @@ def _run_all(actions: Iterable[Callable[[], None]]) -> None:
 def _make_server(
     options: argparse.Namespace,
     config: ServerConfig,
-    applications: Applications,
+    applications: StateClusters,
     swap: tuple[Upstream, Ownership] | None,
 ) -> Server:
     """Return a proxy that does not listen yet."""
@@ -234,7 +234,7 @@ def _make_server(
     def dispatcher(server: ServerContext) -> ProxyDispatcher:
         if swap is None:
             return ProxyDispatcher(server, applications)
-        return SwapDispatcher(
+        return OverlayDispatcher(
             server,
             applications,
             *swap,
@@ -253,7 +253,7 @@ def _make_server(
     return server
 
 
-async def _learn_from_logs(dispatcher: SwapDispatcher, roots: Sequence[str]) -> None:
+async def _learn_from_logs(dispatcher: OverlayDispatcher, roots: Sequence[str]) -> None:
     """Read which keys are states' from the logs. If a log cannot be read, requests with keys wait for the servers."""
     try:
         formats = [await asyncio.to_thread(key_formats_of_log, root) for root in roots]
@@ -265,7 +265,7 @@ async def _learn_from_logs(dispatcher: SwapDispatcher, roots: Sequence[str]) -> 
     dispatcher.learn_from_logs(formats)
 
 
-async def _until_loaded(dispatcher: SwapDispatcher, seconds_max: float) -> None:
+async def _until_loaded(dispatcher: OverlayDispatcher, seconds_max: float) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
     while dispatcher.is_loading and loop.time() < deadline_s:

@@ -5,7 +5,7 @@
 
 The state server listens at a free port of 127.0.0.1, with a password that only these two processes have. When it dies,
 it is restarted at the same ports; meanwhile the upstream's keys are answered as before. It ends when the proxy ends. It
-prints which stores it serves: the proxy answers plain reads of stored keys from them (`proxy/server_stores.py`).
+prints which stores it serves: the proxy answers plain reads of stored keys from them (`servers/server_stores.py`).
 
 With a linger time, drivers have their leases at the state server (`driver_leases`). It ends when no driver needs it,
 and then the proxy ends.
@@ -25,6 +25,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.servers.server_stores import ServerStores
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.topology_sources import ServerSource
 from resp_server.net import children
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
@@ -32,16 +37,11 @@ from resp_server.net.client import Client
 from resp_server.net.tls import files_of
 from resp_server.programs.proxy import answer_clients
 from resp_server.protocol.errors import internal_error
-from resp_server.proxy.server_stores import ServerStores
-from resp_server.proxy.state_cluster import StateCluster
-from resp_server.proxy.topology_sources import ServerSource
 from resp_server.serving.applier_process import EVENT_BYTES_MAX
 from resp_server.serving.driver_leases import UNUSED_CODE
 from resp_server.serving.server_file import remove_server_file, remove_store
 from resp_server.settings.groups import UPSTREAM_VARIABLE
 from resp_server.settings.server import ServerConfig
-from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.upstream import Upstream
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 

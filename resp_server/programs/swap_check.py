@@ -12,6 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from resp_server.backends.routing.key_analysis import AnalyzedKeys, AnalyzedState, KeyAnalysis, decisions, printable
+from resp_server.backends.routing.rules import RulesFile, parse_rules
+from resp_server.backends.routing.rules_template import first_rules
 from resp_server.net.client import Client
 from resp_server.net.tls import files_of
 from resp_server.programs.analyzed_states import compare, states_of_log, states_of_server
@@ -24,9 +27,6 @@ from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE
 from resp_server.settings.option_values import whole_number
 from resp_server.settings.programs import add_settings
 from resp_server.settings.setting import SWAP_CHECK
-from resp_server.upstream.first_rules import first_rules
-from resp_server.upstream.key_analysis import AnalyzedKeys, AnalyzedState, KeyAnalysis, decisions, printable
-from resp_server.upstream.rules import RulesFile, parse_rules
 from state_backend.model.errors import SparkisError
 from state_backend.progress_bar import ProgressBar
 

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from resp_server.backends.overlay.rules_reload import RELOAD_S_MAX
 from resp_server.net.client import Client
 from resp_server.net.tls import files_of
 from resp_server.programs.status import DEFAULT_URL, table
 from resp_server.settings.setting import add_rows, rows_of
 from resp_server.settings.tls import Tls
-from resp_server.swap.rules_reload import RELOAD_S_MAX
 from state_backend.model.errors import SparkisError
 
 # A reload may first watch for copiers, so its reply takes longer than others.

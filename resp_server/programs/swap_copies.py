@@ -16,15 +16,15 @@ from contextlib import ExitStack
 
 import hiredis
 
+from resp_server.backends.routing.key_analysis import printable
+from resp_server.backends.routing.key_patterns_found import FoundKey
+from resp_server.backends.routing.stale_copies import Copies, KeyOwner
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import files_of
 from resp_server.programs.status import table
 from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
 from resp_server.programs.upstream_options import upstream_of
 from resp_server.settings.groups import MS_PER_S
-from resp_server.upstream.copies import Copies, KeyOwner
-from resp_server.upstream.key_analysis import printable
-from resp_server.upstream.name_groups import FoundKey
 from state_backend.progress_bar import ProgressBar
 
 # Keys of one STATE OWNER, and of one portion of deletions: a proxy takes no more.

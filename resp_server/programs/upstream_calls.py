@@ -8,10 +8,10 @@ from typing import Any
 
 import hiredis
 
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.key_patterns_found import FoundKey
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.upstream.name_groups import FoundKey
-from resp_server.upstream.upstream import Upstream
 from state_backend.model.errors import SparkisError
 
 # RESP2, which every Redis has, and the client number of this program at the upstream's connections.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 
+from resp_server.backends.redis.tls import PREFIX, UpstreamTls
+from resp_server.backends.redis.upstream import Upstream as UpstreamRedis
+from resp_server.backends.redis.upstream import upstream_at
+from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.backends.routing.ownership import Ownership, OwnershipError
+from resp_server.backends.routing.rules import RulesFile
 from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import Mistakes
 from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE, Upstream
 from resp_server.settings.setting import SERVE, rows_of
-from resp_server.upstream.ownership import Ownership, OwnershipError
-from resp_server.upstream.rules import RulesFile
-from resp_server.upstream.tls import PREFIX, UpstreamTls
-from resp_server.upstream.upstream import Upstream as UpstreamRedis
-from resp_server.upstream.upstream import upstream_at
-from resp_server.upstream.url import UpstreamUrl
 
 TLS_OPTIONS = (
     "upstream_tls_ca_cert_file",

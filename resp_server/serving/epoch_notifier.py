@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from resp_server.client.connection import Connection
-from resp_server.execution.context import ServerContext
+from resp_server.pipeline.context import ServerContext
 from resp_server.push.invalidation_sender import InvalidationSender
 
 # The interval of reporting new epochs to idle clients that follow this server or track keys (guess).

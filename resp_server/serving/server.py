@@ -20,12 +20,12 @@ from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.commands.client import client_line
-from resp_server.execution.context import ServerContext
-from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port, listen_at_ports
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.net.transports import keep_alive
+from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.errors import DeniedError, GenericError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.serving.epoch_notifier import EpochNotifier

@@ -57,7 +57,7 @@ class Session(SessionFields):
     not closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect
     it. (A replica in a cluster redirects clients until they send READONLY.) can_use_checked_fast_path: the same, but
     the user may be restricted, and the client may track keys. can_be_forwarded: as can_use_fast_path, but in any
-    database. Only a proxy's hop uses it: it keeps databases apart. is_observed: the fast path is off for all
+    database. Only a proxy's forwarder uses it: it keeps databases apart. is_observed: the fast path is off for all
     connections, because requests are monitored, timed or paused one by one. is_paused: CLIENT PAUSE stopped the client.
     calls: the answered requests, counted with their batch. input_bytes, output_bytes: what the connection received and
     was sent, or will be. seen: the epochs of the replies so far; only a proxy fills it, because its servers may be an

@@ -46,7 +46,7 @@ class Transaction:
 
 
 class WatchedVersion(NamedTuple):
-    """A watched key's digest and epoch (see `execution.watch`).
+    """A watched key's digest and epoch (see `pipeline.watch`).
 
     Args:
         covers_value: The digest covers the key's value.

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from resp_server.limits import DEDICATED_CONNECTIONS_MAX, UPSTREAM_CONNECTIONS, UPSTREAM_TIMEOUT_S
 from resp_server.settings.option_values import denied_command, port_range, rate_limit, seconds, whole_number
 from resp_server.settings.server import ClientLimits
 from resp_server.settings.setting import (
@@ -20,7 +21,6 @@ from resp_server.settings.setting import (
     documented,
     setting,
 )
-from resp_server.upstream.limits import CONNECTIONS, PINNED_MAX, TIMEOUT_S
 
 MS_PER_S = 1000
 # The longest time limit of a reply.
@@ -69,7 +69,7 @@ class Upstream:
     )
     _: KW_ONLY
     timeout_ms: int = of_upstream(
-        int(TIMEOUT_S * MS_PER_S),
+        int(UPSTREAM_TIMEOUT_S * MS_PER_S),
         "the silence of the upstream, in milliseconds, after which it counts as failed (default %(default)s)",
         WITH_URL,
         option="upstream-timeout",
@@ -128,7 +128,7 @@ class Upstream:
         metavar="FILE",
     )
     connections: int = of_upstream(
-        CONNECTIONS,
+        UPSTREAM_CONNECTIONS,
         "the shared connections to each database of the upstream for each version of the protocol "
         "(default %(default)s)",
         option="upstream-connections",
@@ -137,7 +137,7 @@ class Upstream:
         metavar="N",
     )
     pinned: int = of_upstream(
-        PINNED_MAX,
+        DEDICATED_CONNECTIONS_MAX,
         "the connections to the upstream that one client has alone, for its blocking commands; beyond N they are "
         "an error (default %(default)s)",
         option="upstream-pinned",

@@ -42,11 +42,11 @@ from typing import Any
 from resp_server.acl.users import AccessError, UserChangeResult, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.execution.context import GATHER_S_MAX
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES, RestartPause
+from resp_server.pipeline.context import GATHER_S_MAX
 from resp_server.protocol.errors import GenericError
 from resp_server.push.keyspace_notifications import enables_messages
 from resp_server.serving.job_catalog import ApplierEvent, JobCatalog

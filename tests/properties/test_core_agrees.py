@@ -20,8 +20,8 @@ from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.execution.dispatcher import Dispatcher
 from resp_server.native import CORE
+from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
@@ -272,7 +272,7 @@ def apply(store: LmdbStore, turn: int) -> None:
 
 
 @patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
-@patch("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
+@patch("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
 @settings(max_examples=examples(20), deadline=None)
 @given(

@@ -19,7 +19,7 @@ from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, US
 from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.command.table import Command
-from resp_server.execution.dispatcher import Dispatcher
+from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.replies import Pending
 
 

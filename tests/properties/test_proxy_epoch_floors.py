@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.proxy.epoch_floors import EpochFloors, has_reached, indexes_behind
-from resp_server.proxy.replica_choice import BEHIND_S_MAX, ReplicaChoice
+from resp_server.backends.servers.epoch_floors import EpochFloors, has_reached, indexes_behind
+from resp_server.backends.servers.replica_choice import BEHIND_S_MAX, ReplicaChoice
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, SeenEpochs, latest, union_of
 
 SERVERS = ("a", "b", "c")

@@ -8,13 +8,13 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resp_server.backends.servers.epoch_floors import EpochFloors
+from resp_server.backends.servers.request_policy import scan_reply_up_to_slot, split_by_slot
+from resp_server.backends.servers.slot_map import SlotMap, runs_of
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
 from resp_server.protocol.replies import ReplySet, encode
-from resp_server.proxy.epoch_floors import EpochFloors
-from resp_server.proxy.request_policy import scan_reply_up_to_slot, split_by_slot
-from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, hash_position, slot_of
 from tests.properties.steps import result_of
 

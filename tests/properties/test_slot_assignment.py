@@ -152,13 +152,13 @@ class Play:
         firsts = {first for each in up.values() for node in topology_of(each).masters for first, _ in node.slots.ranges}
         for start in up:
             for first in firsts:
-                at, hops = start, 0
+                at, forwarders = start, 0
                 while at in up and first in topology_of(up[at]).owners:
                     owner = topology_of(up[at]).owners[first].id
                     if owner == at:
                         break
-                    at, hops = owner, hops + 1
-                    assert hops <= len(self.servers), f"slot {first}: sent in circles"
+                    at, forwarders = owner, forwarders + 1
+                    assert forwarders <= len(self.servers), f"slot {first}: sent in circles"
                 if self.has_lost_nobody:
                     assert first in up[at].owned_slots, f"slot {first}: {at} is asked, and does not have it"
 

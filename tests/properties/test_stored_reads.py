@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
+from resp_server.backends.routing.key_matcher import PlainSide
+from resp_server.backends.servers.compiled import forwarder
 from resp_server.command.keys import keys_of
 from resp_server.native import CORE
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.compiled import hop
 from resp_server.serving.server import Server
 from resp_server.session.session import Session
 from resp_server.settings.server import ServerConfig
-from resp_server.upstream.key_matcher import PlainSide
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Job, Keyspace
@@ -46,10 +46,10 @@ class Scene:
         self.proxy = Server(Keyspace(), ServerConfig(), clock=lambda: NOW_MS)
         self.view = keyspace.view(NOW_MS)
         cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
-        commands = hop.Hop(cluster, self.proxy.context, [])
+        commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
         commands.set_patterns({0: sides})
-        self.reads = hop.StoredReads(self.proxy.context)
+        self.reads = forwarder.StoredReads(self.proxy.context)
         self.reads.use(commands, SimpleNamespace(current_view=lambda: self.view))
 
     def session(self, server: Server, protocol: int) -> Session:
@@ -116,7 +116,7 @@ def test_the_replies_are_the_servers_own_and_only_about_stored_keys_of_states(
         stats = scene.proxy.context.stats
         stats.collect()
         assert sum(each.calls for each in stats.commands.values()) == len(answered)
-        assert (stats.hits, stats.misses) == (0, 0)  # as with the hop, which does not know them
+        assert (stats.hits, stats.misses) == (0, 0)  # as with the forwarder, which does not know them
 
     run(test)
 
@@ -136,7 +136,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
     run(test, [(b"j:*", PlainSide.STATES)])
 
 
-def test_a_session_that_needs_more_than_the_hop_is_left_to_it() -> None:
+def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:
     data = requests([[b"GET", b"j:v:0"]])
 
     def test(scene: Scene) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import uvloop
 
 from compat.waiting import WAIT_S_MAX, eventually_async
+from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.cluster.topology import Topology
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import connect_pubsub
-from resp_server.proxy.state_cluster import StateCluster
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
@@ -88,7 +88,7 @@ class Scene:
             node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
         self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
-        applications = Applications([self.cluster])
+        applications = StateClusters([self.cluster])
         self.proxy = Server(
             Keyspace(),
             config,

@@ -6,21 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from compat.waiting import WAIT_S_MAX
+from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.redis.upstream import upstream_at
+from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.backends.routing.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.routing.rules import RulesFile
+from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.pubsub_relay import PubsubRelay, connect_pubsub
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.cluster.topology import Topology
-from resp_server.execution.context import ServerContext
-from resp_server.proxy.applications import Applications
-from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.pubsub_relay import PubsubRelay, connect_pubsub
-from resp_server.proxy.state_cluster import StateCluster
+from resp_server.pipeline.context import ServerContext
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
-from resp_server.swap.dispatcher import SwapDispatcher
-from resp_server.upstream.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
-from resp_server.upstream.ownership import Ownership
-from resp_server.upstream.rules import RulesFile
-from resp_server.upstream.upstream import upstream_at
-from resp_server.upstream.url import UpstreamUrl
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace
 from tests.server.conftest import NOW_MS, LoopThread, Running
@@ -54,7 +54,7 @@ class Proxy(LoopThread):
 
     async def _start(self, topology: Topology) -> None:
         self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
-        self.applications = Applications([self.cluster], needs_key_formats=self.needs_key_formats)
+        self.applications = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
         self.server = Server(
             Keyspace(), self.config, clock=lambda: NOW_MS, dispatcher=self.dispatcher, connection=ProxyConnection
         )
@@ -94,7 +94,7 @@ class SwapProxy(Proxy):
 
     def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
         upstream = upstream_at(self._url, WAIT_S_MAX, 4, None, 10)
-        made = SwapDispatcher(
+        made = OverlayDispatcher(
             server,
             self.applications,
             upstream,

@@ -182,10 +182,10 @@ GUARDS = {
     "serving/server.py:Server._notify",
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
-    "execution/context.py:ServerContext.attempt",
+    "pipeline/context.py:ServerContext.attempt",
     "forwarding/answers.py:_Run.resume",
     "forwarding/answers.py:Called._end",
-    "proxy/batch.py:ReplyBatch.put",
+    "backends/servers/batch.py:ReplyBatch.put",
     "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
 

@@ -14,9 +14,9 @@ import pytest
 from redis import Redis
 
 from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.backends.routing import ownership
 from resp_server.programs.state_server import MEMBER_FORMAT
 from resp_server.registry import registry_file
-from resp_server.upstream import ownership
 from scripts.golden_release import replies, write_part
 from state_backend.apply import snapshots
 from state_backend.lmdb.record_format import FORMAT

@@ -64,7 +64,7 @@ def test_a_server_with_a_password_is_healthy_for_who_has_it(locked_sparkis: Runn
 def test_a_server_that_loads_its_jobs_is_alive_and_not_ready(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.05)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     served = serve()
     served.call(lambda: served.server.set_loading(True))
     code, said = health("--url", url_of(served.server.port))

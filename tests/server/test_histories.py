@@ -14,7 +14,7 @@ import pytest
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.execution.histories import HISTORIES_MAX
+from resp_server.pipeline.histories import HISTORIES_MAX
 from state_backend.apply.compact import compact_log
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import iso_text

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from compat.waiting import eventually_async
-from resp_server.execution import histories
-from resp_server.execution.histories import Histories, HistoryRequest
+from resp_server.pipeline import histories
+from resp_server.pipeline.histories import Histories, HistoryRequest
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Frames
 from state_backend import log_lines

@@ -44,7 +44,7 @@ def wait_until_waiting(server: Any, count: int) -> None:
 
 
 def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", LONG_S)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer, other = served.connect(), served.connect()
     peer.answers(OLD + NEW + OLD + b"MGET new:s:a new:s:b\r\nPING\r\n", b"$1\r\n7\r\n")
     wait_until_waiting(served, 1)
@@ -57,10 +57,10 @@ def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeyp
 def test_a_job_that_takes_long_is_an_error_and_the_next_request_does_not_wait_again(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", 0.05)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     peer = served.connect()
     peer.answers(NEW, OPENING)
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", LONG_S)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer.answers(NEW + OLD + NEW, OPENING + b"$1\r\n7\r\n" + OPENING)
 
 
@@ -70,8 +70,8 @@ def test_a_transaction_gets_its_errors_at_once(served: Any) -> None:
 
 
 def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", LONG_S)
-    monkeypatch.setattr("resp_server.execution.loading_waits.WAITING_CLIENTS_MAX", 1)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.WAITING_CLIENTS_MAX", 1)
     first, second = served.connect(), served.connect()
     first.send(NEW)
     wait_until_waiting(served, 1)
@@ -83,7 +83,7 @@ def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pyte
 def test_a_server_that_loads_all_of_its_jobs_lets_clients_wait_too(
     served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", LONG_S)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     served.call(lambda: served.server.set_loading(True))
     peer = served.connect()
     peer.answers(b"CLIENT ID\r\n" + OLD, b":1\r\n")
@@ -93,7 +93,7 @@ def test_a_server_that_loads_all_of_its_jobs_lets_clients_wait_too(
 
 
 def test_a_proxys_connection_never_waits(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.execution.loading_waits.LOADING_WAIT_S", LONG_S)
+    monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer = served.connect()
     peer.ask("HELLO", "3")
     peer.ask("STATE", "FOLLOW")

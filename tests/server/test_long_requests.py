@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
-from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
+from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.protocol.request_parser import PORTION_WORDS
 
 pytestmark = pytest.mark.pure

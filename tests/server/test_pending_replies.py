@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compat.waiting import eventually
-from resp_server.execution import context as contexts
+from resp_server.pipeline import context as contexts
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known

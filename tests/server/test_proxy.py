@@ -24,12 +24,12 @@ from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually, eventually_async
+from resp_server.backends.servers.requests import ServerRequest
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.proxy.requests import ServerRequest
-from resp_server.proxy.state_cluster import StateCluster
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
 

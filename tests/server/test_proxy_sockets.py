@@ -1,4 +1,4 @@
-"""A proxy's clients on the core's own epoll, where the hop takes their input first, and behind asyncio, as with TLS."""
+"""A proxy's clients on the core's own epoll, where the forwarder reads their input first, and behind asyncio."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def scene(kind_of_sockets: str) -> Iterator[Scene]:
 
 
 def conversation(dice: random.Random) -> tuple[bytes, bytes, int]:
-    """Return requests, of which the hop asks for most, what has to be answered, and the number of requests."""
+    """Return requests, of which the forwarder asks for most, what has to be answered, and the number of requests."""
     sent, expected = [], []
-    for _ in range(dice.choice([1, 3, 300, 700])):  # the hop takes no more than 256 at once
+    for _ in range(dice.choice([1, 3, 300, 700])):  # the forwarder takes no more than 256 at once
         number, other = dice.sample(range(len(KEYS)), 2)
         value, another = (b"$%d\r\n%b\r\n" % (len(each), each) for each in (b"v%d" % number, b"v%d" % other))
         case = dice.randrange(20)

@@ -18,9 +18,9 @@ from redis import Redis, WatchError
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
-from resp_server.execution.exec_runner import NOTHING_RUN
+from resp_server.backends.servers.transaction_plan import ServerTransaction
 from resp_server.net.client import Client
-from resp_server.proxy.transaction_plan import ServerTransaction
+from resp_server.pipeline.exec_runner import NOTHING_RUN
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

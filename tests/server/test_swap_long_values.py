@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compat.conformance.wire import Connection
+from resp_server.backends.routing.long_words import VALUE_BYTES_MAX
 from resp_server.protocol.request_parser import LONG_WORD_BYTES
-from resp_server.upstream.long_words import VALUE_BYTES_MAX
 
 LONG = bytes(range(256)) * (5 << 12)
 REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"

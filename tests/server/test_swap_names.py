@@ -15,7 +15,7 @@ from compat.conformance.generators import checked
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from resp_server.proxy.field_notifications import FIELDS_MAX
+from resp_server.backends.servers.field_notifications import FIELDS_MAX
 from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor

@@ -10,7 +10,7 @@ import redis
 
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
-from resp_server.upstream.limits import CONNECTIONS
+from resp_server.limits import UPSTREAM_CONNECTIONS
 from tests.server.swap import OLD, Swap
 
 SCRIPT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
@@ -104,7 +104,7 @@ def test_any_client_kills_a_script_that_does_not_end(swap: Swap, impatient: Conn
     with swap.proxy.connect() as client, ExitStack() as stack:
         client.call("HELLO", protocol)
         # As many clients as there are shared connections: one of them shares that of the script.
-        for other in [stack.enter_context(swap.proxy.connect()) for _ in range(CONNECTIONS)]:
+        for other in [stack.enter_context(swap.proxy.connect()) for _ in range(UPSTREAM_CONNECTIONS)]:
             other.call("HELLO", protocol)
             begin_endless_script(swap, client)
             other.send(request("PING") + request("SCRIPT", "KILL") + request("PING"))

@@ -105,7 +105,7 @@ def epochs(server: Any, tmp_path: Path) -> Iterator[Epochs]:
 def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each turn end after one step, and each step after one command, however fast the machine is."""
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
-    monkeypatch.setattr("resp_server.execution.exec_runner.STEP_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.pipeline.exec_runner.STEP_NS_MAX", 0)
 
 
 def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(

@@ -10,9 +10,9 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
+from resp_server.backends.servers.request_policy import RequestPolicy, policy_of
 from resp_server.command.table import Command
 from resp_server.protocol.replies import encode
-from resp_server.proxy.request_policy import RequestPolicy, policy_of
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from resp_server.settings.server import ServerConfig
 from tests.server.conftest import Peer

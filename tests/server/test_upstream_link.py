@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server.upstream.link import UpstreamProtocol
+from resp_server.backends.redis.link import UpstreamProtocol
 from tests.server.faults import Scene
 
 

@@ -16,7 +16,7 @@ from time import thread_time_ns
 from compat.conformance.wire import request
 from resp_server.command.table import Command
 from resp_server.commands import command_table
-from resp_server.execution.long_requests import UNSPLIT_WORDS_MAX
+from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
 from resp_server.protocol.glob import PATTERN_BYTES_MAX
 from resp_server.protocol.request_parser import WORDS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from resp_server.commands import command_table
-from resp_server.execution.context import CommandContext, ServerContext
-from resp_server.execution.dispatcher import Dispatcher
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session

@@ -9,7 +9,7 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import geo, sliced_reply
-from resp_server.execution.context import ServerContext
+from resp_server.pipeline.context import ServerContext
 from resp_server.settings.server import ServerConfig
 from state_backend.codec.geohash import Circle, distance, point_of, score_of
 from state_backend.model.descriptor import StateDescriptor

@@ -9,8 +9,8 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import dump, random_items, sliced_reply, sort
-from resp_server.execution.context import ServerContext
 from resp_server.limits import LOOKUPS_PER_STEP
+from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced
 from resp_server.settings.server import ServerConfig

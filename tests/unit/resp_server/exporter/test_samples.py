@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from resp_server.backends.overlay.shadow_counts import ShadowCounts
 from resp_server.exporter.listener import reasons_of
 from resp_server.exporter.samples import UPSTREAM_NUMBERS, add_listed_jobs, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness
-from resp_server.swap.shadow_counts import ShadowCounts
 from tests.unit.resp_server.exporter.test_scrape import samples
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resp_server.proxy import state_cluster
+from resp_server.backends.servers import state_cluster
 from state_backend.apply.rhythm import GAPS_MIN, Rhythm
 from state_backend.log.filesystems.local import LocalFilesystem
 

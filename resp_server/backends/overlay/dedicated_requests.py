@@ -1,0 +1,89 @@
+"""Requests of a proxy's clients that need a connection to the upstream of the client's own: blocking commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from resp_server.backends.redis.connection import UpstreamSink
+from resp_server.backends.redis.dedicated_connection import DISCARD
+from resp_server.backends.redis.logins import Logins
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.backends.redis.routed_commands import RoutedCommand
+from resp_server.backends.redis.tracking import caching_before
+from resp_server.backends.servers.batch import ReplyBatch
+from resp_server.forwarding.answers import Answer, ReplyFuture
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.request_parser import Request
+from resp_server.session.session import Session
+
+UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
+NOT_BLOCKED = b":0\r\n"
+
+
+class DedicatedRequests:
+    """Sends requests over clients' pinned connections. Runs on the event loop's thread."""
+
+    def __init__(self, logins: Logins) -> None:
+        self._logins = logins
+
+    async def block(self, routed: RoutedCommand, request: Request, session: Session) -> Answer:
+        """Answer a blocking command, the only one of its batch; GenericError if too many clients have connections."""
+        future, caching = ReplyFuture(), caching_before(session.tracking_state)
+        upstream = self._logins.of(session.id).of(session.db)
+        upstream.block(session.id, session.protocol, routed, request, future, 0, caching=caching)
+        return await future
+
+    def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
+        """Return whether a client has a connection of its own, among those of some pools."""
+        return any(pool.pinned.get(client) is not None for pool in pools)
+
+    def unwatch(self, session: Session) -> None:
+        """Forget the keys that a client watches at the upstream."""
+        for pool in self._logins.pools:
+            pinned = pool.pinned.get(session.id)
+            if pinned is not None:
+                pinned.unwatch()
+
+    def holds_state(self, session: Session) -> bool:
+        """Return whether a client watches keys at the upstream, or is subscribed there."""
+        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        return any(each is not None and each.holds_state for each in pinned)
+
+    def listens(self, session: Session) -> bool:
+        """Return whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
+        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        return any(each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in pinned)
+
+    def leave(self, session: Session) -> None:
+        """Close the connection of a client that has left, or sent RESET."""
+        for pool in self._logins.pools:
+            pool.pinned.release(session.id)
+
+    def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Send CLIENT UNBLOCK about a client that is blocked at the upstream; False if it is about no such client."""
+        if len(request) not in (3, 4) or not request[2].isdigit():
+            return False
+        if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
+            return False
+        blocked = [(pool, pool.pinned.get(int(request[2]))) for pool in self._logins.pools]
+        found = [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
+        if not found:
+            return False
+        index = batch.expect(session.is_silent)
+        for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
+            own.with_upstream_id(_Unblock(request, session, batch if not number else DISCARD, index, pool))
+        return True
+
+
+class _Unblock:
+    """A CLIENT UNBLOCK that waits for the blocked connection's id at the upstream."""
+
+    def __init__(self, request: Request, session: Session, sink: UpstreamSink, index: int, pool: UpstreamPool) -> None:
+        self._request, self._session, self._sink, self._index, self._pool = request, session, sink, index, pool
+
+    def __call__(self, upstream_id: int | None) -> None:
+        if upstream_id is None:
+            self._sink.put(self._index, NOT_BLOCKED)
+            return
+        packed = pack((*self._request[:2], b"%d" % upstream_id, *self._request[3:]))
+        self._pool.send(self._session.id, self._session.protocol, packed, self._sink, self._index, is_read=False)

@@ -1,0 +1,59 @@
+"""DBSIZE, KEYS, RANDOMKEY and SCAN within MULTI: the upstream's part is in its transaction, the states' part after it.
+
+Such a command is answered as outside of MULTI, but through `QueuedSides`. What it sends to a single Redis joins the
+upstream's MULTI ... EXEC. A Redis Cluster has no transaction over its nodes, so what it sends to them waits, as what it
+sends to the states does, until the EXEC of the upstream's part has been answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from resp_server.backends.overlay.keyspace import KeyspaceSides
+from resp_server.forwarding.answers import Answer, ReplyFuture, started
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.protocol.request_parser import Request
+
+
+class QueuedSides:
+    """The sides of one such command.
+
+    Args:
+        queue: Adds a request to the upstream's transaction; returns its place there.
+    """
+
+    def __init__(self, sides: KeyspaceSides, queue: Callable[[Request], int]) -> None:
+        self._sides, self._queue = sides, queue
+        self.node_count, self.defer, self.to_owner = sides.node_count, sides.defer, sides.to_owner
+        self._queued: list[tuple[ReplyFuture, int]] = []
+        self._waiting: list[ReplyFuture] = []
+
+    def to_node(self, node: int, request: Request) -> ReplyFuture:
+        """Queue a read of the upstream."""
+        if self.node_count > 1:
+            return started(self._after_exec(partial(self._sides.to_node, node, request)))
+        place, future = self._queue(request), ReplyFuture()
+        self._queued.append((future, place))
+        return future
+
+    def to_states(self, request: Request) -> ReplyFuture:
+        """Send a request to the state servers after the EXEC is answered."""
+        return started(self._after_exec(partial(self._sides.to_states, request)))
+
+    async def _after_exec(self, send: Callable[[], ReplyFuture]) -> Answer:
+        exec_answered = ReplyFuture()
+        self._waiting.append(exec_answered)
+        await exec_answered
+        return await send()
+
+    def start(self, items: Sequence[RawReply]) -> None:
+        """Pass on the upstream's replies, and send the other requests.
+
+        Args:
+            items: The replies of the upstream's part.
+        """
+        for future, place in self._queued:
+            future.put(0, items[place])
+        for each in self._waiting:
+            each.put(0, b"")

@@ -1,0 +1,364 @@
+"""EXEC at a proxy with an upstream: the states' part is read first, then the upstream's runs as one MULTI ... EXEC.
+
+The states' part is one `ServersExec`, at one epoch of each job. It also checks the watched keys of states; if one has
+changed, the upstream's part is not sent. The replies of the two backends are not from one instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial, reduce
+from typing import NamedTuple
+
+from resp_server.backends.overlay.exec_listings import QueuedSides
+from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, mapped_split, split_by_backend
+from resp_server.backends.overlay.keyspace import KeyspaceSides
+from resp_server.backends.overlay.overlay_backend import OK, OverlayBackend
+from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
+from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
+from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
+from resp_server.backends.redis.routed_commands import RoutedCommand
+from resp_server.backends.routing.router import Route
+from resp_server.backends.servers.transactions import BackendExec, Watched
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Destination, Role
+from resp_server.forwarding.answers import (
+    Answer,
+    ReplyFuture,
+    SeenEpochs,
+    Turns,
+    all_of,
+    ask,
+    in_steps,
+    started,
+)
+from resp_server.forwarding.packing import pack_in_steps
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
+from resp_server.forwarding.reply_splitter import items_of, pack
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.pipeline.exec_runner import NOTHING_RUN
+from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
+from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.session.epoch_feed import Epochs, latest, union_of
+from resp_server.session.session import Session
+
+# Queued commands that are searched for SELECT in one step (guess: 0.1 ms).
+SEARCHED_AT_ONCE = 256
+EMPTY = b"*0\r\n"
+
+
+class Single(NamedTuple):
+    """A queued command that one backend answers: `UPSTREAM` or `STATES`.
+
+    Args:
+        at: Its position there.
+    """
+
+    backend: int
+    at: int
+
+
+class Split(NamedTuple):
+    """A queued read that both backends answer.
+
+    Args:
+        of_upstream, of_states: The positions of its first request there.
+    """
+
+    read: SplitRead
+    of_upstream: int
+    of_states: int
+
+
+class Listing(NamedTuple):
+    """A queued command about all keys.
+
+    Args:
+        place: Its number among the queued commands.
+    """
+
+    place: int
+    sides: Sequence[QueuedSides]
+    reply: ReplyFuture
+
+
+class OverlayPlan:
+    """The backend of each queued command of an EXEC.
+
+    places: for each queued command, where its reply is found, or its reply. of_states: the commands for the states.
+    shadowed: the reads to compare. database: the selected one, after the commands so far. needs_states: some of them
+    are about states.
+
+    Args:
+        seen: Returns the epochs that the client has seen when a listing is read.
+    """
+
+    def __init__(
+        self, overlay: OverlayBackend, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs
+    ) -> None:
+        self._overlay, self._session, self._upstream, self._seen = overlay, session, upstream, seen
+        self.places: list[RawReply | Single | Split] = []
+        self.of_states: list[Request] = []
+        self.listings: list[Listing] = []
+        self.shadowed: list[QueuedRead] = []
+        self.database = session.db
+        self.needs_states = False
+
+    async def make(self, requests: Sequence[Request]) -> None:
+        """Add all queued commands; ReplyError if one may not run."""
+        turns = Turns(self._overlay.defer)
+        for request in requests:
+            self.places.append(await self._place_of(request))
+            await turns
+        self._upstream.end_commands()
+        if self._overlay.is_strict and self.needs_states and self._upstream.is_needed:
+            raise GenericError("--transactions strict refuses keys of states and of the upstream together")
+
+    async def _route_of_long(self, request: LongRequest) -> Route | None:
+        router = self._overlay.router
+        route = await in_steps(router.route_in_steps(request, self.database), self._overlay.defer)
+        if route is not None and route.destination is Destination.PORTIONS:  # it was short enough to be queued
+            return router.route(request, self.database)
+        return route
+
+    async def _place_of(self, request: Request) -> RawReply | Single | Split:
+        """Add a command; return where its reply will be found, or its reply."""
+        if type(request) is LongRequest:
+            route = await self._route_of_long(request)
+        else:
+            route = self._overlay.router.route(request, self.database)
+        if route is None:
+            return self._add_for_states(request)
+        destination, routed = route.destination, route.routed
+        self._upstream.add_changed(route.changed)
+        if destination is Destination.UPSTREAM:
+            at = self._upstream.begin_command(self.database)
+            if route.shadowed:
+                self._add_shadowed(route, at)
+            await self._add_for_upstream(routed, request if route.request is None else route.request)
+            return Single(UPSTREAM, at)
+        if destination is Destination.DROPPED:
+            return OK
+        if destination is Destination.SELECT:
+            return self._select(request[1])
+        if destination is Destination.ALL_KEYS:
+            return await self._add_listing(routed, request)
+        if destination in (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED):
+            return await self._add_split(route, request)
+        self.needs_states |= destination is Destination.STATES
+        if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
+            self._upstream.cache_by(request)
+        return self._add_for_states(request)
+
+    async def _add_for_upstream(self, routed: RoutedCommand, request: Request) -> None:
+        is_long = type(request) is LongRequest
+        packed = await in_steps(pack_in_steps(request), self._overlay.defer) if is_long else pack(request)
+        self._upstream.add(routed, request, packed)
+
+    def _add_for_states(self, request: Request) -> Single:
+        self.of_states.append(request)
+        return Single(STATES, len(self.of_states) - 1)
+
+    async def _add_split(self, route: Route, request: Request) -> Split:
+        """Add a read that both backends may answer."""
+        read = mapped_split(route) if route.destination is Destination.MAPPED else split_by_backend(route, request)
+        self.needs_states = True
+        at = self._upstream.begin_command(self.database) if read.upstream else 0
+        for each in read.upstream:
+            await self._add_for_upstream(route.routed, each)
+        self.of_states += read.states
+        return Split(read, at, len(self.of_states) - len(read.states))
+
+    def _add_shadowed(self, route: Route, at: int) -> None:
+        """Remember a read that is to be compared."""
+        if len(self.shadowed) >= COMPARISONS_MAX:
+            self._overlay.shadow.skip(route.shadowed)
+            return
+        upstream = self._overlay.databases_of(self._session).of(self.database)
+        self.shadowed.append(QueuedRead(at, route.shadowed, route.routed, upstream))
+
+    def _select(self, word: bytes) -> bytes:
+        """Apply a queued SELECT; return its reply."""
+        try:
+            number = self._overlay.databases_of(self._session).number_of(word)
+        except GenericError as error:
+            return self._overlay.error_reply(error)
+        refusal = self._upstream.refusals.get(number)
+        if refusal is not None and not self._overlay.has_states(number):
+            is_cluster = self._overlay.upstream_of(self._session).url.is_cluster
+            if OUT_OF_RANGE not in str(refusal) and not is_cluster:
+                raise ExecAbortError(refusal)  # the upstream may have the database
+            return self._overlay.error_reply(refusal)  # the selected one stays
+        self.database = number
+        return OK
+
+    async def _add_listing(self, routed: RoutedCommand, request: Request) -> RawReply:
+        """Add a command about all keys; return its error reply, such as for an invalid cursor, or nothing yet."""
+        overlay, database, sides = self._overlay, self.database, list[QueuedSides]()
+
+        def queue(part: Request) -> int:
+            at = self._upstream.begin_command(database)
+            self._upstream.add(routed, part, pack(part))
+            return at
+
+        def through(direct: KeyspaceSides) -> KeyspaceSides:
+            sides.append(QueuedSides(direct, queue))
+            return sides[-1]
+
+        self.needs_states |= overlay.has_states(database)
+        try:
+            query = overlay.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
+            reply = started(query())
+            if reply.has_failed:
+                await reply
+        except ExecAbortError:
+            raise
+        except ReplyError as error:
+            return overlay.error_reply(error)
+        self.listings.append(Listing(len(self.places), sides, reply))
+        return b""
+
+
+class OverlayExec(BackendExec):
+    """One EXEC over both backends.
+
+    Args:
+        begin_states: Begins the states' part, for requests and watched keys.
+    """
+
+    def __init__(
+        self,
+        overlay: OverlayBackend,
+        session: Session,
+        requests: Sequence[Request],
+        watched: Watched,
+        seen: SeenEpochs,
+        begin_states: Callable[[Sequence[Request], Watched, SeenEpochs], BackendExec],
+    ) -> None:
+        self._overlay, self._session, self._protocol = overlay, session, session.protocol
+        self._requests, self._watched, self._seen = requests, watched, seen
+        self._begin_states = begin_states
+        self._upstream = UpstreamTransaction(overlay.upstream_of(session), session)
+        self._states_answer = Answer(EMPTY)
+
+    async def prepare(self) -> None:
+        """Check whether the upstream has the databases that queued SELECTs name."""
+        databases = self._overlay.databases_of(self._session)
+        unchecked = _unchecked_databases(self._requests, databases, self._session)
+        for number in await in_steps(unchecked, self._overlay.defer):
+            try:
+                await ask(partial(databases.open, number, _nothing))
+            except ReplyError as error:
+                self._upstream.refusals[number] = error
+
+    async def answer(self) -> Answer:
+        """Run the states' part, then the upstream's, and merge the replies."""
+        plan = await self._planned()
+        if self._upstream.is_dirty:
+            return Answer(NOTHING_RUN[self._protocol])
+        if plan.of_states or self._watched:
+            states = self._states_answer = await self._begin_states(plan.of_states, self._watched, self._seen).answer()
+            if _has_run_nothing(states.reply):
+                return states
+        upstream_reply: RawReply = EMPTY
+        if self._upstream.is_needed:
+            running = self._overlay.cached.changed(self._upstream.changed, self._session, self._upstream.answer())
+            upstream_reply = (await running).reply
+            if _has_run_nothing(upstream_reply):
+                return Answer(upstream_reply, self._states_answer.epochs)
+        if self._session.db != plan.database:
+            self._session.select(plan.database)  # all commands have run, so the client is in the last one selected
+        answer = await self._merged(plan, upstream_reply)
+        if plan.shadowed:  # compared after the client's reply
+            compare = self._overlay.shadow.compare_queued
+            self._overlay.defer(partial(compare, plan.shadowed, self._protocol, upstream_reply))
+        return answer
+
+    async def _planned(self) -> OverlayPlan:
+        plan = OverlayPlan(self._overlay, self._session, self._upstream, self._listing_seen)
+        plan.needs_states = bool(self._watched)
+        try:
+            await plan.make(self._requests)
+        except ExecAbortError:
+            raise
+        except ReplyError as error:  # keys may have got other owners since they were queued
+            raise ExecAbortError(error) from error
+        return plan
+
+    def _listing_seen(self) -> Epochs:
+        """Return the epochs that the client has seen, with those of this transaction's reads."""
+        return reduce(latest, self._states_answer.epochs, self._seen())
+
+    async def _merged(self, plan: OverlayPlan, upstream_reply: RawReply) -> Answer:
+        """Merge the replies of both backends."""
+        backends = {each.backend if type(each) is Single else None for each in plan.places}
+        if backends <= {UPSTREAM}:
+            return Answer(upstream_reply, self._states_answer.epochs)
+        if backends == {STATES}:
+            return self._states_answer
+        defer = self._overlay.defer
+        try:
+            of_upstream = await in_steps(items_of(upstream_reply), defer)
+            of_states = await in_steps(items_of(self._states_answer.reply), defer)
+        except MALFORMED_REPLY_ERRORS as error:
+            return Answer(malformed_reply(error))
+        epochs = self._states_answer.epochs
+        for listing in plan.listings:
+            for each in listing.sides:
+                each.start(of_upstream)
+        listed = await all_of([each.reply for each in plan.listings])
+        for listing, answer in zip(plan.listings, listed, strict=True):
+            plan.places[listing.place] = answer.reply
+            epochs = union_of(epochs, answer.epochs)
+        try:
+            reply = await in_steps(_joined(plan.places, of_upstream, of_states), defer)
+        except MALFORMED_REPLY_ERRORS as error:
+            reply = malformed_reply(error)
+        return Answer(reply, epochs)
+
+    def end(self) -> None:
+        self._upstream.unwatch()
+
+
+def _joined(
+    places: Sequence[RawReply | Single | Split], of_upstream: Sequence[RawReply], of_states: Sequence[RawReply]
+) -> Steps[RawReply]:
+    """Return the reply to EXEC.
+
+    Args:
+        of_upstream, of_states: The items of both backends' replies.
+    """
+    replies: list[RawReply] = []
+    for place in places:
+        if isinstance(place, Single):
+            replies.append((of_upstream if place.backend == UPSTREAM else of_states)[place.at])
+        elif isinstance(place, Split):
+            read = place.read
+            theirs = of_upstream[place.of_upstream : place.of_upstream + len(read.upstream)]
+            ours = of_states[place.of_states : place.of_states + len(read.states)]
+            replies.append((yield from read.join(theirs, ours)))
+        else:
+            replies.append(place)
+        yield
+    return raw_reply_of([b"*%d\r\n" % len(replies), *replies])
+
+
+def _has_run_nothing(reply: RawReply) -> bool:
+    return is_error(reply) or reply in NOTHING_RUN.values()
+
+
+def _unchecked_databases(requests: Sequence[Request], databases: Databases, session: Session) -> Steps[set[int]]:
+    """Return the databases in the queued SELECTs of which it is not known whether the upstream has them."""
+    found = set()
+    for at, request in enumerate(requests):
+        if at % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
+            yield
+        if len(request) == 2 and role_of(request[0]) is Role.SELECT:
+            with suppress(GenericError):
+                found.add(databases.number_of(request[1]))
+    return {number for number in found if number != session.db and not databases.is_open(number)}
+
+
+def _nothing() -> None:
+    """Do nothing when a database is found."""

@@ -1,0 +1,101 @@
+"""Reads of keys whose rule is `prefer-state`: the states answer if they have the key, otherwise the upstream does.
+
+Both sides get the request at once, and the states an EXISTS before it. So a client's requests keep their order at each
+side, and a read costs one round trip. The upstream's reply is not waited for if the states have the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from resp_server.backends.routing.key_aliases import StateRead
+from resp_server.backends.routing.router import Route
+from resp_server.backends.servers.request_policy import SUMMED
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of, joined, started
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error
+from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
+from resp_server.forwarding.reply_stages import Defer
+from resp_server.protocol.errors import ReplyError, TryAgainError
+from resp_server.protocol.request_parser import Request
+from resp_server.session.epoch_feed import ReplyEpochs
+
+ABSENT = b":0\r\n"
+# A read is repeated if an epoch came between its two requests to the states. Twice in a row is rare (guess).
+TRIES_MAX = 10
+
+
+class ClientSenders(NamedTuple):
+    """Sends one client's requests to each side.
+
+    Args:
+        to_states: Takes a key of the request, too.
+    """
+
+    to_upstream: Callable[[Request], ReplyFuture]
+    to_states: Callable[[bytes, Request], ReplyFuture]
+    seen: SeenEpochs
+    defer: Defer
+
+
+async def preferred_read(
+    senders: ClientSenders, request: Request, read: StateRead, unserved: ReplyError | None = None
+) -> Answer:
+    """Answer a read of one key.
+
+    Args:
+        unserved: The error if the states have the key, but do not serve the command.
+    """
+    from_upstream = senders.to_upstream(request)
+    for _ in range(TRIES_MAX):
+        key_exists, *reads = [senders.to_states(read.exists[1], each) for each in (read.exists, *read.reads)]
+        exists = await key_exists
+        if is_error(exists.reply):
+            return exists
+        if exists.reply == ABSENT:
+            return Answer((await from_upstream).reply, exists.epochs)
+        if unserved is not None:
+            raise unserved
+        answers = await all_of(reads)
+        if all(_are_same(exists.epochs, each.epochs) for each in answers):
+            return Answer(read.reply([each.reply for each in answers]), answers[0].epochs)
+    raise TryAgainError("the state changes too often to be read together")
+
+
+def _are_same(first: ReplyEpochs, second: ReplyEpochs) -> bool:
+    """Return whether two replies are from the same epochs."""
+    return first == second or not first or not second
+
+
+async def split_read(
+    senders: ClientSenders, route: Route, request: Request, to_owners: Callable[[Request], ReplyFuture]
+) -> Answer:
+    """Answer a read of several keys: those of the upstream, those of the states, and each preferred key or field.
+
+    Args:
+        to_owners: Sends a read of the states' keys, which may be of several slots.
+    """
+    command = route.routed.command
+    assert command is not None  # `routing.SPLIT` has commands of Redis only
+    request = request if route.request is None else route.request
+    others = {*route.state_keys, *route.preferred, *route.fields}
+    of_upstream = [at for at in range(1, len(request)) if at not in others]
+    parts: list[ReplyFuture] = []
+    if of_upstream:
+        parts.append(senders.to_upstream(_part(request, of_upstream)))
+    if route.state_keys:
+        parts.append(to_owners(_part(request, route.state_keys)))
+    for at, read in route.preferred.items():
+        parts.append(started(preferred_read(senders, (request[0], request[at]), read), senders.seen))
+    parts += [senders.to_states(each[1], each) for each in route.fields.values()]
+    groups = [of_upstream, route.state_keys, *([at] for at in (*route.preferred, *route.fields))]
+    places = [[at - 1 for at in group] for group in groups if group]
+
+    def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
+        return sum_of_replies(replies) if SUMMED in command.facts.tips else array_in_order(replies, places)
+
+    return await joined(parts, merge, senders.defer)
+
+
+def _part(request: Request, positions: Sequence[int]) -> Request:
+    return (request[0], *(request[at] for at in positions))

@@ -1,0 +1,113 @@
+"""Sends requests about all keys to each side, and filters the keys that a user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from resp_server.backends.overlay.keyspace import KeyFilter
+from resp_server.backends.overlay.state_listing import ToOwner
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.key_aliases import StateName
+from resp_server.backends.routing.key_matcher import Decision
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.routing.rules import Owner, Rule
+from resp_server.backends.servers.field_names import FieldRules, has_fields
+from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
+from resp_server.backends.servers.request_policy import within
+from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.command.ours import role_of
+from resp_server.command.policy import Role
+from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask, started
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer
+from resp_server.protocol.request_parser import Request
+from resp_server.session.account import Account
+from resp_server.session.session import Session
+
+# The replies of states that have no keys.
+NO_KEYS = {
+    Role.SCAN: b"*2\r\n$1\r\n0\r\n*0\r\n",
+    Role.KEYS: b"*0\r\n",
+    Role.RANDOMKEY: b"$-1\r\n",
+    Role.DBSIZE: b":0\r\n",
+}
+
+
+def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilter:
+    """Return the filter of the keys that a user sees in SCAN, KEYS and RANDOMKEY."""
+    decide = ownership.matcher.decider(database)
+
+    def of_states(key: bytes) -> bool:
+        return decide(key).owner is not Owner.UPSTREAM
+
+    def of_upstream(key: bytes) -> bool:
+        return decide(key).owner is not Owner.STATE
+
+    has_common = any(rule.owner is Owner.PREFER_STATE for rule in ownership.rules)
+    mapped = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
+    if mapped:
+        names_of = partial(_names_of, decide, [rule for rule in mapped if not has_fields(rule)], user)
+        fields = FieldRules([rule for rule in mapped if has_fields(rule)], ownership.matcher.decider)
+        return KeyFilter(
+            lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, True, fields, user.can_read
+        )
+    if user.reads_all_keys:
+        return KeyFilter(of_upstream, of_states, has_common)
+    # State servers check which keys the user may read.
+    return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
+
+
+def _names_of(
+    decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
+) -> Sequence[bytes]:
+    """Return the names by which clients know a state's key: its own, unless a rule has it, and those of rules."""
+    own = decide(state_key)
+    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
+    for rule in mapped:
+        name = rule.mapping.key_of(StateName(state_key, None)) if rule.mapping is not None else None
+        if name is not None and decide(name).rule is rule:
+            names.append(name)
+    return [name for name in names if user.can_read(name)]
+
+
+class ClientSides:
+    """Sends one client's requests about all keys to each side.
+
+    Args:
+        seen: Returns the epochs that the client has seen.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        applications: StateClusters,
+        session: Session,
+        seen: SeenEpochs,
+        defer: Defer,
+        to_owner: ToOwner,
+        *,
+        database: int,
+        has_states: bool,
+        is_named: bool,
+    ) -> None:
+        self._upstream, self._applications, self._session, self._seen = upstream, applications, session, seen
+        self._database, self._has_states, self._is_named = database, has_states, is_named
+        self.node_count = upstream.node_count
+        self.defer, self.to_owner = defer, to_owner
+
+    def to_node(self, node: int, request: Request) -> ReplyFuture:
+        """Send a read to a node of the upstream."""
+        session = self._session
+        return ask(partial(self._upstream.send_to_node, node, session.id, session.protocol, pack(request)))
+
+    def to_states(self, request: Request) -> ReplyFuture:
+        """Send a request to all state servers, or for SCAN to that of the cursor."""
+        session, role = self._session, role_of(request[0])
+        # Counting states' keys in a database other than 0 would mean reading all their names.
+        assert role is not None
+        if not self._has_states or (self._database and role is Role.DBSIZE):
+            return ask(lambda sink, index: sink.put(index, NO_KEYS[role]))
+        # State servers check which keys the user may read, but do not know their other names.
+        readable = () if self._is_named else within(session.user)
+        return started(KeyspaceQuery(self._applications, request, session.protocol, self._seen, readable).answer())

@@ -1,0 +1,359 @@
+"""SUBSCRIBE, MONITOR and CLIENT TRACKING at a proxy with an upstream: clients get the upstream's part and the states'.
+
+A request is first sent to the upstream, over the client's pinned connection. Once the upstream has confirmed it, it
+takes the general path, as without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
+states' keys. The upstream's frames go to the client unchanged, without notifications of keys that states own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from resp_server.backends.overlay.monitor_lines import MonitorLines
+from resp_server.backends.overlay.subscription_order import SubscriptionOrder
+from resp_server.backends.overlay.subscription_parts import SubscriptionPart, kind_of, parts_of, subscribes
+from resp_server.backends.redis.connection import CONNECT_S_MAX, UpstreamRequest, unreachable
+from resp_server.backends.redis.dedicated_connection import DedicatedConnection
+from resp_server.backends.redis.link import open_addresses
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.backends.redis.pushed_frames import (
+    CONFIRMATIONS,
+    INVALIDATE,
+    first_word,
+    in_protocol,
+    invalidated_keys,
+    notified_key,
+)
+from resp_server.backends.redis.tracking import Tracking, TrackingRequest
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.backends.servers.batch import ReplyBatch
+from resp_server.command.ours import policy_of
+from resp_server.command.policy import Policy, Role
+from resp_server.commands.tracking import TrackingOptions, no_such_client
+from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
+from resp_server.forwarding.raw_replies import RawReply, is_error
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import GenericError
+from resp_server.protocol.request_parser import Request
+from resp_server.push.clients import Clients
+from resp_server.push.keyspace_notifications import may_match_of_any_database
+from resp_server.session.session import RESP2, Session
+from resp_server.session.subscriptions import Subscriptions
+
+RESET = pack((b"RESET",))
+LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
+
+
+def listens(policy: Policy) -> bool:
+    """Return whether a command is handled by `OverlaySubscriptions`."""
+    return policy.channels is not None or policy.role in LISTENING
+
+
+class OverlaySubscriptions:
+    """Sends such requests to the upstream.
+
+    Args:
+        upstream_of: Returns a client's upstream.
+        pool_of: Returns the pool of the node for a client's subscriptions; None: no node is known.
+        is_dropped: Tells whether states send the notifications of a key in a database.
+        on_invalidation: Called with keys that the upstream has invalidated for a client; None: all keys.
+        order: Holds other clients' requests until the upstream has confirmed these.
+    """
+
+    def __init__(
+        self,
+        upstream_of: Callable[[Session], Upstream],
+        pool_of: Callable[[Session], UpstreamPool | None],
+        url: UpstreamUrl,
+        sessions: Mapping[int, Session],
+        clients: Clients,
+        is_dropped: Callable[[bytes, bytes], bool],
+        on_invalidation: Callable[[Session, Sequence[bytes] | None], None],
+        order: SubscriptionOrder,
+    ) -> None:
+        self._url, self._upstream_of = url, upstream_of
+        self._on_invalidation = on_invalidation
+        self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
+        self._is_dropped, self._order = is_dropped, order
+        # By client the request that the upstream has answered, and whether it confirmed it.
+        self._answered: dict[int, tuple[Request, bool]] = {}
+        # By client what it gets after the confirmation, which the general path sends in the client's next batch.
+        self._held: dict[int, list[bytes]] = {}
+        self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
+
+    def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
+        """Return whether the upstream gets a request, too. Its command is one that `listens`."""
+        own = self._pinned(session)
+        if policy_of(name).role is Role.CLIENT_TRACKING:
+            switch = request[2].upper()
+            return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
+        if policy_of(name).role is Role.MONITOR:
+            return session.user.reads_all_keys and not any(each.is_monitor for each in own)
+        return subscribes(name) or (
+            any(each.is_listening for each in own) and bool(self._parts(name, request, session))
+        )
+
+    def _pinned(self, session: Session) -> Sequence[DedicatedConnection]:
+        own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
+        return [each for each in own if each is not None]
+
+    def _parts(self, name: str, request: Request, session: Session) -> Sequence[SubscriptionPart]:
+        main = self._pool_of(session)
+        if main is None:
+            raise unreachable(self._url, "no node is known")
+        return parts_of(name, request, session, self._upstream_of(session), main)
+
+    def was_confirmed(self, name: str, request: Request, session: Session) -> bool | None:
+        """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
+        answered, is_confirmed = self._answered.pop(session.id, (None, False))
+        if answered is request and policy_of(name).role is Role.CLIENT_TRACKING:
+            # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
+            self._clients.defer(partial(self._order.end, session.id))
+        if session.id in self._held:
+            self._clients.defer(partial(self._release, session.id))
+        return is_confirmed if answered is request else None
+
+    def keep_order(self, name: str, request: Request, session: Session) -> None:
+        """Have requests that this proxy receives later wait until the upstream has confirmed this one."""
+        role = policy_of(name).role
+        if role is Role.MONITOR or (role is Role.CLIENT_TRACKING and not is_broadcasting(request)):
+            return  # tracking is about keys that this client reads later
+        pool = self._pool_of(session)
+        if pool is not None:  # otherwise nothing can be sent
+            is_about_requests = role is Role.CLIENT_TRACKING or is_about_keys(name, request)
+            seconds_max = CONNECT_S_MAX + pool.timeout_s
+            self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
+
+    def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send a request to the upstream; the batch gets its error, if any. GenericError if it cannot be sent."""
+        self.keep_order(name, request, session)
+        try:
+            self._send(name, request, session, batch)
+        except BaseException:
+            self._order.end(session.id)
+            raise
+
+    def _send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+        if subscribes(name):
+            (session.subscriptions or Subscriptions()).check_limits(kind_of(name), request[1:])
+        if policy_of(name).role is Role.CLIENT_TRACKING:
+            self._track(request, session, batch)
+            return
+        parts, upstream = self._parts(name, request, session), self._upstream_of(session)
+        pinned = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
+        upstream.on_push = self._push
+        if len(parts) > 1 and subscribes(name):
+            self._hold(session.id)  # a node may send messages before another one has confirmed
+        replies = []
+        for part, own in zip(parts, pinned, strict=True):
+            replies.append(ReplyFuture())
+            sent = UpstreamRequest(pack(part.request), replies[-1], 0, is_read=False)
+            sent.confirmations = part.confirmations
+            own.is_monitor |= policy_of(name).role is Role.MONITOR
+            own.is_for_messages |= part.is_main
+            own.is_at_all_masters |= part.is_at_all_masters
+            own.send_request(sent, session.protocol)
+        cut = partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only")
+        confirmed = partial(self._confirmed, session.id)
+
+        def answering() -> Answering:
+            return self._confirmation(request, session.id, _at_all(replies, upstream.checked, cut), confirmed)
+
+        batch.answer(answering, session.is_silent)
+
+    async def _confirmation(
+        self,
+        request: Request,
+        client: int,
+        upstream: Answering,
+        then: Callable[[bool], None] = lambda is_confirmed: None,
+    ) -> Answer:
+        """Return the upstream's error, or nothing: then the general path makes the reply.
+
+        Args:
+            then: Gets `is_confirmed`.
+        """
+        try:
+            answer = await upstream
+        except Exception:
+            self._take_confirmation(request, client, False, then)
+            raise
+        is_confirmed = not is_error(answer.reply)
+        self._take_confirmation(request, client, is_confirmed, then)
+        return Answer(b"") if is_confirmed else answer
+
+    def _take_confirmation(
+        self, request: Request, client: int, is_confirmed: bool, then: Callable[[bool], None]
+    ) -> None:
+        if client in self._sessions:
+            self._answered[client] = request, is_confirmed
+        then(is_confirmed)
+
+    def begin_module_subscription(self, name: str, session: Session) -> None:
+        """Prepare the client's connection for a module's command that may subscribe it; GenericError in RESP2.
+
+        In RESP2 the frames of a module cannot be distinguished from replies.
+        """
+        if session.protocol == RESP2:
+            raise GenericError(f"command '{name}' of a module, which may subscribe, needs RESP3; send HELLO 3 first")
+        upstream, pool = self._upstream_of(session), self._pool_of(session)
+        if pool is None:
+            raise unreachable(self._url, "no node is known")
+        upstream.on_push = self._push
+        own = pool.pinned.pin(session.id, session.protocol)
+        own.has_module_subscription = own.is_for_messages = True
+
+    def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.
+
+        The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
+        """
+        if self.was_confirmed(request[0].lower().decode("latin-1"), request, session) is not None:
+            return False
+        own = [each for each in self._pinned(session) if each.is_listening]
+        if not own:
+            return False
+        replies = []
+        for each in own:
+            replies.append(ReplyFuture())
+            each.add(UpstreamRequest(RESET, replies[-1], 0, is_read=False))
+        batch.answer(lambda: self._confirmation(request, session.id, _at_the_end_of(replies)), is_silent=True)
+        return True
+
+    def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
+        """Send CLIENT TRACKING to all nodes that have keys, or where it is on; the reply is the first error, or OK."""
+        is_on, target = request[2].upper() == b"ON", TrackingOptions.of(request[3:]).redirect
+        if target and target not in self._sessions:
+            raise no_such_client()
+        tracking = Tracking(request, bool(target)) if is_on else Tracking(request[:3])
+        upstream = self._upstream_of(session)
+        upstream.on_moved, upstream.on_push = self._forget_cached, self._push
+        tracking_pools = self._tracking_pools(session)  # of a node, too, that only a MOVED has named so far
+        pools = list(dict.fromkeys([*upstream.masters, *tracking_pools])) if is_on else tracking_pools
+        if not pools:
+            raise unreachable(self._url, "no node is known")
+        for each in pools:  # before a request is sent: an error means that no node tracks keys
+            each.pinned.pin(session.id, session.protocol)
+            if tracking.is_redirected:
+                each.pinned.pin_listener(session.id)
+
+        def confirm(is_confirmed: bool) -> None:
+            if is_on and is_confirmed and session.id in self._sessions:
+                upstream.begin_tracking(session.id, tracking)  # `was_confirmed` ends the wait of later requests
+            else:
+                self._order.end(session.id)
+
+        if not is_on:
+            upstream.end_tracking(session.id)
+        replies = []
+        for each in pools:
+            replies.append(ReplyFuture())
+            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.pinned, session.id)
+
+        def answering() -> Answering:
+            first = joined(replies, lambda found: found[0], upstream.defer)
+            return self._confirmation(request, session.id, first, confirm)
+
+        batch.answer(answering, session.is_silent)
+
+    def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
+        own = [(pool, pool.pinned.get(session.id)) for pool in self._upstream_of(session).pools]
+        return [pool for pool, each in own if each is not None and each.is_tracking]
+
+    def _forget_cached(self, clients: Collection[int]) -> None:
+        """Invalidate all keys of clients: the nodes that had some of these keys no longer report their changes."""
+        for session in filter(None, map(self._sessions.get, clients)):
+            self._on_invalidation(session, None)
+
+    def leave(self, session: Session) -> None:
+        """Forget a client that has left, or sent RESET."""
+        self._answered.pop(session.id, None)
+        self._held.pop(session.id, None)
+        self._monitor_lines.pop(session.id, None)
+        self._order.leave(session.id)
+
+    def _confirmed(self, client: int, is_confirmed: bool) -> None:
+        self._hold(client)
+        self._order.end(client)
+
+    def _hold(self, client: int) -> None:
+        """Hold a client's messages back until its confirmation is sent."""
+        if client in self._sessions:
+            self._held.setdefault(client, [])
+
+    def _release(self, client: int) -> None:
+        for text in self._held.pop(client, ()):
+            self._clients.push(client, text)
+
+    def _lines_of(self, client: int) -> MonitorLines:
+        found = self._monitor_lines.get(client)
+        if found is None:
+            found = self._monitor_lines[client] = MonitorLines(open_addresses.__contains__)
+        return found
+
+    def _push(self, client: int, frame: RawReply) -> None:
+        session = self._sessions.get(client)
+        if session is None:
+            return
+        word = first_word(frame)
+        if word in CONFIRMATIONS:  # not of a request: the slot of a shard's channel has moved
+            self._clients.cut(client, "the slot of a channel has moved to another node of the upstream")
+            return
+        if word == INVALIDATE:
+            self._on_invalidation(session, invalidated_keys(frame))
+            return
+        notified = notified_key(frame)
+        if notified is not None and self._is_dropped(*notified):
+            return
+        if isinstance(frame, bytes) and frame[:1] == b"+" and self._lines_of(client).hides(frame):
+            return
+        first, *others = [frame] if isinstance(frame, bytes) else frame.texts
+        texts = in_protocol(first, session.protocol), *others
+        if client in self._held:
+            self._held[client] += texts
+            return
+        for text in texts:
+            self._clients.push(client, text)
+
+
+def is_about_keys(name: str, request: Request) -> bool:
+    """Return whether a request may subscribe to notifications of keys."""
+    return any(may_match_of_any_database(kind_of(name), each) for each in request[1:]) if subscribes(name) else False
+
+
+def is_broadcasting(request: Request) -> bool:
+    """Return whether a CLIENT TRACKING asks for invalidations of keys that the client has not read."""
+    return b"BCAST" in map(bytes.upper, request[3:])
+
+
+async def _at_all(
+    replies: Sequence[ReplyFuture], checked: Callable[[RawReply], RawReply], cut: Callable[[], None]
+) -> Answer:
+    """Return the first error of the nodes that get a request, or nothing.
+
+    Args:
+        checked: As `Upstream.checked`.
+        cut: Disconnects the client if it is subscribed at some of the nodes only.
+    """
+    try:
+        answers = await all_of([started(_checked(each, checked)) for each in replies])
+    except Exception:
+        if len(replies) > 1:
+            cut()
+        raise
+    errors = [each for each in answers if is_error(each.reply)]
+    if 0 < len(errors) < len(replies):
+        cut()
+    return errors[0] if errors else Answer(b"")
+
+
+async def _checked(reply: ReplyFuture, checked: Callable[[RawReply], RawReply]) -> Answer:
+    return Answer(checked((await reply).reply))
+
+
+async def _at_the_end_of(replies: Sequence[ReplyFuture]) -> Answer:
+    """Wait for the replies to RESET. An error is ignored: the connection is closed anyway."""
+    await all_of(replies)
+    return Answer(b"")

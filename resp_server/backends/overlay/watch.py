@@ -1,0 +1,63 @@
+"""WATCH of keys at an upstream, maybe of others at state servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.redis.dedicated_connection import DedicatedConnection
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.router import Route
+from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.backends.servers.transactions import watch_states
+from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import Defer
+from resp_server.protocol.errors import CrossSlotError
+from resp_server.protocol.request_parser import Request
+from resp_server.session.session import Session
+from resp_server.session.transaction import check_watch_limits
+
+
+async def watch_both(
+    upstream: Upstream,
+    cluster_of: Callable[[bytes], StateCluster],
+    route: Route,
+    request: Request,
+    session: Session,
+    defer: Defer,
+) -> Answer:
+    """Watch keys at the upstream, over a connection of the client's own, and the others at state servers.
+
+    Keys whose rule is `prefer-state` are watched at both. GenericError if there are too many keys, or too many clients
+    with connections of their own.
+    """
+    owned = set(route.state_keys)
+    theirs = [request[at] for at in range(1, len(request)) if at not in owned]
+    of_states = dict.fromkeys(request[at] for at in route.state_keys)
+    of_states |= dict.fromkeys(each.exists[1] for each in route.preferred.values())
+    ours = [key for key in of_states if (0, key) not in session.watched]
+    check_watch_limits(session.watched, ours)
+    sent = (request[0], *theirs)
+    pool = upstream.pool_of(route.routed, sent)
+    if any(each is not pool and _watches(each, session) for each in upstream.pools):
+        raise CrossSlotError
+    pinned = pool.pinned.pin(session.id, session.protocol)
+    check_watch_limits({*session.watched, *((0, key) for key in pinned.watched)}, theirs)
+    targets = [(cluster_of(key), key) for key in ours]
+    from_states = [started(watch_states(session.watched, targets))] if targets else []
+    from_upstream = started(_watch_upstream(upstream, pinned, sent, session.protocol))
+    pinned.watched.update(theirs)
+    return await joined([from_upstream, *from_states], lambda replies: replies[0], defer)
+
+
+async def _watch_upstream(upstream: Upstream, pinned: DedicatedConnection, request: Request, protocol: int) -> Answer:
+    future = ReplyFuture()
+    pinned.send_request(UpstreamRequest(pack(request), future, 0, is_read=False), protocol)
+    return Answer(upstream.checked((await future).reply))
+
+
+def _watches(pool: UpstreamPool, session: Session) -> bool:
+    pinned = pool.pinned.get(session.id)
+    return pinned is not None and bool(pinned.watched)

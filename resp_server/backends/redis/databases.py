@@ -1,0 +1,107 @@
+"""The databases of one upstream: a pool of connections for each one that clients have selected.
+
+Database 0 of clients is the one in the upstream's URL. Any other number is the upstream's own. A pool is made when a
+client first selects its database; the upstream's reply says whether there is such a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from resp_server.backends.redis.connection import UpstreamSink
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import GenericError
+
+# Each has a few shared connections, as long as the proxy runs (guess: four times Redis' default).
+DATABASES_MAX = 64
+OUT_OF_RANGE = "DB index is out of range"
+PING = pack((b"PING",))
+
+
+class Databases:
+    """The pools of an upstream, by the numbers that clients select. Runs on the event loop's thread."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._first = upstream
+        self._others: dict[int, Upstream] = {}
+
+    @property
+    def pools(self) -> Iterator[UpstreamPool]:
+        """The pools of all nodes, for all databases."""
+        return chain.from_iterable(each.pools for each in self)
+
+    def __iter__(self) -> Iterator[Upstream]:
+        yield self._first
+        yield from list(self._others.values())
+
+    def number_of(self, word: bytes) -> int:
+        """Return the number of a database as SELECT has it; GenericError."""
+        digits = word[1:] if word[:1] == b"-" else word
+        if not digits.isdigit() or len(digits) > 10:
+            raise GenericError("value is not an integer or out of range")
+        number = int(word)
+        if number < 0:
+            raise GenericError(OUT_OF_RANGE)
+        return 0 if number == self._first.url.database else number
+
+    def is_open(self, number: int) -> bool:
+        """Return whether a database is known to exist."""
+        return number == 0 or (number in self._others and not self._others[number].is_down)
+
+    def of(self, number: int) -> Upstream:
+        """Return the connections to a database; GenericError if there are too many."""
+        if number == 0:
+            return self._first
+        pool = self._others.get(number)
+        if pool is None:
+            if len(self._others) >= DATABASES_MAX:
+                raise GenericError(f"clients use {DATABASES_MAX} databases of the upstream already, which is the limit")
+            pool = self._others[number] = self._first.for_database(number)
+            pool.start()
+        return pool
+
+    def open(self, number: int, then: Callable[[], None], sink: UpstreamSink, index: int) -> None:
+        """Check whether the upstream has a database: if so, call back; otherwise the sink gets the error."""
+        self.of(number).send_to_node(0, 0, 2, PING, _Opening(self, number, then, sink), index)
+
+    def forget_unused(self, number: int) -> None:
+        """Forget a database without connections."""
+        pool = self._others.get(number)
+        if pool is not None and pool.is_unused:
+            del self._others[number]
+            pool.stop()
+
+    def info_fields(self) -> dict[str, object]:
+        """Return the fields of INFO."""
+        return {
+            **self._first.info_fields(),
+            "upstream_database": self._first.url.database,
+            "upstream_databases": 1 + len(self._others),
+        }
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for pool in self:
+            pool.stop()
+
+
+class _Opening:
+    """Takes the reply to the first request to a database."""
+
+    def __init__(self, databases: Databases, number: int, then: Callable[[], None], sink: UpstreamSink) -> None:
+        self._databases, self._number, self._then, self._sink = databases, number, then, sink
+
+    def put(self, index: int, reply: RawReply) -> None:
+        try:
+            self._then()
+            self._sink.put(index, b"+OK\r\n")
+        except Exception as error:
+            self._sink.fail(index, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._databases.forget_unused(self._number)
+        self._sink.fail(index, GenericError(OUT_OF_RANGE) if OUT_OF_RANGE in str(error) else error)

@@ -1,0 +1,134 @@
+"""The users of an upstream as which clients have logged in: each has connections of its own.
+
+A login is a user and a password. Each AUTH is checked by the upstream, over the login's connections if there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from resp_server.backends.redis.connection import UpstreamSink
+from resp_server.backends.redis.databases import Databases
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.forwarding.raw_replies import RawReply, is_error
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.protocol.errors import GenericError, WrongPassError
+
+# Logins with connections (guess). Those that no client uses are forgotten when there are more.
+LOGINS_MAX = 128
+WRONG_PASSWORD = "WRONGPASS"
+
+
+class Login(NamedTuple):
+    """A user and a password.
+
+    Args:
+        user: The user; empty: AUTH with a password only.
+    """
+
+    user: bytes
+    password: bytes
+
+    @property
+    def request(self) -> bytes:
+        """The request that logs in."""
+        return pack((b"AUTH", *([self.user] if self.user else []), self.password))
+
+
+class Logins:
+    """The databases of an upstream, by the login of each client. Runs on the event loop's thread.
+
+    Args:
+        own: With the login of the upstream's URL. It serves clients without a login of their own.
+    """
+
+    def __init__(self, own: Databases) -> None:
+        self.own = own
+        self._by_login: dict[Login, Databases] = {}
+        self._of: dict[int, Databases] = {}
+
+    def __iter__(self) -> Iterator[Databases]:
+        yield self.own
+        yield from list(self._by_login.values())
+
+    @property
+    def pools(self) -> Iterator[UpstreamPool]:
+        """The pools of all logins."""
+        return chain.from_iterable(each.pools for each in self)
+
+    def of(self, client: int) -> Databases:
+        """Return the databases over the connections of a client's login."""
+        return self._of.get(client, self.own)
+
+    def open(self, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink, index: int) -> None:
+        """Log a client in; the sink gets the reply that `then` returns, or the upstream's error.
+
+        GenericError if there are too many logins.
+        """
+        databases = self._by_login.get(login)
+        if databases is None:
+            if len(self._by_login) >= LOGINS_MAX:
+                self._forget_unused()
+            if len(self._by_login) >= LOGINS_MAX:
+                raise GenericError(
+                    f"clients have logged in as {LOGINS_MAX} users of the upstream already, which is the limit"
+                )
+            databases = self._by_login[login] = Databases(self.own.of(0).for_login(*login))
+            databases.of(0).start()
+        opening = _Opening(self, client, login, then, sink)
+        databases.of(0).send_to_node(0, 0, 2, login.request, opening, index)
+
+    def opened(self, client: int, login: Login) -> None:
+        """Use a login for a client's requests from now on."""
+        self._of[client] = self._by_login[login]
+
+    def refused(self, login: Login) -> None:
+        """Forget a login that the upstream refuses, unless clients use it: Redis keeps their connections, too."""
+        databases = self._by_login.get(login)
+        if databases is not None and databases not in self._of.values():
+            self._by_login.pop(login).stop()
+
+    def leave(self, client: int) -> None:
+        """Forget the login of a client that has left, or sent RESET."""
+        self._of.pop(client, None)
+
+    def info_fields(self) -> dict[str, object]:
+        """Return the fields of INFO."""
+        return {**self.own.info_fields(), "upstream_logins": len(self._by_login)}
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for databases in self:
+            databases.stop()
+
+    def _forget_unused(self) -> None:
+        used = set(map(id, self._of.values()))
+        for login, databases in list(self._by_login.items()):
+            if id(databases) not in used:
+                self._by_login.pop(login).stop()
+
+
+class _Opening:
+    """Takes the reply to AUTH."""
+
+    def __init__(
+        self, logins: Logins, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink
+    ) -> None:
+        self._logins, self._client, self._login, self._then, self._sink = logins, client, login, then, sink
+
+    def put(self, index: int, reply: RawReply) -> None:
+        if is_error(reply):
+            self._logins.refused(self._login)
+            self._sink.put(index, reply)
+            return
+        try:
+            self._logins.opened(self._client, self._login)
+            self._sink.put(index, self._then())
+        except Exception as error:
+            self._sink.fail(index, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._logins.refused(self._login)
+        self._sink.fail(index, WrongPassError() if WRONG_PASSWORD in str(error) else error)

@@ -1,0 +1,571 @@
+"""The connections to one upstream: a few shared ones for each protocol version, and one circuit breaker for all.
+
+All requests of a client are sent over the same connection, so that they run in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from resp_server.backends.redis.breaker import Breaker
+from resp_server.backends.redis.command_facts import facts_in
+from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, PinnedConnections
+from resp_server.backends.redis.hello import hello_fields
+from resp_server.backends.redis.role import AnyRole, RoleCheck
+from resp_server.backends.redis.routed_commands import RoutedCommand
+from resp_server.backends.redis.sentinel import MasterLocator
+from resp_server.backends.redis.tls import UpstreamTls
+from resp_server.backends.redis.tracking import Tracking, TrackingRequest
+from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.command.spec import CommandSpec
+from resp_server.forwarding.answers import Answer, ask, deliver, in_steps
+from resp_server.forwarding.handshake import BUSY
+from resp_server.forwarding.packing import Packed, pack_in_steps
+from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
+from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.limits import DEDICATED_CONNECTIONS_MAX, UPSTREAM_CONNECTIONS, UPSTREAM_TIMEOUT_S
+from resp_server.net.transports import AwakeClock
+from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.protocol.replies import Reply
+from resp_server.protocol.request_parser import LongRequest, Request
+
+Found = TypeVar("Found")
+
+logger = logging.getLogger("sparkis.proxy")
+
+CHECKS_PER_TIMEOUT = 20
+# The pause after the reply BUSY to COMMAND: the upstream runs a long script (guess).
+BUSY_PAUSE_S = 1.0
+# Bytes of long requests that wait for the upstream (guess: two of the longest).
+LONG_BYTES_MAX = 1 << 30
+# Connections for REPLICAOF and the like, which are closed when they are idle (guess: more than there are admins).
+ROLE_CHANGES_MAX = 16
+COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
+
+
+class UpstreamPool:
+    """The connections to one upstream. Runs on the event loop's thread.
+
+    on_facts: called after each reconnection with the facts of the upstream's commands, because its modules may have
+    changed; None: the facts are not requested. on_hello: called with the fields of its reply to HELLO. on_failed:
+    called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
+    state at the upstream, such as watched keys.
+
+    Args:
+        tls: For a URL with TLS.
+
+    Attributes:
+        role: Checks the server's role.
+        locator: Finds the master by sentinels; None: the URL has the server's address.
+        pinned: The connections of single clients.
+        tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
+        on_push: Called with a client and a frame that it gets without a request.
+    """
+
+    def __init__(
+        self,
+        url: UpstreamUrl,
+        timeout_s: float = UPSTREAM_TIMEOUT_S,
+        connections: int = UPSTREAM_CONNECTIONS,
+        tls: UpstreamTls | None = None,
+        pinned_max: int = DEDICATED_CONNECTIONS_MAX,
+    ) -> None:
+        self.url, self.tls = url, tls
+        self.role = RoleCheck()
+        self.locator: MasterLocator | None = None
+        self.timeout_s = timeout_s
+        self.breaker = Breaker()
+        self.on_facts: Callable[[Mapping[str, CommandSpec]], None] | None = None
+        self.tracked: Mapping[int, Sequence[Tracking]] = {}
+        self._count = connections
+        self._connections: dict[tuple[int, int], UpstreamConnection] = {}
+        self.losses = 0
+        self._asks_role = False
+        self.follow: Callable[[UpstreamRequest, int, int], None] | None = None  # see `UpstreamConnection`
+        self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
+        self.on_failed: Callable[[], None] = lambda: None
+        self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
+        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # called in a Redis Cluster only
+        self.defer: Defer
+        self.pinned = PinnedConnections(self, pinned_max)
+        self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
+        self.pinned.on_push = lambda client, frame: self.on_push(client, frame)
+        self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
+        self._of_any_role = PinnedConnections(_AnyRoleEvents(self), ROLE_CHANGES_MAX)
+        # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
+        self.poller: Any = None
+
+    @property
+    def is_unused(self) -> bool:
+        """Return whether no connection is open or has pending requests."""
+        return not len(self.pinned) and not any(
+            each.is_open or each.pending_count for each in self._connections.values()
+        )
+
+    def for_database(self, number: int) -> UpstreamPool:
+        """Return a pool for another database, with its own breaker: the upstream may not have this database."""
+        return self._with_url(replace(self.url, database=number))
+
+    def for_login(self, user: bytes, password: bytes) -> UpstreamPool:
+        """Return a pool for another login."""
+        return self._with_url(self.url.with_login(user, password))
+
+    def _with_url(self, url: UpstreamUrl) -> UpstreamPool:
+        made = UpstreamPool(url, self.timeout_s, self._count, self.tls, self.pinned.count_max)
+        made.locator, made.role = self.locator, self.role
+        made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
+        return made
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock for time limits. It stands still while this process is stopped."""
+        return self._clock
+
+    def start(self) -> None:
+        """Open the first connection, and start checking all connections for time-outs."""
+        self._loop = asyncio.get_running_loop()
+        self._clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
+        self._check()
+        if self.locator is None:
+            self._connection(0, 2).connect()
+        else:
+            self.locator.add(self)
+
+    def stop(self) -> None:
+        """Close all connections."""
+        self._checking.cancel()
+        if self.locator is not None:
+            self.locator.remove(self)
+        for connection in self._connections.values():
+            connection.stop()
+        self.pinned.stop()
+        self._of_any_role.stop()
+
+    node_count = 1
+
+    def send_request(
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
+    ) -> bool:
+        """Send a client's request; the sink gets the reply later, or an error at once or later.
+
+        Return True if parts of the request are sent later, so that the client's next requests have to wait.
+        """
+        if routed.policy.changes_role:
+            sent = UpstreamRequest(pack(request), sink, index, is_read=False)
+            self._of_any_role.pin(client, protocol).send_request(sent, protocol)
+            return True
+        if type(request) is LongRequest:
+            send = partial(self.send, client, protocol, is_read=routed.is_read, prefix=caching)
+            return send_long(request, send, sink, index, self.defer)
+        self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read, prefix=caching)
+        return False
+
+    def send_to_node(
+        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
+    ) -> None:
+        """Send a read about all keys of a node. This upstream has one node."""
+        self.send(client, protocol, packed, sink, index, is_read=True)
+
+    def send(
+        self,
+        client: int,
+        protocol: int,
+        packed: Packed,
+        sink: UpstreamSink,
+        index: int,
+        *,
+        is_read: bool,
+        prefix: bytes = b"",
+    ) -> None:
+        """Send a request; the sink gets the reply later, or an error at once or later."""
+        self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, prefix=prefix))
+
+    def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
+        """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection.
+
+        Long requests have a shared connection of their own, so that short ones do not wait behind them. A long one is
+        its client's only request without a reply, so the order of the client's requests is kept.
+        """
+        try:
+            pinned = self.track(client, protocol) if client in self.tracked else self.pinned.get(client)
+        except ReplyError as error:
+            request.sink.fail(request.index, error)
+            return
+        if pinned is None and not isinstance(request.packed, bytes):
+            self._long_connection(protocol).add(request)
+        elif pinned is None:
+            self._connection(client, protocol).add(request)
+        else:
+            pinned.send_request(request, protocol)
+
+    def track(self, client: int, protocol: int) -> DedicatedConnection:
+        """Return the pinned connection of a client in `tracked`, which tracks keys from now on; ReplyError."""
+        pinned = self.pinned.pin(client, protocol)
+        if not pinned.is_tracking:
+            for each in self.tracked[client]:
+                sink = _TrackingSink(self, client, each)
+                TrackingRequest(each, protocol, sink, 0, partial(self._is_tracked, client, each)).send(
+                    self.pinned, client
+                )
+        return pinned
+
+    def _is_tracked(self, client: int, tracking: Tracking) -> bool:
+        return any(each is tracking for each in self.tracked.get(client, ()))
+
+    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
+        """Return the shared connection for a client's requests; None: the client has a pinned connection."""
+        if client in self.tracked or self.pinned.get(client) is not None:
+            return None
+        return self._connection(client, protocol)
+
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this round of the event loop; without a poller, in the next round."""
+        if self.poller is not None:
+            self.poller.call_before_flush(then)
+        else:
+            self._loop.call_soon(then)
+
+    def block(
+        self,
+        client: int,
+        protocol: int,
+        routed: RoutedCommand,
+        request: Request,
+        sink: ReplySink,
+        index: int,
+        *,
+        caching: bytes = b"",
+    ) -> None:
+        """Send a blocking command over the client's pinned connection; GenericError if too many clients have one."""
+        if type(request) is LongRequest:
+            send_long(request, partial(self.send_blocking, client, protocol, prefix=caching), sink, index, self.defer)
+            return
+        is_about_writes = routed.policy.waits_for_writes
+        self.send_blocking(
+            client, protocol, pack(request), sink, index, is_about_writes=is_about_writes, prefix=caching
+        )
+
+    def send_blocking(
+        self,
+        client: int,
+        protocol: int,
+        packed: Packed,
+        sink: UpstreamSink,
+        index: int,
+        *,
+        is_about_writes: bool = False,
+        mark_write: bytes = MARK_WRITE,
+        prefix: bytes = b"",
+    ) -> None:
+        """Send a blocking command over the client's pinned connection.
+
+        Args:
+            is_about_writes: It is WAIT or WAITAOF.
+            mark_write: See `DedicatedConnection.send_wait`.
+        """
+        pinned = self.pinned.pin(client, protocol)
+        request = UpstreamRequest(packed, sink, index, is_read=False, prefix=prefix, is_blocking=True)
+        if is_about_writes:
+            pinned.send_wait(request, protocol, mark_write)
+        else:
+            pinned.send_request(request, protocol)
+
+    @property
+    def pools(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes."""
+        return (self,)
+
+    @property
+    def masters(self) -> Sequence[UpstreamPool]:
+        """The pools of all nodes that have keys."""
+        return (self,)
+
+    def begin_tracking(self, client: int, tracking: Tracking) -> None:
+        """Do nothing: there are no other nodes."""
+
+    def end_tracking(self, client: int) -> None:
+        """Do nothing: there are no other nodes."""
+
+    def notice_moves(self) -> None:
+        """Do nothing: there are no other nodes."""
+
+    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
+        """Return the pool of the node that has a request's keys."""
+        return self
+
+    def pool_of_slot(self, slot: int) -> UpstreamPool:
+        """Return the pool of the node that has a slot."""
+        return self
+
+    @property
+    def message_pool(self) -> UpstreamPool | None:
+        """The pool of a node that delivers the messages of all channels."""
+        return self
+
+    def checked(self, reply: RawReply) -> RawReply:
+        """Return the reply to a request that was sent over `pool_of`, unchanged for a single server."""
+        return reply
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether the upstream cannot be reached."""
+        return self.breaker.is_open
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests without a reply."""
+        return sum(each.pending_count for each in (*self._connections.values(), *self.pinned))
+
+    @property
+    def open_connections(self) -> int:
+        """The number of open shared connections."""
+        return sum(each.is_open for each in self._connections.values())
+
+    def request_facts(self) -> None:
+        """Request the upstream's commands and version, if it is connected."""
+        connection = self._connection(0, 2)
+        if connection.is_open and self.on_facts is not None:
+            for packed, sink in (
+                (COMMAND, _ParsingSink(facts_in, self.on_facts, self._request_facts_later)),
+                (HELLO, _ParsingSink(hello_fields, self.on_hello, self._request_facts_later)),
+            ):
+                connection.add(UpstreamRequest(packed, sink, 0, is_read=True))
+
+    def _request_facts_later(self) -> None:
+        self._loop.call_later(BUSY_PAUSE_S, self.request_facts)
+
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO."""
+        return {
+            "upstream": self.url.address,
+            "upstream_status": "down" if self.breaker.is_open else "up",
+            "upstream_error": self.breaker.reason,
+            "upstream_connections": self.open_connections,
+            "upstream_waiting": self.waiting,
+            "upstream_losses": self.losses,
+            "upstream_outages": self.breaker.times_opened,
+            **self.pinned.info_fields(),
+        }
+
+    def located(self) -> UpstreamUrl:
+        """Return the server's URL; OSError if no sentinel knows the master now."""
+        if self.locator is not None:
+            self.locator.check()
+        return self.url
+
+    def move(self, address: Address) -> None:
+        """Close the connections to the current server, and connect to another one."""
+        self.url = self.url.at(address)
+        for connection in self._connections.values():
+            connection.cut("the master has moved")
+            connection.try_now()
+        for pinned in self.pinned:
+            pinned.cut("the master has moved")
+        self._connection(0, 2).connect()
+
+    # -- called by connections ----------------------------------------------------------------------------------------
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """Close the breaker, and request the upstream's commands again."""
+        if self.breaker.is_open:
+            logger.warning("the upstream %s is reached again", self.url.address)
+        self.breaker.succeeded()
+        if connection is self._connections.get((2, 0)):
+            self.request_facts()
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        """Open the breaker; return the pause before the next attempt to connect, in seconds."""
+        if not self.breaker.is_open:
+            logger.warning("the upstream %s cannot be reached: %s", self.url.address, reason)
+        if self.locator is not None:
+            self.locator.check_now()
+        self.on_failed()
+        return self.breaker.failed(reason)
+
+    def lost(self, reason: str) -> None:
+        """Count a lost connection."""
+        self.losses += 1
+        logger.info("lost a connection to the upstream %s: %s", self.url.address, reason)
+        if self.locator is not None:
+            self.locator.check_now()
+        self.on_failed()
+
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        """Ask for the server's role after the reply READONLY. A script may also reply that, so only the role counts."""
+        if self.role.must_be_master and not self._asks_role:
+            self._asks_role = True
+            connection.add(UpstreamRequest(ROLE, _RoleSink(self._take_role), 0, is_read=True))
+
+    def _take_role(self, reply: bytes) -> None:
+        """Close all connections to a master that has become a replica; a reply without a role changes nothing."""
+        self._asks_role = False
+        reason = self.role.refusal(b"ROLE", reply)
+        if reason:
+            for each in (*self._connections.values(), *self.pinned):
+                each.cut(reason)
+
+    def _connection(self, client: int, protocol: int) -> UpstreamConnection:
+        key = protocol, client % self._count
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = UpstreamConnection(self, protocol)
+            connection.follow = self.follow
+        return connection
+
+    def _long_connection(self, protocol: int) -> UpstreamConnection:
+        key = protocol, self._count
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = UpstreamConnection(self, protocol, LONG_BYTES_MAX)
+        return connection
+
+    def _check(self) -> None:
+        self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
+        now_s = self._clock.tick()
+        connections = [*self._connections.values(), *self.pinned, *self._of_any_role]
+        for idle in [each for each in self._of_any_role if each.is_idle]:
+            self._of_any_role.release(idle.client)
+        late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
+        if late is not None:  # the upstream is one process, so it answers no other connection either
+            reason = f"it did not reply within {self.timeout_s:g} s"
+            self.failed(late, reason)
+            for each in connections:
+                each.cut(reason)
+
+
+class _AnyRoleEvents:
+    """The events of a pool's connections to a server of any role; they do not decide whether the upstream is up."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self.role, self.breaker = AnyRole(), Breaker()
+
+    @property
+    def url(self) -> UpstreamUrl:
+        return self._pool.url
+
+    @property
+    def tls(self) -> UpstreamTls | None:
+        return self._pool.tls
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._pool.clock
+
+    @property
+    def poller(self) -> Any:
+        return self._pool.poller
+
+    def at_end_of_round(self, then: Callable[[], None]) -> None:
+        self._pool.at_end_of_round(then)
+
+    def located(self) -> UpstreamUrl:
+        return self._pool.located()
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        pass
+
+    def failed(self, connection: UpstreamConnection, reason: str) -> float:
+        return 0.0
+
+    def lost(self, reason: str) -> None:
+        pass
+
+    def refused_write(self, connection: UpstreamConnection) -> None:
+        pass
+
+
+class _RoleSink:
+    """Takes the reply to ROLE; an empty one if there is none."""
+
+    def __init__(self, then: Callable[[bytes], None]) -> None:
+        self._then = then
+
+    def put(self, index: int, reply: RawReply) -> None:
+        self._then(as_bytes(reply))
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._then(b"")
+
+
+class _TrackingSink:
+    """Takes the reply to a CLIENT TRACKING that the proxy repeats at a node. An error ends the client's connection.
+
+    With REDIRECT the node may have replied to reads before, so the client has to forget what it has cached since.
+    """
+
+    def __init__(self, pool: UpstreamPool, client: int, tracking: Tracking) -> None:
+        self._pool, self._client, self._tracking = pool, client, tracking
+
+    def put(self, index: int, reply: RawReply) -> None:
+        if is_error(reply):
+            self._pool.on_state_lost(
+                self._client,
+                f"a node of the upstream refused to track keys: {as_bytes(reply)[1:-2].decode('utf-8', 'replace')}",
+            )
+        elif self._tracking.is_redirected:
+            self._pool.on_moved([self._client])
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._pool.on_state_lost(self._client, f"a node of the upstream does not track keys: {error}")
+
+
+class _ParsingSink(Generic[Found]):
+    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`.
+
+    Args:
+        later: Asks again.
+    """
+
+    def __init__(
+        self, parse: Callable[[bytes], Found], then: Callable[[Found], None], later: Callable[[], None]
+    ) -> None:
+        self._parse, self._then, self._later = parse, then, later
+
+    def put(self, index: int, reply: RawReply) -> None:
+        try:
+            text = as_bytes(reply)
+            if text.startswith(BUSY):
+                self._later()
+            else:
+                self._then(self._parse(text))
+        except MALFORMED_REPLY_ERRORS as error:
+            logger.warning("the upstream's reply to COMMAND or HELLO has an unexpected form: %s", error)
+        except Exception as error:
+            internal_error(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        logger.info("the upstream did not answer COMMAND or HELLO: %s", error)
+
+
+def send_long(
+    request: LongRequest, send: Callable[[Packed, ReplySink, int], object], sink: ReplySink, index: int, defer: Defer
+) -> bool:
+    """Pack a long request in steps, then send it; return True if that is later. The sink gets the reply."""
+    is_packed = False
+
+    async def answer() -> Answer:
+        nonlocal is_packed
+        try:
+            packed = await in_steps(pack_in_steps(request), defer)
+        finally:
+            is_packed = True
+        return await ask(partial(send, packed))
+
+    deliver(answer(), sink, index)
+    return not is_packed

@@ -1,0 +1,180 @@
+"""The destination of each command at a proxy, and the positions of the command's keys. Pure.
+
+A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
+upstream if it is in no table. The facts of a command are those in the upstream's reply to COMMAND, if the reply has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from resp_server.backends.redis.command_facts import tells_all_keys
+from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
+from resp_server.command.policy import Denial, Destination, Policy, Role
+from resp_server.command.spec import CommandSpec
+from resp_server.command.table import Command, CommandTable
+from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
+from resp_server.protocol.request_parser import Request
+
+# The number of cached spellings of command names, such as GET, get and Get.
+SPELLINGS_MAX = 1024
+
+
+class RoutedCommand(NamedTuple):
+    """How one command is routed.
+
+    Args:
+        command: None if the command table lacks it.
+        single_key_at: The position of the only key; 0: the command has no key, or may have several.
+        needs_getkeys: Only the upstream knows the keys of a request.
+        is_subscription: The upstream may send frames without a request from then on.
+    """
+
+    name: str
+    destination: Destination
+    facts: CommandSpec
+    command: Command | None = None
+    is_read: bool = False
+    single_key_at: int = 0
+    needs_getkeys: bool = False
+    is_subscription: bool = False
+    policy: Policy = NO_POLICY
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a read is split over the states and the upstream. Writes never are."""
+        return self.is_read and self.policy.split_by_slot is not None
+
+
+class PlainCommand(NamedTuple):
+    """A command of which the first argument is the only key, or all arguments are keys."""
+
+    name: str
+    is_read: bool
+    has_many_keys: bool
+
+
+class RoutedCommands:
+    """How all commands are routed, by the name as typed.
+
+    Args:
+        allowed: Denied commands that go to the upstream.
+        own: Other denied commands, which the proxy answers.
+    """
+
+    def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
+        self._table, self._allowed, self._own = table, allowed, own
+        self._upstream_facts: Mapping[str, CommandSpec] = {}
+        self._routed: dict[bytes, RoutedCommand | None] = {}
+
+    def take_facts(self, facts: Mapping[str, CommandSpec]) -> None:
+        """Take the facts of the upstream's commands."""
+        self._upstream_facts = facts
+        self._routed.clear()
+
+    def of(self, request: Request) -> RoutedCommand | None:
+        """Return how a request's command is routed; None for an unknown command."""
+        name = request[0]
+        try:
+            routed = self._routed[name]
+        except KeyError:
+            routed = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
+        if routed is None or not routed.facts.subcommands or len(request) < 2:
+            return routed
+        full_name = name + b"|" + request[1]
+        if full_name not in self._routed:
+            text = full_name.lower().decode("utf-8", "replace")
+            return self._learn(full_name, lambda: self._find(text) or routed)
+        return self._routed[full_name]
+
+    def check_form(self, routed: RoutedCommand, request: Request) -> None:
+        """Raise the error with which the upstream would refuse to queue a request after MULTI."""
+        name, _, sub = routed.name.partition("|")
+        if self._upstream_facts and name not in self._upstream_facts:
+            raise unknown_command(request)
+        subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else routed.facts.subcommands
+        if subcommands and len(request) > 1 and sub not in subcommands:
+            raise unknown_subcommand(name, request[1])
+        arity = routed.facts.arity
+        if (len(request) != arity) if arity > 0 else (len(request) < -arity):
+            raise wrong_arity(routed.name)
+        if "no_multi" in routed.facts.flags:
+            raise GenericError("Command not allowed inside a transaction")
+
+    def plain_commands(self) -> Sequence[PlainCommand]:
+        """Return the commands whose keys are at fixed positions and decide the side, the most used ones first."""
+        names = [*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]
+        found = []
+        for name in dict.fromkeys(names):
+            routed = self._find(name)
+            if (
+                routed is None
+                or routed.destination is not Destination.BY_KEYS
+                or routed.facts.subcommands
+                or routed.policy.role is Role.WATCH
+            ):
+                continue
+            facts = routed.facts
+            has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
+            is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
+            if (
+                is_plain
+                and not routed.needs_getkeys
+                and not routed.policy.writes_other_database
+                and not {"blocking", "movablekeys"} & set(facts.flags)
+            ):
+                found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
+        return found
+
+    def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
+        routed = find()
+        if len(self._routed) < SPELLINGS_MAX:
+            self._routed[spelling] = routed
+        return routed
+
+    def _find(self, name: str) -> RoutedCommand | None:
+        command = self._table.get(name.encode())
+        facts = self._facts(name, command)
+        if facts is None:
+            return None
+        container = name.partition("|")[0]
+        destination = Destination.UPSTREAM
+        needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
+        policy = policy_of(name)
+        is_denied = policy.denial is not Denial.NO
+        is_allowed = is_denied and (name in self._allowed or container in self._allowed)
+        if is_denied and not is_allowed and name not in self._own:
+            destination = Destination.DENIED
+        elif policy.with_upstream is not None and not is_allowed:
+            destination = policy.with_upstream
+        elif facts.key_specs or needs_getkeys:
+            destination = Destination.BY_KEYS
+        flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
+        is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
+        is_single = is_fixed and 0 < facts.first_key == facts.last_key
+        is_read = "readonly" in facts.flags
+        is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
+        single_key_at = facts.first_key if is_single and not needs_getkeys else 0
+        return RoutedCommand(
+            name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
+        )
+
+    def _facts(self, name: str, command: Command | None) -> CommandSpec | None:
+        container, _, sub = name.partition("|")
+        theirs = self._upstream_facts.get(container)
+        if theirs is not None and sub:
+            theirs = theirs.subcommands.get(sub)
+        # The keys of SORT and MIGRATE are found by the code that knows these two commands.
+        if theirs is not None and (command is None or tells_all_keys(theirs)):
+            return theirs
+        return command.facts if command is not None else None
+
+
+def _subscribes(facts: CommandSpec, *, is_ours: bool) -> bool:
+    """Tell by its flags whether a command without keys may subscribe the connection.
+
+    Args:
+        is_ours: The command table has it. Such a command never does: the proxy itself answers all that subscribe.
+    """
+    return not facts.key_specs and "pubsub" in facts.flags and not is_ours

@@ -1,0 +1,183 @@
+"""Finds the owner of a key, by rules and by the key formats of all states. Pure and immutable."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from resp_server.backends.routing.key_patterns import covers, glob_of, key_pattern
+from resp_server.backends.routing.rules import Owner, Rule
+from state_backend.model.descriptor import KeyFormat
+
+
+class OwnedFormat(NamedTuple):
+    """A key format of a state.
+
+    Args:
+        owner: `job:state`.
+    """
+
+    text: str
+    owner: str
+
+
+class Decision(NamedTuple):
+    """The owner of a key.
+
+    Args:
+        state: `job:state`, if a state's key format decided.
+        rule: The rule, if one decided.
+    """
+
+    owner: Owner
+    state: str = ""
+    rule: Rule | None = None
+
+
+UPSTREAMS = Decision(Owner.UPSTREAM)
+
+
+def all_upstreams(key: bytes) -> Decision:
+    """Decide about a key of a database without rules."""
+    return UPSTREAMS
+
+
+class PlainSide(IntEnum):
+    """The side that answers plain requests for a key, by the same name (`forwarder.pyx` has the same numbers)."""
+
+    NEITHER = 0  # it depends on the request, or on what the states have
+    STATES = 1
+    UPSTREAM = 2
+    CACHED = 3  # the upstream, whose replies may be cached
+
+
+PLAIN_SIDES = {Owner.STATE: PlainSide.STATES, Owner.UPSTREAM: PlainSide.UPSTREAM}
+
+
+class KeyMatcher:
+    """The owners of keys at one time. The first rule that covers a key decides; without one, the key formats do.
+
+    The key formats are about database 0, unless a rule puts all keys of a format into another one.
+
+    patterns_by_database: Redis patterns that match exactly the keys of rules and formats, in this order, and the sides
+    that answer plain requests for these keys. A key that matches none is the upstream's.
+    """
+
+    def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
+        rows = [(KeyFormat.parse(each.text), each.owner) for each in formats]
+        # The longest prefix first: of two formats that cover a key, the more specific one names the owner.
+        rows = sorted(rows, key=lambda row: len(row[0].prefix), reverse=True)
+        self.format_count = len(rows)
+        self.mappings = [(rule.database, rule.mapping) for rule in rules if rule.mapping is not None]
+        by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
+        self._formats = _Alternatives(by_format)
+        elsewhere = [rule.keys for rule in rules if rule.database and rule.has_state_keys]
+        by_format = [
+            (key_format, decision)
+            for key_format, decision in by_format
+            if not any(covers(keys, key_format) for keys in elsewhere)
+        ]
+        self._deciders: dict[int, Callable[[bytes], Decision]] = {}
+        for database in {0, *(rule.database for rule in rules)}:
+            by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
+            self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
+        self._with_states = {rule.database for rule in rules if rule.has_state_keys} | ({0} if by_format else set())
+        self.patterns_by_database = {
+            database: [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if rule.database == database]
+            for database in self._deciders
+        }
+        self.patterns_by_database[0] += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
+        # On the path of each request, in database 0.
+        self.decide = self._deciders[0]
+
+    @property
+    def databases(self) -> Collection[int]:
+        """The databases for which there are rules, and 0."""
+        return self._deciders.keys()
+
+    def has_states(self, database: int) -> bool:
+        """Return whether keys of a database are answered by states, for all or some names."""
+        return database in self._with_states
+
+    def decider(self, database: int) -> Callable[[bytes], Decision]:
+        """Return the function that decides about the keys of a database."""
+        return self._deciders.get(database, all_upstreams)
+
+    def owner_of(self, key: bytes, database: int = 0) -> str | None:
+        """Return the state that owns a key, as `job:state`; None: the upstream owns it.
+
+        Empty: a rule says that the key is a state's, and no state that was ever seen has such keys.
+        """
+        decision = self.decider(database)(key)
+        if decision.owner is Owner.UPSTREAM:
+            return None
+        if decision.rule is not None and decision.rule.mapping is not None:
+            key = decision.rule.mapping.state_name_of(key).key
+        return decision.state or self._formats.decide(key).state
+
+    def job_of(self, state_key: bytes) -> str | None:
+        """Return the job that has a key of states, by its own name; None: none is known."""
+        return self._formats.decide(state_key).state.rpartition(":")[0] or None
+
+    def owner_text(self, key: bytes, database: int = 0) -> str:
+        """Return the owner of a key for messages."""
+        decision, state = self.decider(database)(key), self.owner_of(key, database)
+        if state is None:
+            return "the upstream's"
+        if decision.owner is Owner.PREFER_STATE and decision.rule is not None:
+            return f"a state's if it has the key, by the rule '{decision.rule.name}'"
+        if state or decision.rule is None:
+            return f"owned by state {state}"
+        return f"the states', by the rule '{decision.rule.name}'"
+
+
+def _plain_side(rule: Rule) -> PlainSide:
+    if rule.cache_s:
+        return PlainSide.CACHED
+    return PlainSide.NEITHER if rule.mapping is not None else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
+
+
+class _Candidate(NamedTuple):
+    """A key format.
+
+    Args:
+        order: The lowest one that covers a key decides.
+        matches: None if the prefix is enough.
+    """
+
+    order: int
+    matches: Callable[[bytes], object] | None
+    decision: Decision
+
+
+class _Alternatives:
+    """Key formats in order: the first one that covers a key decides.
+
+    They are found by their prefixes and suffixes, so that a key is compared with few of them. One
+    regular expression for all would take a time that grows with the square of their number (measured: 1 ms with 1,000).
+    """
+
+    def __init__(self, rows: Sequence[tuple[KeyFormat, Decision]]) -> None:
+        tables: dict[tuple[int, int], dict[tuple[bytes, bytes], list[_Candidate]]] = {}
+        for order, (key_format, decision) in enumerate(rows):
+            prefix, suffix = key_format.prefix, key_format.suffix
+            is_prefix = len(key_format.literals) == 2 and not key_format.literals[1]
+            matches = None if is_prefix else re.compile(key_pattern(key_format), re.DOTALL).match
+            table = tables.setdefault((len(prefix), len(suffix)), {})
+            table.setdefault((prefix, suffix), []).append(_Candidate(order, matches, decision))
+        self._tables = [(prefix, suffix, table) for (prefix, suffix), table in tables.items()]
+
+    def decide(self, key: bytes) -> Decision:
+        """Return the owner of a key. On the path of each request: measured 0.3 to 1 us, with 1,000 rules 2 us."""
+        found, lowest, end = UPSTREAMS, sys.maxsize, len(key)
+        for prefix, suffix, table in self._tables:
+            for order, matches, decision in table.get((key[:prefix], key[end - suffix :]), ()):
+                if order >= lowest:
+                    break
+                if matches is None or matches(key):
+                    found, lowest = decision, order
+                    break
+        return found

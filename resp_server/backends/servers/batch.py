@@ -1,0 +1,301 @@
+"""The replies to a client's pipeline at a proxy. They come from several servers, and are sent in request order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from resp_server.backends.redis.connection import UnansweredError
+from resp_server.backends.servers.epoch_floors import indexes_behind
+from resp_server.backends.servers.requests import ServerRequest
+from resp_server.backends.servers.state_cluster import LONG_TIMEOUT_S, StateCluster
+from resp_server.forwarding.answers import Answering, Called, deliver
+from resp_server.forwarding.raw_replies import (
+    JOINED_BYTES_MAX,
+    RawReply,
+    RawReplySender,
+    ReplyChunks,
+    as_bytes,
+    chunks_of,
+)
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.protocol.errors import GenericError, TryAgainError
+from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.session import Session
+
+# Longer than any request's deadline, so it is reached only after a bug.
+BATCH_S_MAX = 2 * LONG_TIMEOUT_S
+LATE = b"-%b\r\n" % GenericError("no server answered in time").line
+# The total size of a batch's replies, which are stored until all have arrived (guess).
+BATCH_BYTES_MAX = 256 << 20
+
+
+class BatchThenSteps:
+    """A `ReplyStream` of the replies of a batch, and then of a sliced reply."""
+
+    pins_epoch = True
+
+    def __init__(self, batch: RawReplySender, last: SlicedEncoder) -> None:
+        self._batch, self._last = batch, last
+
+    @property
+    def pending(self) -> Pending | None:
+        return self._last.pending
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._last.buffered_bytes
+
+    @property
+    def has_started(self) -> bool:
+        return self._last.has_started
+
+    @property
+    def is_done(self) -> bool:
+        return self._last.is_done
+
+    def step(self) -> bytes:
+        """Return the next bytes to send."""
+        return self._last.step() if self._batch.is_done else self._batch.step()
+
+    def close(self) -> None:
+        """Release the memory and the epochs of the replies."""
+        self._batch.close()
+        self._last.close()
+
+
+class ReplyBatch(Pending, ReplySink):
+    """The replies to requests that arrived together, in request order.
+
+    The requests are sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
+    request is sent again, until the deadline. is_last: later requests of the client wait for these replies.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        now_s: Callable[[], float],
+        deadline_s: float,
+        error_reply: Callable[[Exception], bytes],
+        bytes_max: int = BATCH_BYTES_MAX,
+    ) -> None:
+        super().__init__(BATCH_S_MAX, self.joined)
+        self._bytes_max = bytes_max
+        self._session = session
+        self._error_reply = error_reply
+        self._now_s, self._deadline_s = now_s, deadline_s
+        self._replies: list[RawReply | None] = []
+        self._epochs: dict[int, ReplyEpochs] = {}
+        self._retries: dict[int, Callable[[], object]] = {}
+        self._silenced: set[int] = set()
+        self._bytes = 0
+        self._is_sealed = False
+        self._then: Callable[[], None] | None = None
+        self._ends_at: int | None = None
+        self._last: SlicedEncoder | None = None
+        self.missing = 0
+        self.is_last = False
+
+    def add(self, reply: bytes) -> None:
+        """Add a complete reply."""
+        self._replies.append(reply)
+
+    def send(
+        self, cluster: StateCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+    ) -> None:
+        """Send a request to the owner of a slot, or to a master's shard, and add its pending reply."""
+        deadline_s = self._deadline_s
+        index = self.expect(is_silent)
+        request = ServerRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        self._retries[index] = partial(cluster.send_again, request)
+        cluster.send(request)
+
+    def expect(self, is_silent: bool = False) -> int:
+        """Add a pending reply; return its index. The batch waits for a silent reply, but does not send it."""
+        self.missing += 1
+        self._replies.append(None)
+        if is_silent:
+            self._silenced.add(len(self._replies) - 1)
+        return len(self._replies) - 1
+
+    def block(self) -> None:
+        """Wait without a time limit: the batch's only reply is that of a blocking command."""
+        self.is_blocking, self.seconds_max = True, math.inf
+
+    def earlier_replies(self) -> Called:
+        """Wait for all replies but the last one, which is the caller's."""
+        return Called(self._call_before_last)
+
+    def _call_before_last(self, then: Callable[[], None]) -> None:
+        if self.missing > 1:
+            self.before_last_reply(then)
+        else:
+            then()
+
+    def before_last_reply(self, then: Callable[[], None]) -> None:
+        """Call back when all replies but the last one have arrived. At the call, one of them has to be missing."""
+        self._then = then
+
+    def answer(self, make: Callable[[], Answering], is_silent: bool = False) -> None:
+        """Add the pending reply of a coroutine.
+
+        Args:
+            make: Called again if the reply is from too early an epoch.
+        """
+        index = self.expect(is_silent)
+
+        def run() -> None:
+            deliver(make(), self, index)
+
+        self._retries[index] = run
+        run()
+
+    def seen(self) -> Epochs:
+        """Return the epochs that the client has seen."""
+        return self._session.seen.epochs
+
+    def set_retry(self, index: int, send: Callable[[], object]) -> None:
+        """Set the function that sends the request of a pending reply again."""
+        self._retries[index] = send
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def seen_epochs(self, index: int) -> Epochs:
+        return self.seen()
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        """Store a reply that has arrived."""
+        try:
+            self._put(index, reply, epochs)
+        except Exception as error:  # it becomes the reply to all requests without one
+            line = self._error_reply(error)
+            self._replies = [line if each is None else each for each in self._replies]
+            self.missing, self._then = 0, None
+            if self._is_sealed:
+                self.resolve(self.joined)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Store an exception as an error reply. After an `UnansweredError`, only the replies before it are sent."""
+        if isinstance(error, UnansweredError):
+            self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
+            self.put(index, b"")
+        else:
+            self.put(index, self._error_reply(error))
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """Set the error reply to the current request.
+
+        Args:
+            index: The index of the last reply, or of the next one to be added.
+        """
+        if index == len(self._replies):
+            self.add(b"")
+        else:
+            self.missing -= self._replies[index] is None
+            self._silenced.discard(index)
+        self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
+
+    def _put(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
+        if self._replies[index] is not None:
+            return
+        self._bytes += len(reply)
+        if self._bytes > self._bytes_max:
+            error = GenericError(f"replies of more than {self._bytes_max} bytes were requested at once")
+            reply = b"-%b\r\n" % error.line
+        self._replies[index] = b"" if index in self._silenced else reply
+        self._epochs[index] = epochs
+        self.missing -= 1
+        if self._then is not None and self.missing == 1 and not self._resend_behind():
+            then, self._then = self._then, None
+            then()
+        if not self.missing and self._is_sealed and not self._resend_behind():
+            self.resolve(self.joined)
+
+    def _resend_behind(self) -> bool:
+        """Resend the requests whose replies are from an earlier epoch than a reply before; return whether any were."""
+        seen = self._session.seen
+        for epochs in self._epochs.values():
+            seen.add(epochs)
+        if len(set(map(id, self._epochs.values()))) <= 1:
+            return False
+        late = indexes_behind([self._epochs.get(index, NO_EPOCHS) for index in range(len(self._replies))])
+        if self._now_s() >= self._deadline_s:
+            error = TryAgainError("the servers are not at the same epoch")
+            for index in late:
+                self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
+                del self._epochs[index]
+            return False
+        self.missing += len(late)
+        for index in late:
+            self._bytes -= len(self._replies[index] or b"")
+            self._replies[index] = None
+            del self._epochs[index]
+        for index in late:
+            self._retries[index]()
+        return bool(late)
+
+    def seal(self) -> None:
+        """Close the batch to further replies."""
+        self._is_sealed = True
+
+    def end_with(self, last: SlicedEncoder) -> None:
+        """Close the batch, with a sliced reply after all others; its steps begin when the others have arrived."""
+        self._last = last
+        self.seal()
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
+    def replies(self) -> Sequence[RawReply]:
+        """Return the replies in order, with an error for each missing one."""
+        if self._ends_at is not None:
+            self._session.close()
+        return [LATE if reply is None else reply for reply in self._replies[: self._ends_at]]
+
+    def joined(self) -> bytes | ReplyStream:
+        """Return all replies encoded; long ones are sent in steps."""
+        replies = self.replies()
+        size = sum(map(len, replies))
+        if self._ends_at is not None:
+            self.abandon()  # the connection ends before the last reply
+        if self._last is not None:
+            last, self._last = self._last, None
+            return BatchThenSteps(RawReplySender(chunks_of(replies), size), last)
+        if size <= JOINED_BYTES_MAX:
+            return b"".join(map(as_bytes, replies))
+        return RawReplySender(chunks_of(replies), size)
+
+
+class BatchForwarderSink:
+    """Receives one reply of a batch from the compiled forwarder.
+
+    Args:
+        send_by_slots: Sends the request by the general path.
+    """
+
+    def __init__(self, batch: ReplyBatch, index: int, send_by_slots: Callable[[], None]) -> None:
+        self._batch, self._index = batch, index
+        self._send_by_slots = send_by_slots
+
+    @property
+    def seen(self) -> Epochs:
+        """The epochs that the client has seen."""
+        return self._batch.seen_epochs(self._index)
+
+    def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
+        """Store the reply, which has at most a megabyte of each server."""
+        self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
+
+    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
+        """Send the request again by the general path."""
+        self._send_by_slots()
+
+    def fail(self, error: Exception) -> None:
+        """Store an exception as the reply."""
+        self._batch.fail(self._index, error)

@@ -1,0 +1,66 @@
+"""The epochs that a server must have reached before a proxy sends it a request. So no client sees epochs go back. Pure.
+
+A server announces the epochs that its replies are from (STATE FOLLOW). When another server takes over a slot, the
+epochs that the old server has announced become the slot's *floor*. A server that has not reached the floor gets no
+requests for the slot. In the same way, the epochs that a client has seen are a floor for the client's requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from resp_server.backends.servers.slot_map import ends_of_runs
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, ReplyEpochs, latest
+from state_backend.model.slots import SLOTS
+
+
+def has_reached(epochs: Epochs, floor: Epochs, removed: Collection[str] = ()) -> bool:
+    """Return whether a server at these epochs has reached a floor; removed jobs do not count."""
+    return all(epochs.get(job, REMOVED) >= reached for job, reached in floor.items() if job not in removed)
+
+
+def is_behind(epochs: Epochs, seen: Epochs) -> bool:
+    """Return whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
+    return any(epochs.get(job, reached) < reached for job, reached in seen.items())
+
+
+def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
+    """Return the indexes of the replies that are from an earlier epoch than a reply before them."""
+    found = []
+    newest: Epochs = EMPTY_EPOCHS
+    for number, epochs in enumerate(replies):
+        if any(is_behind(each, newest) for each in epochs):
+            found.append(number)
+        for each in epochs:
+            newest = latest(newest, each)
+    return found
+
+
+class EpochFloors:
+    """The floor of each slot. Slots with the same history share one object."""
+
+    def __init__(self) -> None:
+        self.by_slot: list[Epochs] = [EMPTY_EPOCHS] * SLOTS
+        self._ends: list[int] | None = None
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """The end of each run of slots that share a floor: the slot after the run."""
+        if self._ends is None:
+            self._ends = ends_of_runs(self.by_slot)
+        return self._ends
+
+    def raise_to(self, slots: Iterable[int], epochs: Epochs) -> None:
+        """Raise the floors of slots whose server changes.
+
+        Args:
+            epochs: Those that the old server has announced.
+        """
+        self._ends = None
+        # (old floor, new floor) by the id of the old floor, which the tuple references so that the id stays unique.
+        made: dict[int, tuple[Epochs, Epochs]] = {}
+        for slot in slots:
+            before = self.by_slot[slot]
+            if id(before) not in made:
+                made[id(before)] = before, latest(before, epochs)
+            self.by_slot[slot] = made[id(before)][1]

@@ -1,0 +1,1257 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A proxy's forwarder: forwards plain requests from a client's input buffer to their servers, and returns the replies.
+
+Reads of states' keys are plain. They go to the servers of their slots. With an upstream, a request is also plain if all
+its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream, of a
+Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors. A read of keys
+whose replies the proxy caches is plain if its reply is cached.
+
+The forwarder splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
+are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
+copied out of a server's data without decoding. When all replies of a `ClientBatch` have arrived, the client gets them.
+
+The forwarder stops at the first request that is not plain. The general path answers that request. It also answers input that
+contains both reads of states and writes to the upstream: the reads may have to be sent again, the writes must not be.
+Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
+`InFlightRequest`.
+
+If the state server's stores are on this machine (`backends/servers/server_stores.py`), `StoredReads` comes before the forwarder: the
+compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest.
+"""
+
+import re
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.time cimport monotonic_ns
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from resp_server.native.core cimport COMMANDS, FastPath, InputInterceptor, KeyFilter, SessionFields, glob
+from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
+from state_backend.native.lookup cimport slot_of
+
+from resp_server.session.epoch_feed import NO_EPOCHS, union_of
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
+from resp_server.forwarding.reply_stages import malformed_reply
+from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest, send_mget_by_slots
+from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
+from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.backends.servers.epoch_floors import has_reached, indexes_behind
+from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
+
+# The beginning of a Redis pattern, up to the first character with a meaning.
+LITERAL = re.compile(rb"[^*?\[\]\\^]*")
+
+cdef enum:
+    WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
+    WORD_BYTES_MAX = 16384
+    BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies
+    ITEMS_MAX = 2048
+    COMMANDS_MAX = 255
+    CONNECTIONS_MAX = 512
+    UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
+    SLOTS = 16384
+    LINE_BYTES_MAX = 65536
+    PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
+    DEPTH_MAX = 8
+
+cdef int64_t NEVER_NS = <int64_t>1 << 62
+
+cdef struct Item:  # one value of a client's replies
+    size_t at  # in the buffer of replies
+    size_t size
+    uint16_t slot
+    uint16_t number  # of the connection, in `open_connections`; 0: the value is cached
+    uint8_t epochs
+
+cdef struct Request:
+    const uint8_t* at
+    size_t size
+    const uint8_t* keys  # the first key of an MGET
+    uint32_t first  # of its items
+    uint32_t items
+    uint8_t command
+    bint is_read
+    bint is_array
+    bint is_error  # the reply is an error, stored in the first item
+
+cdef struct PendingReply:  # a server's reply that has not arrived yet
+    void* client_batch
+    size_t start  # of the request in the pipeline's text
+    size_t end
+    uint32_t request
+    uint16_t slot
+    uint16_t number  # of the connection, in `open_connections`
+    bint is_done
+
+# Where the requests for a key are answered. GENERAL_PATH: the forwarder does not forward them.
+cdef enum Side:
+    GENERAL_PATH = 0
+    STATES = 1
+    UPSTREAM_SIDE = 2
+    CACHED = 3  # the upstream, whose replies the proxy caches
+
+cdef struct KeyPattern:  # a Redis pattern of keys
+    const uint8_t* text
+    size_t size
+    size_t literal  # the bytes at its beginning that match only themselves
+    bint is_literal_and_star  # and after them only a `*`
+    int side
+
+cdef class KeyPatterns:
+    """The patterns of one database, in order; the first one that a key matches decides. Without a match, it is the upstream's."""
+
+    cdef list texts
+    cdef KeyPattern* patterns
+    cdef size_t count
+
+    def __init__(self, patterns):
+        cdef size_t i
+        cdef KeyPattern* each
+        self.texts = [text for text, _ in patterns]
+        self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
+        if self.patterns == NULL:
+            raise MemoryError
+        for i, (text, side) in enumerate(patterns):
+            each = &self.patterns[i]
+            each.text, each.size, each.side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
+            each.literal = LITERAL.match(text).end()
+            each.is_literal_and_star = text[each.literal:] == b"*"
+        self.count = len(self.texts)
+
+    def __dealloc__(self):
+        free(self.patterns)
+
+    cdef int side_of(self, const Word* key) noexcept:
+        """Return the side that answers requests for a key."""
+        cdef size_t i
+        cdef const KeyPattern* each
+        for i in range(self.count):
+            each = &self.patterns[i]
+            # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
+            if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
+                continue
+            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
+                return each.side
+        return UPSTREAM_SIDE
+
+    cdef int side_of_all(self, const Word* keys, size_t count) noexcept:
+        """Return the side that answers a request with these keys; GENERAL_PATH if they are of different sides."""
+        cdef size_t i
+        cdef int side = self.side_of(keys)
+        for i in range(1, count):
+            if self.side_of(&keys[i]) != side:
+                return GENERAL_PATH
+        return side
+
+
+cdef struct Plan:  # how the forwarder may forward a command
+    bint reads_states  # it may be forwarded to state servers
+    bint is_for_upstream  # it may be forwarded to the upstream
+    bint is_read  # it does not write at the upstream, so it may be sent twice
+    bint has_many_keys  # all words after the name are keys; otherwise only the first
+
+
+cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Return the size of a line; 0: it is incomplete; -1: it is too long."""
+    cdef const uint8_t* at = start
+    while at < end:
+        at = <const uint8_t*>memchr(at, 13, end - at)
+        if at == NULL or at + 1 == end:
+            break
+        if at[1] == 10:
+            return at + 2 - start if at - start <= LINE_BYTES_MAX else -1
+        at += 1
+    return 0 if end - start <= LINE_BYTES_MAX else -1
+
+
+cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
+    """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
+
+    The general path handles errors, pushes, attributes, blob errors, verbatim strings and streamed strings.
+    """
+    cdef const uint8_t* at = start
+    cdef size_t size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] == 36:
+        if end - at >= 2 and at[1] == 45:
+            if end - at < 5:
+                return 0 if memcmp(at, b"$-1\r\n", end - at) == 0 else -1
+            return 5 if memcmp(at, b"$-1\r\n", 5) == 0 else -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if <size_t>(end - at) < size + 2:
+            return 0
+        return at + size + 2 - start if at[size] == 13 and at[size + 1] == 10 else -1
+    if (at[0] == c"*" or at[0] == c"%" or at[0] == c"~") and depth < DEPTH_MAX:
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if start[0] == c"%":
+            size *= 2
+        for i in range(size):
+            took = reply_bytes(at, end, depth + 1)
+            if took <= 0:
+                return took
+            at += took
+        return at - start
+    if at[0] == c"+" or at[0] == c"_" or at[0] == c"#" or at[0] == c"," or at[0] == c"(":
+        return line_bytes(at, end)
+    if at[0] == 58:
+        at += 1
+        if at < end and at[0] == 45:
+            at += 1
+        took = number_line(at, end, &size)
+        return took if took <= 0 else at + took - start
+    return -1
+
+
+cdef class ClientBatch:
+    """Requests that were forwarded together from one client's input, and their replies so far."""
+
+    cdef object sink
+    cdef object data  # the requests as received
+    cdef int protocol
+    cdef Output buffer
+    cdef Item* items
+    cdef Request* requests
+    cdef size_t item_count, request_count, missing
+    cdef bint has_writes  # at the upstream; then no request of this batch is sent again
+    cdef size_t ends_at  # the first request that the upstream did not answer: the client's connection ends before its reply
+    cdef list epoch_sets  # the distinct epochs of replies, by their ids
+    cdef object last_epochs
+    cdef uint8_t last_epochs_id
+    cdef bint is_finished
+    cdef dict long_replies  # replies of more than a megabyte, by the index of their request
+    cdef size_t long_reply_bytes
+
+    def __cinit__(self):
+        self.epoch_sets = []
+        self.long_replies = {}
+
+    def __dealloc__(self):
+        free(self.buffer.data)
+        free(self.items)
+        free(self.requests)
+
+    cdef int epochs_id(self, epochs) except -1:
+        """Return the id of a reply's epochs."""
+        cdef int i
+        if epochs is not self.last_epochs:
+            for i in range(len(self.epoch_sets)):
+                if self.epoch_sets[i] is epochs:
+                    break
+            else:
+                i = len(self.epoch_sets)
+                if i == 255:  # never reached by the replies of one round
+                    self.epoch_sets[254] = union_of(self.epoch_sets[254], epochs)
+                    return 254
+                self.epoch_sets.append(epochs)
+            self.last_epochs, self.last_epochs_id = epochs, i
+        return self.last_epochs_id
+
+    cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
+        """Store the reply to a request, or to the keys of an MGET that one server owns."""
+        cdef Request* request = &self.requests[entry.request]
+        cdef Item* item = &self.items[request.first]
+        cdef int number = self.epochs_id(epochs)
+        cdef size_t at = self.buffer.used, i
+        put(&self.buffer, data, size)
+        if not request.is_array:
+            item.at, item.size, item.epochs = at, size, number
+            self.missing -= 1
+            return 0
+        for i in range(request.items):
+            if item[i].number == entry.number:
+                item[i].epochs = number
+                self.missing -= 1
+        if size and data[0] == 45:
+            self.set_error(request, at, size)
+        elif not self.split_array(request, entry.number, at, at + size):
+            reply = malformed_reply(FrameError("the reply to an MGET is not one value per key"))
+            at = self.buffer.used
+            put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+            self.set_error(request, at, PyBytes_GET_SIZE(reply))
+        return 0
+
+    cdef int add_cached(self, list replies) except -1:
+        """Store the cached replies, in the order of their requests."""
+        cdef bytes reply
+        cdef size_t at = 0
+        for reply in replies:
+            while self.items[at].number:
+                at += 1
+            self.items[at].at, self.items[at].size = self.buffer.used, PyBytes_GET_SIZE(reply)
+            self.items[at].epochs = self.epochs_id(NO_EPOCHS)
+            put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+            at += 1
+        self.missing -= len(replies)
+        return 0
+
+    cdef int add_long_reply(self, const PendingReply* entry, reply, epochs) except -1:
+        """Store a long reply, which is not copied, to a request with one item."""
+        self.items[self.requests[entry.request].first].epochs = self.epochs_id(epochs)
+        self.long_replies[entry.request] = reply
+        self.long_reply_bytes += len(reply)
+        self.missing -= 1
+        return 0
+
+    cdef void set_error(self, Request* request, size_t at, size_t size) noexcept:
+        if not request.is_error:
+            request.is_error = True
+            self.items[request.first].at, self.items[request.first].size = at, size
+
+    cdef bint split_array(self, Request* request, uint16_t number, size_t start, size_t stop) noexcept:
+        """Split an array in the buffer into the values of the keys that were requested from one server."""
+        cdef const uint8_t* base = <const uint8_t*>self.buffer.data
+        cdef const uint8_t* at = base + start
+        cdef const uint8_t* end = base + stop
+        cdef size_t count = 0, i
+        cdef Item* item = &self.items[request.first]
+        cdef Py_ssize_t took
+        if at == end or at[0] != 42:
+            return False
+        took = number_line(at + 1, end, &count)
+        if took <= 0:
+            return False
+        at += 1 + took
+        for i in range(request.items):
+            if item[i].number != number:
+                continue
+            if at == end or at[0] != 36:
+                return False
+            took = reply_bytes(at, end, 0)
+            if took <= 0 or not count:
+                return False
+            if not request.is_error:
+                item[i].at, item[i].size = at - base, took
+            at += took
+            count -= 1
+        return at == end and not count
+
+    cdef joined_replies(self):
+        """Return the replies in order, as bytes; if they are long, as a sender that sends them in steps."""
+        cdef Output out
+        cdef size_t i
+        if self.buffer.used + self.long_reply_bytes > <size_t>JOINED_BYTES_MAX:
+            return RawReplySender(self.reply_texts(), self.buffer.used + self.long_reply_bytes)
+        if self.request_count == 1 and not self.requests[0].is_array and self.protocol == 2:
+            return PyBytes_FromStringAndSize(self.buffer.data + self.items[0].at, self.items[0].size)
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, self.buffer.used + 16 * self.request_count)
+            for i in range(self.request_count):
+                self.put_reply(&out, i)
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    def reply_texts(self):
+        """Iterate over the replies; each is one text of at most a megabyte, or the chunks of a long reply."""
+        for i in range(self.request_count):
+            if i in self.long_replies:
+                yield from self.long_replies.pop(i).texts
+            else:
+                yield self.reply_text(i)
+
+    cdef bytes reply_text(self, size_t index):
+        """Return the reply to a request."""
+        cdef Output out
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, 64)
+            self.put_reply(&out, index)
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    cdef int put_reply(self, Output* out, size_t index) except -1:
+        """Write the reply to a request."""
+        cdef Request* request = &self.requests[index]
+        cdef size_t i
+        if request.is_error:
+            return self.put_value(out, &self.items[request.first])
+        if request.is_array:
+            put_line(out, 42, request.items)
+        for i in range(request.items):
+            self.put_value(out, &self.items[request.first + i])
+        return 0
+
+    cdef int put_value(self, Output* out, const Item* item) except -1:
+        cdef const char* data = self.buffer.data + item.at
+        if self.protocol != 2 and item.size == 5 and memcmp(data, b"$-1\r\n", 5) == 0:
+            return put(out, b"_\r\n", 3)
+        return put(out, data, item.size)
+
+    cdef epochs(self):
+        """Return the epochs of the replies."""
+        cdef object epochs = NO_EPOCHS
+        for each in self.epoch_sets:
+            epochs = union_of(epochs, each)
+        return epochs
+
+    cdef bint has_older_reply(self) except -1:
+        """Return whether a reply is from an earlier epoch than a reply before it."""
+        cdef size_t i, j
+        cdef Request* request
+        cdef list each = []
+        if len(self.epoch_sets) <= 1 or self.request_count == 1:
+            return False
+        for i in range(self.request_count):
+            request, epochs = &self.requests[i], NO_EPOCHS
+            for j in range(request.items):
+                epochs = union_of(epochs, self.epoch_sets[self.items[request.first + j].epochs])
+            each.append(epochs)
+        return bool(indexes_behind(each))
+
+
+cdef class PipelineBatch:
+    """The requests over one connection in one round: an `InFlightRequest` (see `resp_server.backends.servers.requests`)."""
+
+    cdef Forwarder forwarder
+    cdef object connection
+    cdef readonly double deadline_s
+    cdef public double sent_s
+    cdef readonly bint has_partial
+    cdef readonly bint is_batch, is_blocking
+    cdef PendingReply* pending
+    cdef size_t count, size, next, room
+    cdef Output out
+    cdef bytes text
+    cdef list client_batches
+
+    def __cinit__(self, Forwarder forwarder, connection, double deadline_s, size_t room):
+        self.forwarder, self.connection, self.deadline_s, self.room = forwarder, connection, deadline_s, room
+        self.client_batches = []
+        self.is_batch = True
+
+    def __dealloc__(self):
+        free(self.pending)
+        free(self.out.data)
+
+    @property
+    def remaining(self):
+        return self.count - self.next
+
+    @remaining.setter
+    def remaining(self, size_t remaining):
+        self.next = self.count - min(remaining, self.count)
+
+    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint16_t number, size_t start) except -1:
+        """Expect one more reply, to the request that the output contains from `start` on."""
+        cdef PendingReply* pending
+        cdef PendingReply* entry
+        if self.count == self.size:
+            pending = <PendingReply*>realloc(self.pending, (self.size * 2 + 16) * sizeof(PendingReply))
+            if pending == NULL:
+                raise MemoryError
+            self.pending, self.size = pending, self.size * 2 + 16
+        entry = &self.pending[self.count]
+        entry.client_batch, entry.request, entry.slot, entry.number = <void*>client_batch, request, slot, number
+        entry.start, entry.end, entry.is_done = start, self.out.used, False
+        self.count += 1
+        self.room -= 1
+        return 0
+
+    def close(self):
+        """Close the batch to further requests; return its requests encoded."""
+        self.text = PyBytes_FromStringAndSize(self.out.data, self.out.used)
+        free(self.out.data)
+        self.out.data, self.out.used, self.out.size = NULL, 0, 0
+        return self.text
+
+    def feed(self, bytes data, size_t start, epochs):
+        """Take replies from received data, from an offset on; return the offset after them.
+
+        The rest of the data is an incomplete reply (`has_partial`), or the general path handles it.
+        """
+        cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+        return start + self.accept_all(base + start, base + PyBytes_GET_SIZE(data), epochs)
+
+    cdef size_t accept_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
+        cdef const uint8_t* at = start
+        cdef Py_ssize_t took = 1
+        cdef size_t index
+        self.has_partial = False
+        while self.next < self.count:
+            took = reply_bytes(at, end, 0)
+            if took <= 0:
+                break
+            index = self.next
+            self.next += 1
+            self.accept(index, <const char*>at, took, epochs)
+            at += took
+        self.has_partial = took == 0
+        return at - start
+
+    def take(self, replies, epochs):
+        """Take the next replies."""
+        cdef bytes reply
+        cdef size_t index
+        for reply in replies:
+            if self.next >= self.count:
+                raise FrameError("more replies than requests")
+            index = self.next
+            self.next += 1
+            self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+
+    cdef int accept(self, size_t index, const char* data, size_t size, epochs) except -1:
+        """Take a reply. After the last reply of a client's batch, send the client all of them. An exception fails only this batch."""
+        cdef PendingReply* entry = &self.pending[index]
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        if entry.is_done:
+            return 0
+        entry.is_done = True
+        if client_batch.is_finished:
+            return 0
+        try:
+            client_batch.add_reply(entry, data, size, epochs)
+            if not client_batch.missing:
+                self.forwarder.deliver(client_batch)
+        except Exception as error:
+            self.forwarder.fail_batch(client_batch, error)
+        return 0
+
+    cdef int accept_long(self, size_t index, reply, epochs) except -1:
+        """Take a long reply, as `accept` takes a short one."""
+        cdef PendingReply* entry = &self.pending[index]
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        entry.is_done = True
+        try:
+            client_batch.add_long_reply(entry, reply, epochs)
+            if not client_batch.missing:
+                self.forwarder.deliver(client_batch)
+        except Exception as error:
+            self.forwarder.fail_batch(client_batch, error)
+        return 0
+
+    def fail_all(self, error):
+        """Fail all pending replies."""
+        cdef size_t index
+        for index in range(self.next, self.count):
+            self.fail(index, error)
+
+    def fail(self, index, error):
+        """Fail a pending reply. index: see `put`."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef ClientBatch client_batch = <ClientBatch>self.pending[at].client_batch
+        if self.pending[at].number >= UPSTREAM and not self.pending[at].is_done:
+            self.fail_at_upstream(at, client_batch, error)
+            return
+        self.pending[at].is_done = True
+        if not client_batch.is_finished:
+            self.forwarder.fail_batch(client_batch, error)
+
+    cdef int fail_at_upstream(self, size_t at, ClientBatch client_batch, error) except -1:
+        """Reply to a request with an exception's error; if the request may have run, end the client's connection instead."""
+        cdef bytes reply = b""
+        if type(error) is UnansweredError:
+            client_batch.ends_at = min(client_batch.ends_at, self.pending[at].request)
+        elif not client_batch.is_finished:
+            reply = client_batch.sink.error_reply(error)
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), NO_EPOCHS)
+
+    def next_request(self):
+        """Return the next request, for the general path; in place of an MGET a PING, because `put` sends the MGET again by slots."""
+        cdef size_t index = self.next
+        cdef PendingReply* entry = &self.pending[index]
+        if index >= self.count:
+            raise IndexError("no reply is pending")
+        self.next += 1
+        if entry.number >= UPSTREAM:
+            is_read = (<ClientBatch>entry.client_batch).requests[entry.request].is_read
+            request = UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
+            if self.connection.follow is not None:
+                self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol)
+            return request
+        if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
+            return ServerRequest(PING, 0, 2, self.deadline_s, self, index, self.connection.key.address, sends=SENDS_MAX)
+        return ServerRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+
+    def seen_epochs(self, index):
+        """Return the epochs that the client has seen."""
+        cdef size_t at = -1 - index if index < 0 else index
+        return (<ClientBatch>self.pending[at].client_batch).sink.seen
+
+    def put(self, index, reply, epochs=NO_EPOCHS):
+        """Take the reply to a request of `next_request`. Index -1 - i stands for the MGET with index i that was sent again by slots."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef PendingReply* entry = &self.pending[at]
+        cdef bint is_array = (<ClientBatch>entry.client_batch).requests[entry.request].is_array
+        cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        if entry.is_done or client_batch.is_finished:
+            return
+        # The general path merges long replies to an MGET. The reply `+PONG` arrives here if a PING replaced the MGET
+        # because its connection was busy with a long reply.
+        if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
+            self.forwarder.restart(client_batch)
+            return
+        if type(reply) is not bytes:
+            self.accept_long(at, reply, epochs)
+            return
+        if index >= 0 and is_array and reply[:1] == b"-" and self.forwarder.cluster.now_s < self.deadline_s:
+            try:
+                keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
+                send_mget_by_slots(self.forwarder.cluster, keys, self.deadline_s, self, -1 - index)
+            except Exception as error:
+                self.fail(index, error)
+            return
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+
+
+cdef class Forwarder:
+    """Forwards plain requests of a proxy's clients to the servers of one application, and to an upstream.
+
+    commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
+    has_partial: the last input ends with an incomplete request. holds_upstream: the general path gets the upstream's
+    requests, which may have to wait.
+
+    A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
+    """
+
+    cdef object upstream  # a function that returns a client's connection to a database; None: there is no upstream
+    cdef object cache_of, cache  # a function that returns the `ResultCache` for a client, or None; and that cache
+    cdef list cached  # the cached replies to `requests`
+    cdef ClientBatch complete_batch  # the batch that was sent last, if all of its replies were cached
+    cdef dict patterns_by_database
+    cdef KeyPatterns first_patterns, other_patterns  # of database 0, and of databases without patterns of their own
+    cdef object upstream_connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
+    cdef Plan plans[COMMANDS_MAX]
+    cdef dict command_indexes
+    cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
+    cdef readonly object cluster
+    cdef object server, stats
+    cdef list names, command_stats
+    cdef Spec specs[COMMANDS_MAX]
+    cdef int commands
+    cdef uint64_t calls[COMMANDS_MAX]
+    cdef uint64_t input_bytes, output_bytes  # of clients
+    cdef Word words[WORDS_MAX]
+    cdef Item items[ITEMS_MAX]
+    cdef Request requests[BATCH_REQUESTS_MAX]
+    cdef size_t item_count, request_count
+    cdef uint32_t new_replies[CONNECTIONS_MAX]  # expected over each connection, by its number
+    cdef int used[CONNECTIONS_MAX]
+    cdef int used_count
+    cdef list batches
+    cdef public bint has_partial, holds_upstream
+    cdef readonly object last_command
+    cdef uint64_t last_count  # requests of the batch that was sent last
+
+    def __init__(self, cluster, server, commands):
+        cdef int i = 0
+        self.cluster, self.server, self.stats = cluster, server, server.stats
+        self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
+        self.command_indexes = {}
+        self.set_patterns({})
+        for name, least, most, command_stats in commands:
+            i = self.add_command(name, least, most, command_stats)
+            self.plans[i].reads_states, self.plans[i].has_many_keys = True, i == 1
+        self.stats.collectors.append(self.collect)
+
+    cdef int add_command(self, name, least, most, command_stats) except -1:
+        """Add a command that the forwarder forwards; return its index."""
+        cdef int i = self.commands
+        if i == COMMANDS_MAX:
+            raise ValueError(f"the forwarder forwards at most {COMMANDS_MAX} commands")
+        set_spec(&self.specs[i], name.encode(), least, most)
+        memset(&self.plans[i], 0, sizeof(Plan))
+        self.names.append(name)
+        self.command_stats.append(command_stats)
+        self.command_indexes[name] = i
+        self.commands += 1
+        return i
+
+    def set_upstream(self, upstream, cache_of, commands):
+        """Forward requests for an upstream's keys, and answer those that are cached.
+
+        upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
+        `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
+        database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether all words are
+        keys, `CommandStats`). They replace the commands of an earlier call.
+        """
+        cdef int i
+        self.upstream, self.cache_of = upstream, cache_of
+        for i in range(self.commands):
+            self.plans[i].is_for_upstream = False
+        for name, is_read, has_many_keys, command_stats in commands:
+            if name not in self.command_indexes:
+                if self.commands == COMMANDS_MAX:
+                    continue  # the general path answers it
+                self.add_command(name, 2, WORDS_MAX, command_stats)
+            i = self.command_indexes[name]
+            if self.plans[i].reads_states and has_many_keys != self.plans[i].has_many_keys:
+                continue
+            self.plans[i].is_for_upstream, self.plans[i].is_read = True, is_read
+            self.plans[i].has_many_keys = has_many_keys
+
+    def set_patterns(self, by_database, others=()):
+        """Set which side answers which keys of each database: (Redis pattern, a `Side`); the first match decides.
+
+        A key that matches no pattern is the upstream's. others: the patterns of all other databases.
+        """
+        cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
+        self.other_patterns = KeyPatterns(others)
+        self.first_patterns = made.get(0, self.other_patterns)
+        self.patterns_by_database = made
+
+    cdef KeyPatterns patterns_of(self, database):
+        """Return the patterns of a database."""
+        return self.patterns_by_database.get(database, self.other_patterns) if database else self.first_patterns
+
+    cdef int slot_of_request(self, size_t words, bint has_many_keys) noexcept:
+        """Return the slot of a request's keys; -1 if they are in several slots."""
+        cdef size_t i
+        cdef int slot = slot_of(self.words[1].at, self.words[1].size)
+        if has_many_keys:
+            for i in range(2, words):
+                if <int>slot_of(self.words[i].at, self.words[i].size) != slot:
+                    return -1
+        return slot
+
+    def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False):
+        """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now.
+
+        database: the one that the client has selected. is_of_states: all keys have the states' own names, of their database,
+        to which the patterns do not apply.
+        """
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, database, is_of_states)
+
+    cdef size_t forward_buffer(
+        self, sink, const uint8_t* data, size_t size, int protocol, database, bint is_of_states=False
+    ) except? 0:
+        cdef size_t took
+        cdef ClientBatch client_batch
+        self.upstream_connection = None
+        took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
+        if not took:
+            return 0
+        if self.has_writes and self.has_states:  # see the module's docstring
+            self.has_partial = False
+            return 0
+        if not self.reserve_batches(sink):
+            self.has_partial = False
+            return 0
+        client_batch = ClientBatch.__new__(ClientBatch)
+        client_batch.sink, client_batch.protocol = sink, protocol
+        client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
+        client_batch.items = <Item*>malloc(self.item_count * sizeof(Item))
+        client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request))
+        if client_batch.items == NULL or client_batch.requests == NULL:
+            raise MemoryError
+        memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
+        memcpy(client_batch.requests, self.requests, self.request_count * sizeof(Request))
+        client_batch.item_count = client_batch.missing = self.item_count
+        client_batch.request_count = client_batch.ends_at = self.request_count
+        client_batch.has_writes = self.has_writes
+        if self.cached:
+            client_batch.add_cached(self.cached)
+            self.cache.hits += len(self.cached)
+        try:
+            self.send(client_batch)
+        except BaseException:
+            client_batch.is_finished = True  # the general path answers the requests
+            raise
+        self.complete_batch = None if client_batch.missing else client_batch
+        return took
+
+    cdef size_t cut_requests(
+        self, sink, const uint8_t* start, const uint8_t* end, int protocol, database, bint is_of_states
+    ) except? 0:
+        """Parse the plain requests at the front of a buffer, and find the connection of each key; return their size."""
+        cdef const uint8_t* at = start
+        cdef bytes table = self.cluster.connection_numbers
+        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
+        cdef size_t count = 0, i, first
+        cdef Py_ssize_t took
+        cdef int command, side = STATES, slot
+        cdef KeyPatterns patterns = self.patterns_of(database)
+        cdef bytes node_table = None
+        cdef bytes reply
+        cdef Plan* plan
+        cdef Request* request
+        cdef Item* item
+        self.has_partial = self.has_states = self.has_writes = False
+        self.item_count = self.request_count = 0
+        if self.cached:
+            self.cached = []
+        if self.upstream is None and (database or not has_numbers):  # without an upstream, other databases are empty
+            return 0
+        while at < end and self.request_count < BATCH_REQUESTS_MAX:
+            took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            if took <= 0:
+                self.has_partial = took == 0
+                break
+            command = command_of(self.specs, self.commands, self.words)
+            if command < 0 or count < 2:
+                break
+            plan = &self.plans[command]
+            if self.upstream is not None and not is_of_states:
+                side = patterns.side_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
+            first = self.item_count
+            if side == UPSTREAM_SIDE:
+                if self.holds_upstream:
+                    break
+                if self.upstream_connection is None:
+                    self.upstream_connection = self.upstream(sink.client_id, protocol, database)
+                    node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
+                if self.upstream_connection is None or not plan.is_for_upstream or first == ITEMS_MAX:
+                    break
+                item = &self.items[first]
+                item.slot, item.number = 0, UPSTREAM
+                if node_table is not None:
+                    slot = self.slot_of_request(count, plan.has_many_keys)
+                    if slot < 0 or not node_table[slot]:
+                        break
+                    item.slot, item.number = slot, UPSTREAM + <uint8_t>node_table[slot]
+                item.at = item.size = item.epochs = 0
+                count = 1
+                self.has_writes |= not plan.is_read
+            elif side == CACHED:
+                if not self.cached:
+                    self.cache = self.cache_of(sink.client_id, database)
+                if self.cache is None or first == ITEMS_MAX:
+                    break
+                reply = self.cache.get((database, protocol, self.cache_key(at, took)))
+                if reply is None:
+                    break
+                self.cached.append(reply)
+                memset(&self.items[first], 0, sizeof(Item))
+                count = 1
+            else:
+                if side != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
+                    break
+                if not self.specs[command].least <= count <= self.specs[command].most:
+                    break
+                count = count - 1 if plan.has_many_keys else 1
+                if first + count > ITEMS_MAX:
+                    break
+                for i in range(count):
+                    item = &self.items[first + i]
+                    item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
+                    item.number = numbers[item.slot]
+                    item.at = item.size = item.epochs = 0
+                    if not item.number:
+                        return at - start
+                self.has_states = True
+            request = &self.requests[self.request_count]
+            request.at, request.size = at, took
+            request.keys = self.words[0].at + self.words[0].size + 2
+            request.first, request.items = first, count
+            request.command, request.is_error, request.is_read = command, False, plan.is_read
+            request.is_array = plan.has_many_keys and side == STATES
+            self.item_count += count
+            self.request_count += 1
+            at += took
+        return at - start
+
+    cdef bytes cache_key(self, const uint8_t* at, size_t size):
+        """Return a request with its name, the first of `words`, in lower case."""
+        cdef bytes made = PyBytes_FromStringAndSize(<const char*>at, size)
+        cdef char* name = PyBytes_AS_STRING(made) + (self.words[0].at - at)
+        cdef size_t i
+        for i in range(self.words[0].size):
+            if c"A" <= name[i] <= c"Z":
+                name[i] += 32
+        return made
+
+    cdef bint reserve_batches(self, sink) except -1:
+        """Open a batch at each connection; False if a connection is full or its server is behind the client's seen epochs."""
+        cdef size_t i
+        cdef int number
+        cdef PipelineBatch batch
+        cdef list open_connections = self.cluster.open_connections
+        memset(self.new_replies, 0, sizeof(self.new_replies))
+        self.used_count = 0
+        for i in range(self.item_count):
+            number = self.items[i].number
+            if not number:
+                continue
+            if not self.new_replies[number]:
+                self.used[self.used_count] = number
+                self.used_count += 1
+            self.new_replies[number] += 1  # an upper limit: a server sends one reply for all its keys of an MGET
+        for i in range(self.used_count):
+            number = self.used[i]
+            connection = self.connection_of(number, open_connections)
+            if connection is None:
+                return False
+            batch = connection.batch
+            if number < UPSTREAM and not self.cluster.is_aligned:
+                floor = self.cluster.client_floor(sink.seen)
+                if not has_reached(connection.epochs, floor, self.cluster.removed_jobs):
+                    return False
+            if batch is None:
+                if not connection.has_room(self.new_replies[number]):
+                    return False
+            elif batch.room < self.new_replies[number]:
+                return False
+            self.batches[number] = batch
+        for i in range(self.used_count):
+            number = self.used[i]
+            if self.batches[number] is None:
+                connection = self.connection_of(number, open_connections)
+                batch = PipelineBatch(self, connection, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
+                connection.begin_batch(batch)
+                self.batches[number] = batch
+        return True
+
+    cdef object connection_of(self, int number, list open_connections):
+        """Return the connection with a number; None: it is not open."""
+        if number == UPSTREAM:
+            return self.upstream_connection
+        if number > UPSTREAM:
+            return self.upstream_connection.node_connection(number - UPSTREAM)
+        return open_connections[number] if number < len(open_connections) else None
+
+    cdef int send(self, ClientBatch client_batch) except -1:
+        """Append the requests to the batches of their connections."""
+        cdef size_t i, start
+        cdef int j
+        cdef PipelineBatch batch
+        cdef Request* request
+        cdef uint16_t number
+        for j in range(self.used_count):
+            batch = self.batches[self.used[j]]
+            batch.client_batches.append(client_batch)
+        for i in range(client_batch.request_count):
+            request = &client_batch.requests[i]
+            self.calls[request.command] += 1
+            if request.is_array:
+                for j in range(self.used_count):
+                    self.send_mget(client_batch, i, self.used[j])
+            elif client_batch.items[request.first].number:
+                number = client_batch.items[request.first].number
+                batch = <PipelineBatch>self.batches[number]
+                start = batch.out.used
+                put(&batch.out, request.at, request.size)
+                batch.add(client_batch, i, client_batch.items[request.first].slot, number, start)
+        for j in range(self.used_count):
+            self.batches[self.used[j]] = None
+        self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
+        self.last_count = client_batch.request_count
+        return 0
+
+    cdef int send_mget(self, ClientBatch client_batch, uint32_t index, uint16_t number) except -1:
+        """Append a STATE MGET for those keys of an MGET that one server owns, if there are any."""
+        cdef Request* request = &client_batch.requests[index]
+        cdef Item* item = &client_batch.items[request.first]
+        cdef PipelineBatch batch = <PipelineBatch>self.batches[number]
+        cdef size_t i, count = 0, size = 0, start = batch.out.used
+        cdef const uint8_t* at = request.keys
+        cdef const uint8_t* end = request.at + request.size
+        cdef Py_ssize_t took
+        for i in range(request.items):
+            count += item[i].number == number
+        if not count:
+            return 0
+        put_line(&batch.out, 42, count + 2)
+        put(&batch.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
+        for i in range(request.items):
+            took = 1 + number_line(at + 1, end, &size) + size + 2
+            if item[i].number == number:
+                put(&batch.out, at, took)
+            at += took
+        return batch.add(client_batch, index, 0, number, start)
+
+    def collect(self):
+        """Add the counts of requests and bytes to the server's statistics."""
+        cdef int i
+        self.stats.input_bytes += self.input_bytes
+        self.stats.output_bytes += self.output_bytes
+        self.input_bytes = self.output_bytes = 0
+        for i in range(self.commands):
+            self.command_stats[i].calls += self.calls[i]
+            self.calls[i] = 0
+
+    cdef int deliver(self, ClientBatch client_batch) except -1:
+        """Send a client its replies; if one is from an earlier epoch than a reply before it, resend the requests."""
+        client_batch.is_finished = True
+        if client_batch.ends_at < client_batch.request_count:
+            client_batch.request_count = client_batch.ends_at
+            client_batch.sink.end(client_batch.joined_replies())
+            return 0
+        epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
+        if client_batch.has_older_reply():
+            self.resend(client_batch, epochs)
+        else:
+            client_batch.sink.deliver(client_batch.joined_replies(), epochs)
+        return 0
+
+    cdef int resend(self, ClientBatch client_batch, epochs) except -1:
+        """Have the general path resend a batch's requests; they were counted already."""
+        cdef size_t i
+        for i in range(client_batch.request_count):
+            self.command_stats[client_batch.requests[i].command].calls -= 1
+        client_batch.sink.resend(client_batch.data, epochs)
+        return 0
+
+    cdef int restart(self, ClientBatch client_batch) except -1:
+        """Drop a batch's replies, and have the general path resend its requests."""
+        client_batch.is_finished = True
+        try:
+            self.resend(client_batch, NO_EPOCHS)
+        except Exception as error:
+            self.server.report(error)
+        return 0
+
+    cdef int fail_batch(self, ClientBatch client_batch, error) except -1:
+        """Handle an exception: fail a batch of one request, or resend several, because the exception may concern only one."""
+        client_batch.is_finished = True
+        try:
+            if client_batch.has_writes:
+                self.server.report(error)
+                client_batch.sink.end(b"")
+            elif client_batch.request_count == 1:
+                client_batch.sink.fail(error)
+            else:
+                self.server.report(error)
+                self.resend(client_batch, NO_EPOCHS)
+        except Exception as another:
+            self.server.report(another)
+        return 0
+
+
+cdef class StateKeys(KeyFilter):
+    """The keys of database 0 whose plain requests states answer, by the forwarder's patterns."""
+
+    cdef Forwarder forwarder
+
+    cdef bint admits(self, const Word* keys, size_t count) noexcept:
+        cdef size_t i
+        for i in range(count):
+            if self.forwarder.first_patterns.side_of(&keys[i]) != STATES:
+                return False
+        return count > 0
+
+
+cdef class StoredReads(FastPath):
+    """Answers reads of states' stored keys from the state server's stores, with the core. The forwarder gets all else.
+
+    As the forwarder, it counts calls and measures no times.
+    """
+
+    cdef Forwarder forwarder
+    cdef object stores
+    cdef bint is_fresh, may_read  # no server's input came since the view was renewed; its stores may be read
+    cdef int64_t renewed_ms
+
+    def use(self, Forwarder forwarder, stores):
+        """Read these stores (`server_stores.ServerStores`), and keys that the forwarder's patterns give to states."""
+        cdef StateKeys keys = StateKeys()
+        self.forwarder = keys.forwarder = forwarder
+        self.stores = stores
+        self.core.key_filter = keys
+
+    cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
+        """Return whether to try to answer. Before `begin`, the first key is looked at: to begin takes longer."""
+        cdef size_t count = 0
+        cdef Word* words = self.forwarder.words
+        if not session.can_use_fast_path:
+            return False
+        return self.is_fresh or (
+            cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) > 0
+            and count > 1
+            and self.forwarder.first_patterns.side_of(&words[1]) == STATES
+        )
+
+    cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
+        return self.may_answer(session, data, size) and FastPath.look_ahead(self, session, data, size)
+
+    cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
+        if not self.core.has_lookahead(data) and not self.may_answer(session, data, size):
+            self.core.is_incomplete = self.core.is_full = False
+            return 0
+        return FastPath.answer_front(self, session, data, size, out)
+
+    cdef int expire_view(self) noexcept:
+        self.is_fresh = False
+        return 0
+
+    cdef bint begin(self) except -1:
+        """Move to the newest epochs; False while the stores must not be read.
+
+        The state server answers other processes, too: requests may follow its replies to them. So the stores are asked
+        for newer epochs each time. The view is renewed if there are any, once a millisecond for its clock, and after
+        input that is not a client's: it may be a server's reply.
+        """
+        cdef int64_t now_ms = monotonic_ns() // 1000000
+        self.last_user = self.last_rules = None
+        if self.is_fresh and now_ms == self.renewed_ms and (not self.may_read or self.core.is_newest()):
+            return self.may_read
+        self.is_fresh, self.may_read, self.renewed_ms, self.slow_ns = True, False, now_ms, NEVER_NS
+        try:
+            view = self.stores.current_view()
+            if view is not None:
+                self.core.use_view(view, False)
+                self.may_read = True
+        except Exception as error:
+            self.server.report(error)
+        return self.may_read
+
+    cdef int count(self, int64_t elapsed_ns) noexcept:
+        cdef int command, total = 0
+        for command in range(COMMANDS):
+            self.core.calls[command] += self.core.answered[command]
+            total += self.core.answered[command]
+        return total
+
+    def collect(self):
+        cdef int command
+        for command in range(COMMANDS):
+            if self.core.calls[command]:
+                self.command_stats_of[command].calls += self.core.calls[command]
+                self.core.calls[command] = 0
+
+
+cdef class ClientForwarder(InputInterceptor):
+    """Forwards the plain requests of one client of a proxy, and sends it the replies.
+
+    While replies are pending, the client's connection leaves all sending to the forwarder (`Connection.delegate_replies`).
+    """
+
+    cdef Forwarder forwarder
+    cdef object connection, session, write, last_epochs
+    cdef SessionFields fields  # of the session
+    cdef uint64_t forwarded  # requests of the batch that waits for its replies
+    cdef bytes partial_request  # the start of a request that the forwarder may forward
+    cdef ClientBatch complete_batch  # it waits for no reply, as all were cached
+
+    def __init__(self, Forwarder forwarder, connection, write):
+        self.forwarder, self.connection, self.session, self.write = forwarder, connection, connection.session, write
+        self.fields = self.session
+        self.partial_request = b""
+
+    cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
+        if self.has_partial or not self.try_forward(data, size):
+            return 0
+        self.forwarder.input_bytes += size
+        self.fields.input_bytes += size
+        return size
+
+    def forward_input(self, bytes data):
+        """Forward the plain requests at the front of received data; return b"", or the data if none is plain."""
+        if self.has_partial:
+            data, self.partial_request, self.has_partial = self.partial_request + data, b"", False
+        if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
+            return b""
+        return data
+
+    cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
+        """Forward the plain requests at the front of received data if the connection is idle; return whether any were forwarded."""
+        self.forwarder.has_partial = False
+        if not (self.connection.is_idle and self.fields.can_be_forwarded and self.forward_buffer(data, size)):
+            return False
+        if self.complete_batch is not None:
+            self.deliver_complete()
+        return True
+
+    def forward(self, bytes data):
+        """Forward the plain requests at the front of buffered input; return whether there are any."""
+        return self.forward_buffer(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
+        cdef size_t took
+        connection, session = self.connection, self.session
+        try:
+            took = self.forwarder.forward_buffer(self, data, size, session.protocol, session.db)
+        except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
+            self.forwarder.server.report(error)
+            return False
+        if not took:
+            return False
+        session.last_command = self.forwarder.last_command
+        self.forwarded = self.forwarder.last_count
+        self.fields.calls += self.forwarded
+        connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
+        self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
+        return True
+
+    def deliver_complete(self):
+        """Send the replies to the last batch if all of them were cached; return whether they were."""
+        cdef ClientBatch complete = self.complete_batch
+        self.complete_batch = None
+        if complete is None:
+            return False
+        self.forwarder.deliver(complete)
+        return True
+
+    def store_partial(self, bytes data):
+        """Store data that is the start of a request; return whether it was stored."""
+        if not self.forwarder.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
+            return False
+        self.partial_request, self.has_partial = data, True
+        return True
+
+    @property
+    def seen(self):
+        """The epochs that this client has seen."""
+        return self.session.seen.epochs
+
+    @property
+    def client_id(self):
+        """The id of this client."""
+        return self.session.id
+
+    def resend(self, data, epochs):
+        """Have the general path answer the requests, from servers that have reached these epochs."""
+        self.fields.calls -= self.forwarded  # the general path counts them, too
+        self.connection.resend(data, epochs)
+
+    def error_reply(self, error):
+        """Return the error reply for an exception."""
+        return self.connection.error_reply(error)
+
+    def end(self, replies):
+        """Send the last replies, and close the client's connection: the upstream did not answer a request that may have run."""
+        connection = self.connection
+        try:
+            if not connection.end_delegation():
+                return
+            self.session.close()
+            if type(replies) is bytes:
+                self.forwarder.output_bytes += len(replies)
+                self.fields.output_bytes += len(replies)
+                self.write(replies)
+                connection.close()
+            else:
+                connection.send_stream(replies)
+        except Exception as error:
+            connection.close_on_error(error)
+
+    def fail(self, error):
+        """Send an error reply for an exception."""
+        self.deliver(self.connection.error_reply(error), NO_EPOCHS)
+
+    def deliver(self, reply, epochs):
+        """Send the replies, then handle the input that arrived meanwhile. An exception ends this connection only."""
+        cdef Forwarder forwarder = self.forwarder
+        connection, session = self.connection, self.session
+        try:
+            if not connection.end_delegation():
+                return
+            if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
+                session.seen.add(epochs)
+                self.last_epochs = epochs
+            session.active_ms = forwarder.server.view.now_ms
+            if type(reply) is not bytes:
+                connection.send_stream(reply)
+                return
+            forwarder.output_bytes += len(reply)
+            self.fields.output_bytes += len(reply)
+            self.write(reply)
+            if connection.is_drained:
+                connection.is_idle = True
+            else:
+                connection.continue_after_reply()
+        except Exception as error:
+            connection.close_on_error(error)

@@ -1,0 +1,139 @@
+"""Requests to servers, and the sinks of their replies. Connections are elsewhere.
+
+A `ReplyBatch` is the sink of a client's requests; each request has an index in it. A `ReplyFuture` is the sink of a
+request that a coroutine waits for (`forwarding/answers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Protocol
+
+from resp_server.forwarding.answers import ReplyFuture, deliver, joined
+from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_splitter import array_in_order, pack
+from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from state_backend.model.slots import slot_of
+
+# A request is sent at most twice: the second time after its connection was lost.
+SENDS_MAX = 2
+PING = pack((b"PING",))
+
+
+class InFlightRequest(Protocol):
+    """One request, or several that were sent to a server together. They wait for their replies.
+
+    Args:
+        remaining: The number of missing replies.
+        deadline_s: The time by which the replies have to arrive.
+
+    Attributes:
+        is_batch: It is a batch of the compiled forwarder.
+    """
+
+    @property
+    def is_batch(self) -> bool: ...
+
+    deadline_s: float
+    remaining: int
+
+    def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
+        """Take the next replies, at most `remaining`.
+
+        Args:
+            epochs: Those that the replies are from.
+        """
+
+    def fail_all(self, error: Exception) -> None:
+        """Take an exception in place of all remaining replies."""
+
+    def next_request(self) -> ServerRequest:
+        """Return the next request without a reply as a separate request, whose sink gets that reply."""
+
+
+@dataclass(slots=True)
+class ServerRequest:
+    """A request to a slot's active server; with `master`, to that shard's; with `address`, to the server there.
+
+    Args:
+        floor: The epochs that the server must have reached; set when the server is chosen.
+        queued_until_s: The time until which the request waits for these epochs and for a connection.
+        redirects: The number of MOVED errors so far.
+        is_history: It is STATE HISTORY, for which no other long request waits.
+    """
+
+    packed: bytes
+    slot: int
+    protocol: int
+    deadline_s: float
+    sink: ReplySink
+    index: int
+    address: str | None = None
+    master: str | None = None
+    is_long: bool = False
+    is_history: bool = False
+    sends: int = 0
+    redirects: int = 0
+    floor: Epochs | None = None
+    queued_until_s: float | None = None
+    remaining: int = 1
+    is_batch: ClassVar[bool] = False
+
+    def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
+        """Pass the reply to the sink."""
+        self.sink.put(self.index, replies[0], epochs)
+
+    def fail_all(self, error: Exception) -> None:
+        """Pass the exception to the sink."""
+        self.sink.fail(self.index, error)
+
+    def next_request(self) -> ServerRequest:
+        """Return the request itself."""
+        return self
+
+    def refuse(self, error: ReplyError) -> None:
+        """Reply with an error that the proxy itself makes."""
+        self.sink.put(self.index, b"-%b\r\n" % error.line)
+
+
+class DiscardSink(ReplySink):
+    """Ignores the replies to requests that the proxy sends for itself. Exceptions are logged."""
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        """Ignore a reply."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        internal_error(error)
+
+
+class RequestSender(Protocol):
+    """Sends requests to servers.
+
+    Args:
+        defer: Calls back in a later round of the event loop.
+    """
+
+    defer: Defer
+
+    def send(self, request: ServerRequest) -> None:
+        """Send a request; its sink gets the reply later, or an error at once or later."""
+
+
+def send_mget_by_slots(
+    sender: RequestSender, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int
+) -> None:
+    """Request the values of keys by one MGET for each slot; the sink gets one array of all values, in order."""
+    places: dict[int, list[int]] = {}
+    for at, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(at)
+    parts = []
+    for slot, some in places.items():
+        parts.append(ReplyFuture(partial(sink.seen_epochs, index)))
+        packed = pack((b"MGET", *(keys[at] for at in some)))
+        sender.send(ServerRequest(packed, slot, 2, deadline_s, parts[-1], 0, sends=1))
+    merge = partial(array_in_order, places=list(places.values()))
+    deliver(joined(parts, merge, sender.defer), sink, index)

@@ -1,0 +1,144 @@
+"""The stores of a state server on the same machine, which its proxy reads as well, so most reads are not forwarded.
+
+The state server reports which stores it serves (`job_catalog.ReportedCatalog`). Both processes see an epoch as soon as
+it is committed, and the state server moves to the newest epochs before it answers input. So a forwarded request is
+never answered from an earlier epoch than a read before it in this process. The other way round, and when the state
+server has changed to another store or has started again, the epochs that it announces decide: a store that is behind
+them, or whose job is not announced, is not read here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.serving.job_catalog import LocalJobCatalog
+from resp_server.session.epoch_feed import JobEpoch
+from resp_server.session.session import RESP2
+from state_backend.model.clock import Clock, now_ms
+from state_backend.model.errors import SparkisError, StoreError
+from state_backend.store.keyspace import Keyspace, KeyspaceView
+from state_backend.store.store import Snapshot
+
+logger = logging.getLogger("sparkis.proxy")
+
+
+class ServerEpochs(Protocol):
+    """The epochs of a state server, as its proxy knows them (`state_cluster.StateCluster`).
+
+    server: the key of the connection over which the server announces them.
+    """
+
+    def is_ready(self, server: ConnectionKey) -> bool:
+        """Return whether a server can take requests."""
+
+    def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
+        """Return the newest epoch of a job that a server is known to have; None: it does not serve the job."""
+
+    def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
+        """Note that clients may see an epoch of a server's store before the server announces it."""
+
+
+class StoresView(KeyspaceView):
+    """A view of the stores at epochs that are not behind those of their state server."""
+
+    def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
+        super().__init__(keyspace, now_ms)
+        self.epochs: ServerEpochs | None = None
+        self.server = ConnectionKey("", RESP2, False)
+        # The version of each job's snapshot that was last compared with the announced epoch.
+        self._compared: dict[str, int] = {}
+
+    def snapshot_of(self, name: str) -> Snapshot:
+        """Return the current snapshot of a job; StoreError if the state server has another store, or a later epoch."""
+        snapshot = super().snapshot_of(name)
+        if self._compared.get(name) != snapshot.version:
+            self._compare(name, snapshot)
+            self._compared[name] = snapshot.version
+        return snapshot
+
+    def compare_again(self) -> None:
+        """Compare all snapshots before their next use: an epoch was announced, or a store has changed."""
+        self._compared.clear()
+
+    def _compare(self, name: str, snapshot: Snapshot) -> None:
+        reached = snapshot.applied.term, snapshot.applied.epoch
+        announced = None if self.epochs is None else self.epochs.announced(self.server, name)
+        if announced is None or reached < announced:
+            raise StoreError(f"job '{name}' is at another epoch at its state server")
+        if self.epochs is not None and reached > announced:
+            self.epochs.raise_to(self.server, name, reached)
+
+    def release_old_epochs(self) -> None:
+        """Move the open snapshots to the newest epochs."""
+        for name in list(self._snapshots):
+            with suppress(StoreError):
+                super().snapshot_of(name)
+
+
+class ServerStores:
+    """The stores that the state server reports, and a view of them. Runs on the event loop's thread."""
+
+    def __init__(self, clock: Clock = now_ms) -> None:
+        self._clock = clock
+        self._is_loaded = False
+        self._keyspace = Keyspace()
+        self._catalog = LocalJobCatalog(self._keyspace)
+        self._view = StoresView(self._keyspace, clock())
+
+    def follow(self, epochs: ServerEpochs) -> None:
+        """Use the epochs that the state server announces."""
+        self._view.epochs = epochs
+
+    def set_address(self, address: str) -> None:
+        """Set the address of the state server."""
+        self._view.server = ConnectionKey(address, RESP2, False)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Handle a line of the state server."""
+        match line["event"]:
+            case "loaded":
+                self._is_loaded = True
+            case "open":
+                self._open(line["job"], line["of"])
+            case "forget":
+                self._catalog.remove(line["job"])
+        self._renew()
+
+    def reset(self) -> None:
+        """Close all stores: the state server has ended."""
+        self._is_loaded = False
+        for job in list(self._keyspace.jobs):
+            self._catalog.remove(job)
+        self._renew()
+
+    def current_view(self) -> StoresView | None:
+        """Return the view, at the newest epochs; None while the state server has to answer all requests."""
+        view = self._view
+        if not self._is_loaded or view.epochs is None or not view.epochs.is_ready(view.server):
+            return None
+        view.renew(self._clock())
+        return view
+
+    def epoch_announced(self) -> None:
+        """Compare the stores with an epoch that the state server has announced."""
+        self._view.compare_again()
+
+    def release_old_epochs(self) -> None:
+        """Move to the newest epochs, also if no client reads: LMDB does not reuse the pages of older ones."""
+        self._renew()
+        self._view.release_old_epochs()
+
+    def _open(self, job: str, event: Mapping[str, Any]) -> None:
+        try:
+            self._catalog.serve(self._catalog.prepare(job, event))
+        except SparkisError as error:
+            self._catalog.remove(job)
+            logger.warning("job %s: the state server answers all of its reads: %s", job, error)
+
+    def _renew(self) -> None:
+        self._view.compare_again()
+        self._view.renew(self._clock())

@@ -1,0 +1,234 @@
+"""EXEC over keys of several servers, at one epoch of each job.
+
+Each owner of keys gets one transaction, in one write, with the epochs to read at and the watched keys that must not
+have changed:
+
+    STATE EXPECT key mark ...   STATE AT job term epoch ... clock   MULTI   its commands ...   EXEC
+
+Each job is read at the newest epoch that any server has announced, so that no client sees epochs go back. A server that
+is already at a later epoch keeps this one pinned for a short time. A server that has not reached the epoch, or no
+longer pins it, replies NOEPOCH. Then all transactions are sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from resp_server.backends.servers.request_policy import split_in_steps
+from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
+from resp_server.backends.servers.transaction_plan import (
+    SHORT_COMMANDS_MAX,
+    QueuedCommands,
+    ServerTransaction,
+    TransactionPlan,
+    TransactionPlanner,
+)
+from resp_server.backends.servers.transactions import BackendExec, Watched
+from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_steps
+from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.exec_runner import NOTHING_RUN, ExecContext
+from resp_server.protocol.errors import TryAgainError
+from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
+from resp_server.protocol.request_parser import Request
+from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
+
+# The pause before the next attempt; it doubles each time. Servers apply an epoch some milliseconds apart.
+PAUSE_S = 0.005
+PAUSE_S_MAX = 0.1
+# There is another attempt after so many lost connections. More losses mean that something is wrong.
+LOSSES_MAX = 2
+
+
+class ServersExec(BackendExec):
+    """One EXEC at state servers, at one epoch of each job."""
+
+    def __init__(
+        self,
+        commands: QueuedCommands,
+        planner: TransactionPlanner,
+        cluster: StateCluster,
+        context: CommandContext,
+        requests: Sequence[Request],
+        watched: Watched,
+    ) -> None:
+        self._commands, self._planner = commands, planner
+        self._context = ExecContext(context.session, context.server, context.jobs)
+        self._requests, self._watched = requests, watched
+        self._protocol = context.session.protocol
+        self._defer = context.server.clients.defer
+        self._epochs = EpochsToRead()
+        self._attempts = Attempts(cluster, cluster.deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX))
+
+    async def answer(self) -> Answer:
+        """Plan, send and read, until all servers have run their transactions; then merge their replies."""
+        while True:
+            plan = await in_steps(self._planner.plan(self._context.session, self._requests, self._watched), self._defer)
+            transactions = list(plan.transactions.values())
+            if not await self._send(transactions):
+                continue
+            await all_of([each.complete for each in transactions])
+            try:
+                failed = await in_steps(_failed_in(transactions), self._defer)
+                if not failed:
+                    return await self._merged(plan, transactions)
+            except MALFORMED_REPLY_ERRORS as error:
+                return Answer(malformed_reply(error))
+            for transaction, error_line in failed:
+                if not self._may_try_again(transaction, error_line):
+                    return Answer(error_line)
+            await self._attempts.pause("the servers have no epoch in common")
+
+    async def _send(self, transactions: Sequence[ServerTransaction]) -> bool:
+        """Send the transactions. If not all servers can be reached, return False when they may be sent again."""
+        clock_ms, protocol = self._context.server.clock(), self._protocol
+        sent = [each for each in transactions if each.send(self._epochs.of(each), clock_ms, protocol)]
+        if len(sent) == len(transactions):
+            return True
+        reason = f"not all of {', '.join(each.address for each in transactions)} can be reached"
+        if any(each.is_given_up(protocol) for each in transactions):
+            raise TryAgainError(reason)  # for longer than this transaction may wait
+        await self._attempts.pause(reason)
+        while not all(each.complete.is_over for each in sent):
+            await self._attempts.pause("no server answered in time")
+        await all_of([each.complete for each in sent])
+        return False
+
+    def _may_try_again(self, transaction: ServerTransaction, error: bytes) -> bool:
+        """Handle the error of a server that did not run its transaction; return whether to send all of them again."""
+        reply = as_bytes(transaction.replies[-1])
+        if reply.startswith(b"-NOEPOCH "):
+            self._epochs.take_pinned(transaction, pinned_epochs_in(reply))
+            return True
+        if error.startswith(b"-MOVED "):
+            transaction.cluster.refresh(transaction.address)
+            return True
+        return error.startswith(RETRY_ERRORS) or self._attempts.may_follow_loss(transaction)
+
+    async def _merged(self, plan: TransactionPlan, transactions: Sequence[ServerTransaction]) -> Answer:
+        """Merge the servers' replies with the proxy's own, unless a watched key has changed."""
+        if any(each.is_aborted for each in transactions):
+            return Answer(NOTHING_RUN[self._protocol], self._epochs.of_reply)
+        replies: list[RawReply] = []
+        turns = Turns(self._defer)
+        for number, (request, places) in enumerate(zip(self._requests, plan.places, strict=True)):
+            if number in plan.errors:
+                replies.append(self._commands.error_reply(plan.errors[number]))
+            elif places is None:
+                replies.append(await self._own_reply(request))
+            else:
+                found = [transactions[at].items[place] for at, place in places]
+                is_whole = len(found) == 1
+                replies.append(found[0] if is_whole else await in_steps(self._joined(request, found), self._defer))
+            await turns
+        tracking_state = self._context.session.tracking_state
+        if tracking_state is not None:
+            tracking_state.is_caching_set = False  # a queued CLIENT CACHING applies to this transaction only
+        return Answer(raw_reply_of([b"*%d\r\n" % len(replies), *replies]), self._epochs.of_reply)
+
+    async def _own_reply(self, request: Request) -> RawReply:
+        """Return the reply to a command that the proxy answers."""
+        reply = self._commands.answer_queued(self._context, request)
+        if isinstance(reply, Sliced):
+            return await in_steps(self._encoded(reply), self._defer)
+        if isinstance(reply, Pending):
+            return (await self._commands.resolved(self._context, reply)).reply
+        return reply
+
+    def _encoded(self, reply: Sliced) -> Steps[bytes]:
+        """Encode a reply in steps. None of its steps waits for other processes."""
+        encoder, out = SlicedEncoder(reply, self._protocol), []
+        try:
+            while not encoder.is_done:
+                out.append(encoder.step())
+                yield
+        except Exception as error:
+            return self._commands.error_reply(error)
+        finally:
+            encoder.close()
+        return b"".join(out)
+
+    def _joined(self, request: Request, found: Sequence[RawReply]) -> Steps[RawReply]:
+        """Merge the replies to the parts of a queued command."""
+        error = next(filter(is_error, found), None)
+        if error is not None:
+            return error
+        split = yield from split_in_steps(self._commands.command(request).facts, request, self._commands.target_of)
+        assert split is not None
+        merged: RawReply = yield from result_of(split[1](found))
+        return merged
+
+
+class EpochsToRead:
+    """The epochs at which one EXEC reads."""
+
+    def __init__(self) -> None:
+        self._by_application: dict[int, dict[str, JobEpoch]] = {}
+        self._jobs: dict[str, set[str]] = {}  # that each server has, by its address
+
+    def of(self, transaction: ServerTransaction) -> dict[str, JobEpoch]:
+        """Return the epochs for a server; at first the newest ones that any server of its application has announced."""
+        cluster, address = transaction.cluster, transaction.address
+        if transaction.application not in self._by_application:
+            self._by_application[transaction.application] = dict(cluster.newest)
+        epochs = self._by_application[transaction.application]
+        jobs, readable = self._jobs.setdefault(address, set(cluster.seen.get(address, ()))), cluster.outages.readable
+        return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
+
+    def take_pinned(self, transaction: ServerTransaction, pinned: dict[str, list[JobEpoch]]) -> None:
+        """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
+        cluster, address = transaction.cluster, transaction.address
+        epochs, readable = self._by_application[transaction.application], cluster.outages.readable
+        self._jobs[address] = set(pinned)
+        for job, reached in pinned.items():
+            if job not in epochs:
+                epochs[job] = reached[-1]
+            elif readable(job, epochs[job]) not in reached:
+                epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
+        cluster.connection(ConnectionKey(address, 2, False)).await_epochs({job: epochs[job] for job in pinned})
+
+    @property
+    def of_reply(self) -> ReplyEpochs:
+        """The epochs that the reply is from."""
+        return tuple(self._by_application.values())
+
+
+class Attempts:
+    """The attempts to run one EXEC, until its deadline: the pauses between them, and the lost connections."""
+
+    def __init__(self, cluster: StateCluster, deadline_s: float) -> None:
+        self._cluster, self._deadline_s = cluster, deadline_s
+        self._pause_s, self._losses = PAUSE_S, 0
+
+    async def pause(self, reason: str) -> None:
+        """Wait before the next attempt; TryAgainError with a reason if the deadline would be over then."""
+        if self._cluster.now_s + self._pause_s > self._deadline_s:
+            raise TryAgainError(reason)
+        await Called(partial(asyncio.get_running_loop().call_later, self._pause_s))
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def may_follow_loss(self, transaction: ServerTransaction) -> bool:
+        """Count a lost connection, or another error; return whether to try again."""
+        self._losses += 1
+        return transaction.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
+
+
+def _failed_in(transactions: Sequence[ServerTransaction]) -> Steps[list[tuple[ServerTransaction, bytes]]]:
+    """Read the servers' replies; return the transactions that did not run, with their errors."""
+    failed = []
+    for each in transactions:
+        error = yield from each.read()
+        if error is not None:
+            failed.append((each, error))
+    return failed
+
+
+def pinned_epochs_in(reply: bytes) -> dict[str, list[JobEpoch]]:
+    """Parse a NOEPOCH reply: the epochs of each job that a server pins, the newest last."""
+    words = reply[:-2].decode("utf-8", "surrogateescape").split(" ")[1:]
+    rows = zip(words[::2], words[1::2], strict=True)
+    return {job: epochs_in(epochs.encode()) for job, epochs in rows}

@@ -1,0 +1,64 @@
+"""The connection of a server to the compiled core: users' rights to read, and the recording of slow requests.
+
+A buffer goes to the core first (`native.core.FastPath`). The core answers as many of the first requests as it can, and
+splits the others into words. Those take the general path (see `dispatcher`), as do all requests if the core is not
+built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from resp_server import native
+from resp_server.acl.rules import KeyAccess, User
+from resp_server.command.table import CommandTable
+from resp_server.metrics.slow_log import batch_entry
+from resp_server.pipeline.context import ServerContext
+from resp_server.protocol.request_parser import Request, RequestParser
+from resp_server.session.session import Session
+
+
+class FastPath(Protocol):
+    """Answers the requests at the front of a buffer.
+
+    is_full: the last buffer has more requests for the core, which answers them later because their replies are long.
+    is_incomplete: the rest of the last buffer is the beginning of a request.
+    """
+
+    @property
+    def is_full(self) -> bool: ...
+    @property
+    def is_incomplete(self) -> bool: ...
+
+    def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]:
+        """Return the replies to the first requests, the remaining requests, and the rest of the buffer.
+
+        Without replies and requests, the rest is for the parser, unless it is incomplete.
+        """
+
+
+def fast_path_of(server: ServerContext) -> FastPath | None:
+    """Return the compiled core for a server; None if it is not built."""
+    if native.core is None:
+        return None
+
+    def record_slow(session: Session, data: bytes, elapsed_ns: int) -> None:
+        """Record a slow request; of requests that were answered together, the first one and their number."""
+        requests = RequestParser().feed(data)
+        server.slow_requests.record(session, server.table.find(requests[0]), batch_entry(requests), elapsed_ns)
+
+    fast_path: FastPath = native.core.FastPath(server, lambda user: rules_of(user, server.table), record_slow)
+    return fast_path
+
+
+def rules_of(user: User, table: CommandTable) -> Any:
+    """Return a user's rights to read, in the form of the core."""
+    assert native.core is not None
+    selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
+    for selector in user.selectors:
+        commands = [(name, table.get(name)) for name, _, _ in native.core.NAMES]
+        names = [name for name, command in commands if command is not None and selector.allows(command)]
+        patterns = list(selector.patterns(KeyAccess.READ))
+        selectors.append((names, None if b"*" in patterns else patterns))
+    return native.core.Rules(selectors)

@@ -1,0 +1,584 @@
+"""The context of a command: its server and its connection's session. No sockets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from resp_server.acl.rules import Reason
+from resp_server.acl.users import UserChange, UserChangeResult, Users
+from resp_server.acl.visibility import Visibility
+from resp_server.cluster.node_view import NodeView
+from resp_server.command.handler import WorkerQuery
+from resp_server.command.table import CommandTable
+from resp_server.metrics.process_stats import Memory, memory_now
+from resp_server.metrics.stats import Stats
+from resp_server.pipeline.histories import Histories
+from resp_server.pipeline.loading_waits import LoadingWaits
+from resp_server.pipeline.slow_requests import SlowRequests
+from resp_server.protocol.errors import GenericError, internal_error
+from resp_server.protocol.replies import Pending, Reply
+from resp_server.push.clients import Clients, NoClients, OtherWorkers
+from resp_server.push.cluster_bus import ClusterBus
+from resp_server.push.keyspace_notifications import Notifications
+from resp_server.push.message_bus import MessageBus
+from resp_server.push.monitor import Monitors
+from resp_server.push.tracking_table import TrackingTable
+from resp_server.session.account import Account
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epochs_text
+from resp_server.session.session import RESP2, Session
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
+from resp_server.session.tracking import PUSH
+from resp_server.session.transaction import ReadPoint
+from resp_server.settings.server import ServerConfig
+from state_backend import log_lines
+from state_backend.model.clock import Clock, now_ms
+from state_backend.model.slot_set import ALL
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange, SnapshotAt
+from state_backend.store.pinned_epochs import PinnedEpochs
+from state_backend.store.slot_view import SlotView
+from state_backend.store.store import KeyInfo, Snapshot, Value
+
+Found = TypeVar("Found")
+
+# A command's longest wait for the other processes of its server. The master's own timeout is shorter, so this one is
+# reached only if the master hangs.
+GATHER_S_MAX = 2.0
+
+# The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed the
+# threshold although no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a
+# millisecond).
+ONE_BY_ONE_US = 1_000
+
+
+class _HeldEpoch(NamedTuple):
+    """An epoch at which a job is read for a while. The snapshot keeps it readable."""
+
+    generation: str
+    snapshot_at: SnapshotAt
+    snapshot: Snapshot
+
+
+@dataclass
+class ProcessInfo:
+    """The ports and identity that a server reports; with workers, those of the master.
+
+    Args:
+        tls_port: May be the same as `port`; 0: no TLS.
+    """
+
+    started_ms: int
+    run_id: str = field(default_factory=lambda: secrets.token_hex(20))
+    process_id: int = field(default_factory=os.getpid)
+    port: int = 0
+    tls_port: int = 0
+    memory_at_start: Memory | None = field(default_factory=memory_now)
+
+
+class SwapControl(Protocol):
+    """Shows and changes the owners of keys at a proxy with an upstream; ReplyError if that is not possible."""
+
+    def owners(self) -> Reply:
+        """Return the jobs with their key formats."""
+
+    def owner(self, keys: Sequence[bytes], database: int) -> Reply:
+        """Return the owner of each key."""
+
+    def confirm(self, job: bytes) -> Reply:
+        """Give a job's keys to its states."""
+
+    def release(self, job: bytes) -> Reply:
+        """Give a job's keys to the upstream."""
+
+    def reload(self) -> Reply:
+        """Read the rules file again."""
+
+    def shadow(self) -> Reply:
+        """Return what comparisons of the upstream with the states have found."""
+
+
+@dataclass
+class ServerContext:
+    """The server's state that commands and connections use. Only for the event loop's thread."""
+
+    config: ServerConfig
+    keyspace: Keyspace
+    table: CommandTable
+    clock: Clock = now_ms
+    stats: Stats = field(default_factory=Stats)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    # While jobs are being opened, commands about keys are answered with LOADING.
+    is_loading: bool = False
+    # This server as a node of a cluster; None: it is in no cluster, and owns all slots. Set by `become_node`.
+    cluster: NodeView | None = None
+    clients: Clients = field(default_factory=NoClients)
+    workers: OtherWorkers | None = None  # None: this is the only process that serves the port
+    # The state of the servers behind a proxy, for INFO; None: this is no proxy.
+    state_servers: Callable[[], Mapping[str, object]] | None = None
+    # The owners of keys at a proxy with an upstream; None: this is no such proxy.
+    swap_control: SwapControl | None = None
+    # Fields of the upstream's reply to HELLO.
+    hello_fields: Mapping[bytes, Reply] = field(default_factory=dict)
+    # CLUSTER describes this process as the only node.
+    is_single_node: bool = False
+    # Closes a client's own connection to the upstream.
+    leave_upstream: Callable[[Session], None] = lambda session: None
+    # Incremented whenever the next reply may be from another epoch or topology than the last one.
+    change_counter: int = 0
+
+    def __post_init__(self) -> None:
+        self.process = ProcessInfo(self.clock())
+        config = self.config
+        self.users = Users(self.table, config.password, config.aclfile, config.rate_limits, config.server_password)
+        self.tracking = TrackingTable(self.config.tracking_table_max_keys)
+        self._stalled: set[str] = set()  # jobs whose log cannot be read here, so that they get no newer epoch
+        self._held: dict[str, _HeldEpoch] = {}  # jobs that are read at an earlier epoch meanwhile
+        self.view = self._own_view(self.process.started_ms)
+        self.empty_view = Keyspace().view(self.process.started_ms)
+        self.slow_requests = SlowRequests(lambda: self.config, lambda: self.clock())
+        self.monitors = Monitors(self)
+        self.paused_until_ms = 0  # by CLIENT PAUSE
+        self.pauses_writes_only = False
+        self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
+        self.histories = Histories()
+        self.update_observation()
+        self.pinned_epochs = PinnedEpochs(self.keyspace)
+        self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
+        self.message_bus = MessageBus(self.clients, lambda: self.workers, self.cluster_bus)
+        self.notifications = Notifications(self)
+        self.keyspace.on_epoch = self._on_epoch
+        # Called with a job, an epoch and its term, for which a request at a proxy waits (see STATE NOTICE).
+        self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
+
+    def _on_epoch(self, job: str) -> None:
+        self.pinned_epochs.update(job, self.clock())
+        self._note_stalled(job)
+        if self.view.routes_version != self.keyspace.version:
+            self.renew()  # an old view keeps the files of removed stores open, and the next request may come late
+        self.notifications.poll_soon()
+
+    def _note_stalled(self, job: str) -> None:
+        """Note whether the log of a job can be read; if it can, read the job at its newest epoch again."""
+        served = self.keyspace.jobs.get(job)
+        is_stalled = served is not None and bool(served.error)
+        if is_stalled == (job in self._stalled):
+            return
+        self.change_counter += 1
+        if is_stalled:
+            self._stalled.add(job)
+        else:
+            self._stalled.remove(job)
+            self.release(job)
+
+    def hold(self, job: str, term_epoch: JobEpoch) -> bool:
+        """Read a job at an earlier epoch for as long as its log cannot be read; return False if it is not pinned."""
+        snapshot_at = self.pinned_epochs.snapshots_of(job, term_epoch)
+        if job not in self._stalled or snapshot_at is None:
+            return False
+        self.release(job)
+        self._held[job] = _HeldEpoch(self.keyspace.jobs[job].generation, snapshot_at, snapshot_at(self.clock()))
+        self.view.hold(job, snapshot_at)
+        return True
+
+    def release(self, job: str) -> None:
+        """Read a job at its newest epoch again, if it is held at an earlier one."""
+        if job in self._held:
+            self.view.release(job)
+            self._held.pop(job).snapshot.close()
+
+    def keep_epochs(self, now_ms: int, *, is_followed: bool) -> None:
+        """Pin epochs while a proxy may need one that other owners of slots have, too; else release unused ones."""
+        if is_followed and self.cluster is not None and self.cluster.slots != ALL:
+            self.pinned_epochs.keep(now_ms)
+        else:
+            self.pinned_epochs.release_unused(now_ms)
+
+    def stalled_epochs(self) -> dict[str, bytes]:
+        """Return the epochs at which each job can be read whose log cannot be read, as words of STATE FOLLOW's push."""
+        if not self._stalled:
+            return {}
+        newest = self.view.term_epochs()
+        found = {job: self.pinned_epochs.epochs_of(job) for job in self._stalled & newest.keys()}
+        read = {job: [] if reached is None else [reached] for job, reached in newest.items()}
+        return {job: epochs_text(pinned or read[job]) for job, pinned in found.items()}
+
+    def become_node(self, node: NodeView) -> None:
+        """Become this node of a cluster, from the next input buffer on."""
+        self._on_changed_keys(None)
+        self.cluster = node
+        before, self.view = self.view, self._own_view(self.clock())
+        before.close()
+        for session in self.sessions.values():
+            session.set_at_replica(node.is_replica)
+        self.message_bus.leave_slots(node.slots)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, given as fields of ServerConfig."""
+        self.config = replace(self.config, **changes)
+        if "password" in changes:
+            self.users.set_password(changes["password"])
+            self.apply_user_changes()
+        if "loglevel" in changes:
+            log_lines.set_levels(changes["loglevel"])
+        self.slow_requests.configure()
+        self.notifications.configure()
+        self.tracking.limit(self.config.tracking_table_max_keys)
+        self.update_observation()
+
+    def reset_statistics(self) -> None:
+        """Set all counters to zero."""
+        self.stats.reset()
+
+    # -- requests that are handled one by one -------------------------------------------------------------------------
+
+    @property
+    def is_observed(self) -> bool:
+        """Return whether requests are monitored, timed or paused individually; then the fast path is off."""
+        is_measured = 0 <= self.config.slowlog_log_slower_than < ONE_BY_ONE_US
+        return is_measured or bool(self.monitors) or self.paused_until_ms > 0
+
+    def update_observation(self) -> None:
+        """Apply `is_observed` to all sessions, and the threshold of slow requests."""
+        self.slow_ns = self.slow_requests.threshold_ns
+        is_observed = self.is_observed
+        for session in self.sessions.values():
+            if session.is_observed != is_observed:
+                session.set_observed(is_observed)
+
+    def pause(self, until_ms: int, *, is_for_writes: bool = False) -> None:
+        """Pause all clients until this time, or their writes only. As in Redis, an earlier pause is never shortened."""
+        self.pauses_writes_only = is_for_writes and (self.pauses_writes_only or not self.pause_remaining_ms())
+        self.paused_until_ms = max(self.paused_until_ms, until_ms)
+        self.update_observation()
+
+    def unpause(self) -> None:
+        """End the pause."""
+        self.paused_until_ms, self.pauses_writes_only = 0, False
+        self.update_observation()
+        self.clients.resume()
+
+    @property
+    def pauses_all(self) -> bool:
+        """Return whether CLIENT PAUSE delays all requests, not only writes."""
+        return self.paused_until_ms > 0 and not self.pauses_writes_only
+
+    def pause_remaining_ms(self) -> int:
+        """Return how long the pause lasts; 0: there is none."""
+        remaining_ms = max(0, self.paused_until_ms - self.clock())
+        if self.paused_until_ms and not remaining_ms:
+            self.unpause()
+        return remaining_ms
+
+    def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
+        """Open a view of a keyspace; in a cluster, of this node's slots."""
+        if self.cluster is None or self.cluster.slots == ALL:
+            view = keyspace.view(now_ms, on_change)
+        else:
+            view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
+        for job in self._held.keys() & keyspace.jobs.keys():
+            if self._held[job].generation == keyspace.jobs[job].generation:
+                view.hold(job, self._held[job].snapshot_at)
+        return view
+
+    def _own_view(self, now_ms: int) -> KeyspaceView:
+        view = self.view_of(self.keyspace, now_ms, self._on_changed_keys)
+        view.on_expiry = self._on_expiry
+        return view
+
+    def _on_expiry(self, snapshot: Snapshot, expiry_batches: int) -> None:
+        """Report keys that have expired."""
+        if not self.tracking.is_idle:
+            self.change_counter += 1
+            self._record_changes(snapshot.expired_since(expiry_batches))
+
+    @property
+    def is_replica(self) -> bool:
+        """Return whether this is a replica: by the topology of a cluster, else by the settings."""
+        return self.config.is_replica if self.cluster is None else self.cluster.is_replica
+
+    def _on_changed_keys(self, keys: Sequence[bytes] | None) -> None:
+        self.change_counter += 1
+        self._record_changes(keys)
+
+    def _record_changes(self, keys: Sequence[bytes] | None) -> None:
+        """Enqueue invalidations. This runs within a reader's request, which an exception must not fail."""
+        if not self.attempt(self.tracking.changed, keys):
+            self.cut_caching_clients()
+
+    def renew(self) -> None:
+        """Move to the newest epochs. Called once per round of the event loop: its requests see one epoch and time."""
+        self.view.renew(self.clock())
+
+    def renew_all(self) -> None:
+        """Move to the newest epochs, and open the snapshots of all jobs, also of those without requests."""
+        self.renew()
+        for _ in self.view.snapshots():
+            pass
+
+    def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
+        """Return the encoded pending pushes of a following connection."""
+        epoch_feed.change_counter = self.change_counter
+        return epoch_feed.pending_pushes(self._told())
+
+    def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
+        """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
+        self.renew_all()
+        epoch_feed.change_counter = self.change_counter
+        return epoch_feed.pushes_around_reply(self._told())
+
+    def _told(self) -> Told:
+        """Return what following connections have to know by now."""
+        version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+        return Told(self.view.term_epochs(), version, self.view.logs, self.stalled_epochs())
+
+    def follow(self, session: Session, *, has_keys: bool) -> bytes:
+        """Begin STATE FOLLOW for a session; return the current epochs as pushes.
+
+        Args:
+            has_keys: Report changed keys, too.
+        """
+        self._end_epoch_feed(session)
+        session.epoch_feed = EpochFeed()
+        self.renew_all()
+        if has_keys:
+            self.tracking.listeners[session.epoch_feed] = None
+        return self.pending_pushes(session.epoch_feed)
+
+    def leave(self, session: Session) -> None:
+        """End all pushes to a session: it disconnected, or sent RESET."""
+        each = self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking
+        for leave in (*each, self.leave_upstream):
+            self.attempt(leave, session)
+
+    def _end_tracking(self, session: Session) -> None:
+        if session.tracking_state is not None:
+            self.tracking.end(session.tracking_state)
+            session.set_tracking(None)
+
+    def _end_epoch_feed(self, session: Session) -> None:
+        if session.epoch_feed is not None:
+            self.tracking.listeners.pop(session.epoch_feed, None)
+            session.epoch_feed = None
+
+    def pending_invalidations(self, session: Session, *, is_within: bool = False) -> bytes:
+        """Return a client's encoded pending invalidations.
+
+        Args:
+            is_within: See `TrackingState.take`.
+        """
+        tracking_state = session.tracking_state
+        if tracking_state is None or not tracking_state.has_pending or tracking_state.redirect:
+            return b""
+        pushes = self.tracking.take(tracking_state, PUSH, is_within=is_within)
+        return pushes if session.protocol > RESP2 else b""
+
+    def pin(self) -> KeyspaceView:
+        """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""
+        keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
+        view = self.view_of(keyspace, self.view.now_ms)
+        for _ in view.snapshots():
+            # A job's snapshot is opened at its first use. A later first use would be at another epoch.
+            pass
+        return view
+
+    def pin_at(self, read_point: ReadPoint) -> KeyspaceView | None:
+        """Open a view of all jobs at given epochs and a given clock reading; None if one is no longer pinned."""
+        snapshots = self.pinned_epochs.snapshots_at(read_point.epochs, read_point.clock_ms, self.clock())
+        if snapshots is None:
+            return None
+        view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), read_point.clock_ms)
+        view.pin_to(snapshots)
+        return view
+
+    def gather(self, query: WorkerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
+        """Query all processes that serve this port, and merge their responses, this process's first, into a reply.
+
+        A process that does not respond in time is left out. `join` may raise ReplyError.
+        """
+        own_response = query.respond(self, argument)
+        if self.workers is None:
+            return join([own_response])
+        pending = Pending(GATHER_S_MAX, lambda: join([own_response]))
+        self.workers.query(query.name, argument, lambda others: pending.resolve(lambda: join([own_response, *others])))
+        return pending
+
+    def change_users(self, change: UserChange, caller: Session, finish: Callable[[UserChangeResult], Reply]) -> Reply:
+        """Change users in all processes that serve this port. `finish` turns the outcome into the reply, or raises."""
+        if self.workers is None:
+            outcome = self.users.change(change)
+            self.apply_user_changes(caller.id)
+            return finish(outcome)
+        pending = Pending(GATHER_S_MAX, users_not_changed)
+        self.workers.change_users(
+            change, caller.id, lambda answer: pending.resolve(lambda: finish(UserChangeResult(**answer)))
+        )
+        return pending
+
+    def apply_user_changes(self, caller_id: int = 0) -> None:
+        """Apply changed users to all connections at once.
+
+        Clients of a removed user are cut, and clients with a subscription that is no longer allowed. The caller gets
+        its reply first.
+        """
+        for session in list(self.sessions.values()):
+            is_removed = not self.users.is_current(session.user)
+            if is_removed and session.id != caller_id:
+                self.clients.cut(session.id)
+            elif is_removed:
+                session.log_out()
+                session.close()  # it still gets its reply
+            else:
+                session.refresh_user()
+                if session.subscriptions is not None and not may_stay_subscribed(session.user, session.subscriptions):
+                    self.clients.cut(session.id)
+
+    # -- unexpected exceptions -----------------------------------------------------------------------------------------
+
+    def report(self, error: Exception) -> GenericError:
+        """Log and count an unexpected exception; return the error reply."""
+        self.stats.internal_errors += 1
+        return internal_error(error)
+
+    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
+        """Call a function that no client waits for; False if it raised, which is logged."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            self.report(error)
+            return False
+        return True
+
+    def cut_caching_clients(self) -> None:
+        """Cut all clients that track keys: they may have missed invalidations."""
+        for session in list(self.sessions.values()):
+            if session.tracking_state is not None or session.epoch_feed is not None:
+                self.clients.cut(session.id, "its invalidations could not be made")
+
+    def close(self) -> None:
+        """Close all snapshots."""
+        self.notifications.close()
+        self.pinned_epochs.close()
+        self.view.close()
+
+
+def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
+    """Return whether a user may keep all of these subscriptions."""
+    return all(
+        user.can_subscribe(name, is_pattern=kind is SubscriptionKind.PATTERN)
+        for kind in SubscriptionKind
+        for name in subscriptions.of(kind)
+    )
+
+
+def users_not_changed() -> Reply:
+    """Raise the error for users that could not be changed in time."""
+    raise GenericError("the users were not changed in time; check ACL LIST before you try again")
+
+
+class ReadContext(Protocol):
+    """The part of a `CommandContext` that commands about keys use: the view to read, and the keys that are visible."""
+
+    @property
+    def view(self) -> KeyspaceView: ...
+    @property
+    def now_ms(self) -> int: ...
+    @property
+    def visibility(self) -> Visibility: ...
+    def visibility_of(self, view: KeyspaceView) -> Visibility: ...
+    def at(self, key: bytes) -> Snapshot: ...
+    def key_info(self, key: bytes) -> KeyInfo | None: ...
+    def counted(self, found: Found) -> Found: ...
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]: ...
+    def pin(self) -> KeyspaceView: ...
+    def unpin(self, view: KeyspaceView) -> None: ...
+
+
+@dataclass(slots=True)
+class CommandContext:
+    """The argument of every command: a connection's session and its server. Commands about keys see a `ReadContext`."""
+
+    session: Session
+    server: ServerContext
+
+    @property
+    def jobs(self) -> KeyspaceView:
+        """All jobs, regardless of the selected database."""
+        return self.server.view
+
+    @property
+    def view(self) -> KeyspaceView:
+        """The selected database: all jobs are in database 0."""
+        return self.server.view if self.session.db == 0 else self.server.empty_view
+
+    @property
+    def user(self) -> Account:
+        """The client's user."""
+        return self.session.user
+
+    @property
+    def visibility(self) -> Visibility:
+        """The keys of the selected database that the client may see."""
+        return self.visibility_of(self.view)
+
+    def visibility_of(self, view: KeyspaceView) -> Visibility:
+        """Return the keys of a view that the client may see."""
+        return Visibility(self.user, view)
+
+    @property
+    def now_ms(self) -> int:
+        """The input buffer's clock reading."""
+        return self.server.view.now_ms
+
+    def at(self, key: bytes) -> Snapshot:
+        """Return the snapshot that has a key."""
+        return self.view.at(key)
+
+    def key_info(self, key: bytes) -> KeyInfo | None:
+        """Return the facts of a key, and count the look-up."""
+        return self.counted(self.at(key).key_info(key))
+
+    def counted(self, found: Found) -> Found:
+        """Count a look-up as a hit, or as a miss if it found nothing (None)."""
+        if found is None:
+            self.server.stats.misses += 1
+        else:
+            self.server.stats.hits += 1
+        return found
+
+    def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:
+        """Return the values of the first keys, at least one, and count the look-ups."""
+        texts = self.view.lazy_values(keys)
+        misses, stats = texts.count(None), self.server.stats
+        stats.misses += misses
+        stats.hits += len(texts) - misses
+        return texts
+
+    def record_denial(self, reason: Reason, denied: bytes, user: bytes | None = None) -> None:
+        """Record a denial for ACL LOG.
+
+        Args:
+            denied: The command, key or channel.
+            user: The name of a failed login.
+        """
+        session, server = self.session, self.server
+        server.stats.denied[reason.name.lower()] += 1
+        server.users.denials.add(
+            reason,
+            is_queued=session.transaction is not None,
+            object_name=denied,
+            user=session.user.name if user is None else user,
+            client=server.clients.describe(session),
+            now_ms=self.now_ms,
+            entries_max=server.config.acllog_max_len,
+        )
+
+    def pin(self) -> KeyspaceView:
+        """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""
+        return self.server.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
+
+    def unpin(self, view: KeyspaceView) -> None:
+        """Close a view that `pin` returned."""
+        view.close()

@@ -1,0 +1,183 @@
+"""Long requests: each is split into portions, which are requests of the same command, and the replies are joined.
+
+All code that iterates over the words (ACL check, slots, tracking, the command itself) handles a bounded number at a
+time, and other clients are answered in between. All portions are checked before the first one runs, and all read one
+view. A command whose replies cannot be joined accepts fewer words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from resp_server.command.keys import keys_of
+from resp_server.command.policy import Joined, Role, Split, Verb
+from resp_server.command.spec import ANY_SLOTS
+from resp_server.command.table import Command
+from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.exec_runner import ExecContext
+from resp_server.protocol.errors import CrossSlotError, GenericError
+from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
+from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
+from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, SubscriptionKind, Subscriptions
+from resp_server.session.transaction import WATCHED_KEYS_MAX, check_watch_limits
+from state_backend.model.slots import slot_of
+
+# The longest request that is not split (guess: enough for a typed one, or for a few hundred keys).
+UNSPLIT_WORDS_MAX = 4096
+UNSPLIT_BYTES_MAX = 2 << 20
+
+# Raises the error of a portion that may not run.
+Check = Callable[[CommandContext, Command, Request], None]
+# Called after each portion that ran.
+OnPortion = Callable[[Request], None]
+
+
+# The shape of a reply that is joined.
+SHAPES: Mapping[Joined, type] = {
+    Joined.LIST: list,
+    Joined.SUM: int,
+    Joined.FRAMES: Frames,
+    Joined.ONE_OK: FirstOf,
+}
+
+
+def portions(command: Command, split: Split, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
+    """Split a request into portions of so many words."""
+    start = command.words + split.prefix_words
+    prefix = request[:start]
+    for at in range(start, len(request), words):
+        for portion in of_bounded_size(request[at : at + words]):
+            yield [*prefix[:-1], b"%d" % len(portion), *portion] if split.is_counted else [*prefix, *portion]
+
+
+def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Split words into parts of bounded size."""
+    if sum(map(len, words)) <= PORTION_WORDS_BYTES:
+        yield words
+        return
+    part: list[bytes] = []
+    size = 0
+    for word in words:
+        part.append(word)
+        size += len(word)
+        if size > PORTION_WORDS_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def first_portion(request: Request) -> Request:
+    """Return the first words of a long request, which are checked first; a short request as it is."""
+    if may_run_unsplit(request):
+        return request
+    return next(of_bounded_size(request[:PORTION_WORDS]))
+
+
+def may_run_unsplit(request: Request) -> bool:
+    """Return whether a request may run, or be queued, without being split."""
+    if type(request) is not LongRequest:
+        return True
+    return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
+
+
+def _check_limits(context: CommandContext, command: Command, words: Sequence[bytes]) -> None:
+    """Raise GenericError if a session would have more subscriptions or watched keys than it may have."""
+    channels = command.policy.channels
+    if channels is not None and channels.verb is Verb.SUBSCRIBE:
+        _check_subscriptions(context, SubscriptionKind(channels.kind), words)
+    elif command.policy.role is Role.WATCH:
+        _check_watch(context, words)
+
+
+def _check_subscriptions(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
+    subscriptions = context.session.subscriptions or Subscriptions()
+    if len(names) > SUBSCRIPTIONS_MAX:
+        raise subscriptions.limit_error()
+    subscriptions.check_limits(kind, names)
+
+
+def _check_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
+    watched, db = context.session.watched, context.session.db
+    if len(keys) <= WATCHED_KEYS_MAX:
+        keys = [key for key in dict.fromkeys(keys) if (db, key) not in watched]
+    check_watch_limits(watched, keys)
+
+
+def split_of(command: Command, request: Request) -> Split | None:
+    """Return how a long request is split; None: it runs unsplit. GenericError if it is too long for that."""
+    split = command.policy.split
+    if split is not None and not (split.is_counted and not _is_counted(command, split, request)):
+        return split
+    if not may_run_unsplit(request):
+        raise too_long(command)
+    return None
+
+
+def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> GenericError:
+    """Return the error for a request that is too long and cannot be split."""
+    name = command.name.replace("|", " ")
+    bytes_max = f"{UNSPLIT_BYTES_MAX >> 20} MiB"
+    return GenericError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
+
+
+def _is_counted(command: Command, split: Split, request: Request) -> bool:
+    start = command.words + split.prefix_words
+    return request[start - 1] == b"%d" % (len(request) - start)
+
+
+def in_portions(
+    context: CommandContext,
+    command: Command,
+    split: Split,
+    request: Request,
+    check: Check,
+    on_portion: OnPortion,
+) -> Sliced:
+    """Run a long request in portions, on a view of its own."""
+    _check_limits(context, command, request[command.words + split.prefix_words :])
+    view = context.pin()
+    chunks = _portion_replies(
+        ExecContext(context.session, context.server, view), command, split, request, check, on_portion
+    )
+    count = len(request) - command.words - split.prefix_words if split.joined is Joined.LIST else None
+    has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
+    return Sliced(chunks, partial(context.unpin, view), SHAPES[split.joined], count, has_effect=has_effect)
+
+
+def _portion_replies(
+    context: ExecContext, command: Command, split: Split, request: Request, check: Check, on_portion: OnPortion
+) -> Iterator[Sequence[Reply] | Pending]:
+    yield from _check_slots(context, command, split, request)
+    for portion in portions(command, split, request):
+        check(context, command, portion)
+        yield []
+    for portion in portions(command, split, request):
+        reply = command.execute(context, [portion])[0]
+        on_portion(portion)
+        if isinstance(reply, Sliced):
+            for chunk in reply.chunks:
+                yield [] if split.joined is Joined.ONE_OK else chunk
+            reply.release()
+        elif isinstance(reply, Pending):
+            yield reply
+        else:
+            yield [] if split.joined is Joined.ONE_OK else reply if split.joined is Joined.LIST else [reply]
+    if split.joined is Joined.ONE_OK:
+        yield [OK]
+
+
+def _check_slots(
+    context: CommandContext, command: Command, split: Split, request: Request
+) -> Iterator[Sequence[Reply]]:
+    """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
+    if context.server.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
+        return
+    slots = set()
+    for portion in portions(command, split, request):
+        keys = keys_of(command.facts, portion)
+        slots |= {slot_of(key) for key, _ in keys[:1]} if keys else set()
+        yield []
+    if len(slots) > 1:
+        raise CrossSlotError

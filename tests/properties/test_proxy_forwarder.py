@@ -1,0 +1,549 @@
+"""The forwarder parses what the parser and `ReplySplitter` parse, and orders replies; it leaves all else alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
+from resp_server.backends.routing.key_matcher import KeyMatcher, OwnedFormat, PlainSide
+from resp_server.backends.routing.result_cache import read_of
+from resp_server.backends.routing.rules import Owner, Rule
+from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.servers.requests import ServerRequest
+from resp_server.forwarding.raw_replies import as_bytes
+from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
+from resp_server.metrics.stats import CommandStats, Stats
+from resp_server.protocol.errors import ReplyError, TryAgainError
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
+from state_backend.model.descriptor import KeyFormat
+from state_backend.model.slots import SLOTS, slot_of
+from tests.properties.steps import result_of
+
+pytestmark = pytest.mark.skipif(forwarder is None, reason="the compiled core is not built")
+
+OLD: ReplyEpochs = ({"job": (1, 1)},)
+NEW: ReplyEpochs = ({"job": (1, 2)},)
+
+keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nGET", b"*2\r\n", b"x" * 3000]))
+gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
+mgets = st.lists(keys, min_size=1, max_size=6).map(lambda some: (b"MGET", *some))
+lengths = st.tuples(st.just(b"STRLEN"), keys)
+requests = st.one_of(gets, gets, mgets, lengths)
+
+
+class ServerConnection:
+    """Stands for a connection: keeps what is asked, and is answered by `answer`."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self.batches: list[Any] = []
+        self.epochs: Epochs = EMPTY_EPOCHS
+        self.pending_count = 0
+        self.key = SimpleNamespace(address="here:1")
+        self.protocol = 2
+        # Of connections to an upstream.
+        self.follow: Any = None
+        self.node_numbers: bytes | None = None
+
+    def has_room(self, count: int) -> bool:
+        return True
+
+    def begin_batch(self, batch: Any) -> None:
+        self.batch = batch
+        self.batches.append(batch)
+
+    def asked(self) -> bytes:
+        batch, self.batch = self.batch, None
+        return b"" if batch is None else batch.close()
+
+
+class ForwarderSink:
+    """Stands for a client."""
+
+    seen: Epochs = EMPTY_EPOCHS
+
+    def __init__(self) -> None:
+        self.replies: list[bytes] = []
+        self.again: list[bytes] = []
+        self.ended: list[bytes] = []
+        self.failed: list[Exception] = []
+
+    def deliver(self, reply: bytes, epochs: ReplyEpochs) -> None:
+        self.replies.append(reply)
+
+    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
+        self.again.append(data)
+
+    def fail(self, error: Exception) -> None:
+        self.failed.append(error)
+
+    client_id = 1
+
+    def end(self, replies: bytes) -> None:
+        self.ended.append(replies)
+
+    def error_reply(self, error: ReplyError) -> bytes:
+        return b"-%b\r\n" % error.line
+
+
+class Scene:
+    """A forwarder to two servers, each with half of the slots."""
+
+    def __init__(self) -> None:
+        self.connections = [ServerConnection(), ServerConnection()]
+        self.sent: list[ServerRequest] = []
+        self.cluster = SimpleNamespace(
+            connection_numbers=bytes([1, 2] * (SLOTS // 2)),
+            open_connections=[None, *self.connections],
+            is_aligned=True,
+            removed_jobs=set(),
+            now_s=0.0,
+            deadline_s=lambda: 1.0,
+            client_floor=lambda seen: seen,
+            send=self.sent.append,
+            defer=lambda batch: batch(),
+        )
+        self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
+        rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
+        assert forwarder is not None
+        self.forwarder = forwarder.Forwarder(
+            self.cluster,
+            SimpleNamespace(report=print, stats=Stats()),
+            [(*row, self.tallies[row[0]]) for row in rows],
+        )
+
+        self.upstream = ServerConnection()
+        self.databases = [self.upstream, ServerConnection(), ServerConnection()]
+
+    def use_upstream(
+        self,
+        patterns: Mapping[int, Sequence[tuple[bytes, int]]],
+        connection_of: Callable[[int, int, int], Any] | None = None,
+        cache: Any = None,
+    ) -> None:
+        rows = [("get", True, False), ("mget", True, True), ("set", False, False), ("del", False, True)]
+        self.forwarder.set_upstream(
+            connection_of or (lambda client, protocol, database: self.databases[database]),
+            lambda client, database: cache,
+            [(*row, CommandStats()) for row in rows],
+        )
+        self.forwarder.set_patterns(patterns)
+
+    def connection_of(self, key: bytes) -> ServerConnection:
+        return self.connections[slot_of(key) % 2]
+
+
+def value_of(key: bytes) -> bytes:
+    return b"$-1\r\n" if len(key) % 3 == 0 else b"$%d\r\n%b\r\n" % (len(key), key[::-1])
+
+
+def reply_to(words: Sequence[bytes]) -> bytes:
+    if words[0].upper() == b"GET":
+        return value_of(words[1])
+    if words[0] == b"STRLEN":
+        return b":%d\r\n" % len(words[1])
+    some = words[1:] if words[0] == b"MGET" else words[2:]
+    return b"*%d\r\n%b" % (len(some), b"".join(map(value_of, some)))
+
+
+def parsed(data: bytes) -> list[list[bytes]]:
+    return [list(each) for each in RequestParser().feed(data)]
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 1 << 14), max_size=5))
+def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
+    scene, sink = Scene(), ForwarderSink()
+    data = b"".join(map(pack, asked))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    for connection in scene.connections:
+        sent = connection.asked()
+        if not sent:
+            continue
+        replies = b"".join(map(reply_to, parsed(sent)))
+        (batch,) = connection.batches
+        rest, start = b"", 0
+        for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
+            rest += replies[start:end]
+            rest, start = rest[batch.feed(rest, 0, NEW) :], end
+        assert rest == b""
+        assert batch.remaining == 0
+    assert sink.replies == [b"".join(map(reply_to, asked))]
+    scene.forwarder.collect()
+    assert scene.tallies["get"].calls == sum(each[0].upper() == b"GET" for each in asked)
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
+def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[bytes, ...]], data: st.DataObject) -> None:
+    as_bytes = b"".join(map(pack, asked)) + data.draw(
+        st.sampled_from([b"", b"*1\r\n$4\r\nPING\r\n", b"\r\n", b"*2\r\n$3"])
+    )
+    at = data.draw(st.integers(0, len(as_bytes) - 1))
+    as_bytes = as_bytes[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + as_bytes[at + 1 :]
+    scene, sink = Scene(), ForwarderSink()
+    took = scene.forwarder.forward(sink, as_bytes, 2)
+    if took:
+        found = [words for connection in scene.connections for words in parsed(connection.asked())]
+        expected = parsed(as_bytes[:took])
+        names = [[each.upper() for each in words[:1]] for words in expected]
+        assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
+        assert sum(batch.remaining for connection in scene.connections for batch in connection.batches) == len(found)
+        # Each key goes to whom its slot has, once for each time that it is asked for.
+        keys = sorted(key for words in expected for key in words[1:])
+        assert keys == sorted(key for words in found for key in words[2 if words[0] == b"STATE" else 1 :])
+
+
+@given(
+    replies=st.lists(
+        st.sampled_from([b"$1\r\na\r\n", b"$-1\r\n", b":-7\r\n", b"+OK\r\n", b"*1\r\n$0\r\n\r\n"]), min_size=1
+    ),
+    data=st.data(),
+)
+def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.DataObject) -> None:
+    sent = b"".join(replies)
+    at = data.draw(st.integers(0, len(sent) - 1))
+    odd = data.draw(st.sampled_from([b"", b"\r", b"\n", b"-", b"0", b"$", b"*", b"-ERR no\r\n", b">1\r\n:1\r\n"]))
+    sent = sent[:at] + odd + sent[at + data.draw(st.integers(0, 1)) :]
+    scene, takers = Scene(), [ForwarderSink() for _ in range(len(replies) + 2)]
+    for sink in takers:
+        scene.forwarder.forward(sink, pack((b"GET", b"k")), 2)
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    took = connection.batches[0].feed(sent, 0, NO_EPOCHS)
+    found = [reply for sink in takers for reply in sink.replies]
+    frames = ReplySplitter(1 << 20)
+    assert frames.feed(sent[:took]) == found
+    assert frames.is_empty
+
+
+def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
+    for first, second, is_even in ((NEW, NEW, True), (OLD, NEW, True), (NEW, OLD, False)):
+        scene, sink = Scene(), ForwarderSink()
+        one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)
+        other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
+        data = pack((b"GET", one)) + pack((b"GET", other))
+        assert scene.forwarder.forward(sink, data, 2) == len(data)
+        for connection, epochs in zip(scene.connections, (first, second), strict=True):
+            connection.asked()
+            connection.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
+        assert sink.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
+        assert sink.again == ([] if is_even else [data])
+        scene.forwarder.collect()
+        assert scene.tallies["get"].calls == (2 if is_even else 0)
+
+
+@pytest.mark.parametrize(
+    "reply", [b"*1\r\n$1\r\na\r\n", b"*3\r\n$1\r\na\r\n$1\r\na\r\n$1\r\na\r\n", b":1\r\n", b"*2\r\n:1\r\n:2\r\n"]
+)
+def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
+    scene, sink = Scene(), ForwarderSink()
+    key = b"k"
+    scene.forwarder.forward(sink, pack((b"MGET", key, key)), 2)
+    connection = scene.connection_of(key)
+    connection.asked()
+    assert connection.batches[0].feed(reply, 0, NEW) == len(reply)
+    assert sink.replies == [b"-ERR a server's reply has an unexpected form\r\n"]
+
+
+def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    scene.forwarder.forward(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    batch = connection.batches[0]
+    get, mget = batch.next_request(), batch.next_request()
+    assert (get.packed, get.slot, get.sends, batch.remaining) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
+    get.sink.put(get.index, b"$1\r\na\r\n", NEW)
+    mget.sink.put(mget.index, b"-ERR lost\r\n", NEW)
+    (ask,) = scene.sent
+    assert ask.packed == pack((b"MGET", b"k", b"k"))
+    ask.sink.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
+    assert sink.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
+
+
+texts = st.text(st.sampled_from("ab*?[\\:\n"), max_size=3)
+formats = st.builds("{}<x>{}".format, texts, texts) | st.builds("{}<x>:{}<y>{}".format, texts, texts, texts) | texts
+near = st.lists(st.sampled_from([b"a", b"b", b"*", b"?", b"[", b"\\", b":", b"\n", b"\xff"]), max_size=6).map(b"".join)
+WRITES = (b"SET", b"DEL")
+
+
+@given(
+    formats=st.lists(formats, max_size=4),
+    rules=st.lists(st.tuples(formats, st.sampled_from([Owner.STATE, Owner.UPSTREAM]), st.integers(0, 1)), max_size=3),
+    database=st.integers(0, 2),
+    asked=st.lists(
+        st.one_of(
+            st.tuples(st.just(b"GET"), near),
+            st.tuples(st.just(b"MGET"), near, near),
+            st.tuples(st.just(b"SET"), near, near),
+            st.tuples(st.just(b"DEL"), near, near),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
+    formats: list[str], rules: list[tuple[str, Owner, int]], database: int, asked: list[tuple[bytes, ...]]
+) -> None:
+    """The forwarder stops at writes of states' keys and at keys of both sides; it leaves writes with states' reads.
+
+    Rules are about one database. A database without rules has no keys of states.
+    """
+    owners = KeyMatcher(
+        [OwnedFormat(text, "job:state") for text in formats],
+        [Rule(text, KeyFormat.parse(text), owner, database=number) for text, owner, number in rules],
+    )
+    scene = Scene()
+    scene.use_upstream(owners.patterns_by_database)
+
+    def side_of(words: tuple[bytes, ...]) -> str:
+        keys = words[1:2] if words[0] in (b"GET", b"SET") else words[1:]
+        sides = {"upstream" if owners.owner_of(key, database) is None else "states" for key in keys}
+        return sides.pop() if len(sides) == 1 else "both"
+
+    forwarded = list(
+        takewhile(
+            lambda words: side_of(words) == "upstream" or (side_of(words), words[0] in WRITES) == ("states", False),
+            asked,
+        )
+    )
+    sides = {side_of(words) for words in forwarded}
+    if "states" in sides and any(words[0] in WRITES for words in forwarded):
+        forwarded = []
+    took = scene.forwarder.forward(ForwarderSink(), b"".join(map(pack, asked)), 2, database)
+    assert took == len(b"".join(map(pack, forwarded)))
+    of_upstream = b"".join(pack(words) for words in forwarded if side_of(words) == "upstream")
+    asked_of_each = [each.asked() for each in scene.databases]
+    assert asked_of_each == [of_upstream if number == database else b"" for number in range(3)]
+
+
+def test_without_an_upstream_requests_in_another_database_take_the_general_path() -> None:
+    scene = Scene()
+    assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, 1) == 0
+    assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, 0) == len(pack((b"GET", b"k")))
+
+
+def test_before_the_owners_are_known_requests_in_any_database_take_the_general_path() -> None:
+    scene = Scene()
+    scene.use_upstream({})
+    scene.forwarder.set_patterns({}, [(b"*", PlainSide.NEITHER)])
+    assert [scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [
+        0,
+        0,
+        0,
+    ]
+
+
+def test_the_first_pattern_of_a_key_decides() -> None:
+    scene = Scene()
+    scene.use_upstream({0: [(b"a:b", PlainSide.NEITHER), (b"a:*", PlainSide.STATES)]})
+    for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
+        assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", key)), 2) == size
+    assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
+    assert parsed(scene.connection_of(b"a:c").asked()) == [[b"GET", b"a:c"]]
+
+
+def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() -> None:
+    scene = Scene()
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: None)
+    assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2) == 0
+
+
+@given(
+    asked=st.lists(
+        st.sampled_from(
+            [
+                *((b"GET", b"u"), (b"SET", b"u", b"x"), (b"GET", b"j:1"), (b"MGET", b"j:1", b"j:2")),
+                *((b"GET", b"c:1"), (b"get", b"c:1"), (b"MGET", b"c:1", b"c:2"), (b"GET", b"c:missing")),
+                *((b"SET", b"c:1", b"x"), (b"MGET", b"c:1", b"u")),
+            ]
+        ),
+        max_size=8,
+    ),
+    has_cache=st.booleans(),
+    database=st.integers(0, 2),
+)
+def test_cached_replies_come_in_the_order_of_the_requests(
+    asked: list[tuple[bytes, ...]], has_cache: bool, database: int
+) -> None:
+    """The forwarder stops at a request about keys of the cache that has no cached reply of the same database."""
+    scene, sink = Scene(), ForwarderSink()
+    cached = {
+        read_of((b"GET", b"c:1"), 0, 2): b"$3\r\none\r\n",
+        read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
+        read_of((b"GET", b"c:1"), 1, 2): b"$6\r\nin one\r\n",
+    }
+    of_each = [(b"j:*", PlainSide.STATES), (b"c:*", PlainSide.CACHED)]
+    patterns = dict.fromkeys(range(3), of_each)
+    cache = SimpleNamespace(get=cached.get, hits=0)
+    scene.use_upstream(patterns, cache=cache if has_cache else None)
+    asked = [(b"GET", b"u"), *asked]  # so that the batch waits for a reply
+
+    def is_forwarded(words: tuple[bytes, ...]) -> bool:
+        return words[1][:2] != b"c:" or (has_cache and read_of(words, database, 2) in cached)
+
+    forwarded = list(takewhile(is_forwarded, asked))
+    if any(words[0] == b"SET" for words in forwarded) and any(words[1][:2] == b"j:" for words in forwarded):
+        forwarded = []
+    assert scene.forwarder.forward(sink, b"".join(map(pack, asked)), 2, database) == len(b"".join(map(pack, forwarded)))
+    for connection in (scene.databases[database], *scene.connections):
+        replies = b"".join(
+            b"+OK\r\n" if words[0] == b"SET" else reply_to(words) for words in parsed(connection.asked())
+        )
+        for batch in connection.batches:
+            batch.feed(replies, 0, NO_EPOCHS)
+    expected = [
+        b"+OK\r\n" if words[0] == b"SET" else cached.get(read_of(words, database, 2)) or reply_to(words)
+        for words in forwarded
+    ]
+    assert sink.replies == ([b"".join(expected)] if forwarded else [])
+    assert cache.hits == sum(words[1][:2] == b"c:" for words in forwarded)
+
+
+def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    scene.use_upstream({0: [(b"*", PlainSide.UPSTREAM)]})
+    data = pack((b"MGET", b"k", b"k"))
+    assert scene.forwarder.forward(sink, data, 2, is_of_states=True) == len(data)
+    assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
+
+
+class NodeConnections:
+    """Stands for the connections to the nodes of a Redis Cluster: node 1 has the even slots, 2 others; 0 and 1 none."""
+
+    node_numbers = bytes([0, 0] + [1, 2] * (SLOTS // 2 - 1))
+
+    def __init__(self) -> None:
+        self.nodes = [ServerConnection(), ServerConnection()]
+
+    def node_connection(self, number: int) -> ServerConnection:
+        return self.nodes[number - 1]
+
+
+@given(
+    asked=st.lists(
+        st.one_of(
+            st.tuples(st.just(b"GET"), near),
+            st.tuples(st.just(b"MGET"), near, near),
+            st.tuples(st.just(b"SET"), near, near),
+            st.tuples(st.just(b"DEL"), near, near),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_requests_for_a_cluster_go_to_the_nodes_of_their_slots(asked: list[tuple[bytes, ...]]) -> None:
+    """The forwarder stops at keys of several slots, and at a slot without a node."""
+    scene, upstream = Scene(), NodeConnections()
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
+
+    def slots_of(words: tuple[bytes, ...]) -> set[int]:
+        return set(map(slot_of, words[1:2] if words[0] in (b"GET", b"SET") else words[1:]))
+
+    forwarded = list(takewhile(lambda words: len(slots_of(words)) == 1 and min(slots_of(words)) > 1, asked))
+    assert scene.forwarder.forward(ForwarderSink(), b"".join(map(pack, asked)), 2) == len(
+        b"".join(map(pack, forwarded))
+    )
+    for number, node in enumerate(upstream.nodes):
+        assert node.asked() == b"".join(pack(words) for words in forwarded if min(slots_of(words)) % 2 == number)
+
+
+def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> None:
+    scene, upstream, sink = Scene(), NodeConnections(), ForwarderSink()
+    followed = []
+    upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: followed.append(
+        (request.packed, client, protocol)
+    )
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
+    data = pack((b"SET", b"k", b"v"))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    node = upstream.nodes[slot_of(b"k") % 2]
+    assert node.asked() == data
+    (batch,) = node.batches
+    assert batch.feed(b"-MOVED 1 here:2\r\n", 0, NO_EPOCHS) == 0
+    request = batch.next_request()
+    assert followed == [(data, 1, 2)] and not request.is_read
+    request.sink.put(request.index, b"+OK\r\n")
+    assert sink.replies == [b"+OK\r\n"]
+
+
+@given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))
+def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(reads: list[bool], answered: int) -> None:
+    scene, sink = Scene(), ForwarderSink()
+    scene.use_upstream({})
+    scene.forwarder.forward(
+        sink, b"".join(pack((b"GET", b"k") if is_read else (b"SET", b"k", b"v")) for is_read in reads), 2
+    )
+    scene.upstream.asked()
+    (batch,) = scene.upstream.batches
+    answered = min(answered, len(reads))
+    batch.feed(b"$1\r\n1\r\n" * answered, 0, NO_EPOCHS)
+    again = []
+    for is_read in reads[answered:]:
+        request = batch.next_request()
+        assert isinstance(request, UpstreamRequest) and request.is_read == is_read and request.sends == 1
+        if is_read:
+            again.append(request)
+        else:
+            request.sink.fail(request.index, UnansweredError("lost"))
+    for request in again[:-1]:
+        request.sink.put(request.index, b"$1\r\n2\r\n")
+    for request in again[-1:]:
+        request.sink.fail(request.index, TryAgainError("still lost"))
+    expected = [b"$1\r\n1\r\n"] * answered + [b"$1\r\n2\r\n"] * len(reads[answered:])
+    if again:
+        last = max(at for at, is_read in enumerate(reads) if is_read and at >= answered)
+        expected[last] = b"-TRYAGAIN still lost\r\n"
+    first_lost = next((at for at, is_read in enumerate(reads) if at >= answered and not is_read), len(reads))
+    replies = b"".join(expected[:first_lost])
+    assert (sink.replies, sink.ended) == ([replies], []) if first_lost == len(reads) else ([], [replies])
+
+
+@given(
+    replies=st.lists(
+        st.sampled_from(
+            [
+                b"_\r\n",
+                b"#t\r\n",
+                b",1.5\r\n",
+                b"(123\r\n",
+                b"%1\r\n+a\r\n:1\r\n",
+                b"~2\r\n$1\r\na\r\n_\r\n",
+                b"*1\r\n%0\r\n",
+            ]
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    cut=st.integers(0, 100),
+)
+def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list[bytes], cut: int) -> None:
+    sent = b"".join(replies)[:cut]
+    scene, sinks = Scene(), [ForwarderSink() for _ in replies]
+    scene.use_upstream({})
+    for sink in sinks:
+        scene.forwarder.forward(sink, pack((b"GET", b"k")), 3)
+    scene.upstream.asked()
+    took = scene.upstream.batches[0].feed(sent, 0, NO_EPOCHS)
+    frames = ReplySplitter(1 << 20)
+    found = frames.feed(sent)
+    assert [reply for sink in sinks for reply in sink.replies] == found
+    assert took == len(b"".join(map(as_bytes, found)))
+
+
+def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    data = pack((b"GET", b"k"))
+    assert scene.forwarder.forward(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
+    connection = scene.connection_of(b"k")
+    connection.asked()
+    connection.batches[0].feed(b"$-1\r\n", 0, NEW)
+    assert sink.replies == [b"_\r\n"]
+    assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

@@ -1,0 +1,28 @@
+"""What an upstream says about itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from resp_server.backends.redis.hello import hello_fields
+from resp_server.protocol.replies import encode
+
+
+def test_the_fields_about_the_server_are_taken_and_those_about_a_connection_are_not() -> None:
+    module = [b"name", b"search", b"ver", 20811]
+    reply = encode([b"server", b"redis", b"version", b"7.0.15", b"proto", 2, b"id", 5, b"modules", [module]], 2)  # type: ignore[list-item]
+    assert hello_fields(reply) == {
+        b"server": b"redis",
+        b"version": b"7.0.15",
+        b"modules": [{b"name": b"search", b"ver": 20811}],
+    }
+
+
+def test_a_server_that_does_not_know_hello_says_nothing() -> None:
+    assert hello_fields(b"-ERR unknown command\r\n") == {}
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n", b":1\r\n", b"*1\r\n$1\r\na\r\n"])
+def test_another_reply_is_refused(reply: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+        hello_fields(reply)

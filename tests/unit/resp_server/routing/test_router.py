@@ -1,0 +1,341 @@
+"""The destination of a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from resp_server.backends.redis.command_facts import facts_in
+from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.routing.router import KEYS_AT_ONCE, Route, Router
+from resp_server.backends.routing.rules import parse_rules
+from resp_server.command.policy import Destination
+from resp_server.command.spec import CommandSpec
+from resp_server.commands import command_table
+from resp_server.protocol.errors import GenericError, LoadingError
+from resp_server.protocol.request_parser import LongRequest
+
+TABLE = command_table()
+
+
+def router() -> Router:
+    ownership = Ownership()
+    ownership.learn({"job": {"speed": "job:speed:<car>"}})
+    ownership.complete()
+    return Router(TABLE, ownership)
+
+
+def destination(line: str, made: Router | None = None) -> Destination:
+    route = (made or router()).route([word.encode() for word in line.split(" ")])
+    assert route is not None
+    return route.destination
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        *(
+            (line, Destination.UPSTREAM)
+            for line in ("GET a", "set a 1", "EVAL x 0", "TIME", "FLUSHALL", "COMMAND", "PUBLISH a b")
+        ),
+        *(
+            (line, Destination.UPSTREAM)
+            for line in ("INFO", "INFO memory", "CONFIG GET x", "XREAD COUNT 1 STREAMS BLOCK 0", "GET")
+        ),
+        *(
+            (line, Destination.UPSTREAM)
+            for line in ("MEMORY USAGE a", "MEMORY DOCTOR", "OBJECT HELP", "SPUBLISH job:speed:1 x", "ROLE")
+        ),
+        *(
+            (line, Destination.UPSTREAM)
+            for line in ("SORT a BY job:speed:*", "SWAPDB 2 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
+        ),
+        *(
+            (line, Destination.STATES)
+            for line in ("GET job:speed:1", "MGET job:speed:1 job:speed:2", "OBJECT ENCODING job:speed:1")
+        ),
+        *(
+            (line, Destination.STATES)
+            for line in ("WATCH job:speed:1", "TYPE job:speed:1", "HGETALL job:speed:1", "TTL job:speed:1")
+        ),
+        *((line, Destination.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
+        *(
+            (line, Destination.LOCAL)
+            for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE JOBS", "ACL WHOAMI")
+        ),
+        *(
+            (line, Destination.LOCAL)
+            for line in ("INFO proxy", "INFO SPARKIS memory", "CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")
+        ),
+        *((line, Destination.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
+        ("SELECT 0", Destination.SELECT),
+    ],
+)
+def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Destination) -> None:
+    assert destination(line) is expected
+
+
+def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
+    route = router().route([b"MGET", b"a", b"job:speed:1", b"b", b"job:speed:2"])
+    assert route is not None and list(route.state_keys) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "line", ["SET job:speed:1 x", "MSET a 1 job:speed:1 2", "EVAL x 1 job:speed:1", "SORT a STORE job:speed:1"]
+)
+def test_a_write_of_a_states_key_is_refused_by_name(line: str) -> None:
+    with pytest.raises(GenericError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
+        destination(line)
+
+
+def test_the_number_of_words_is_checked_before_the_owner() -> None:
+    with pytest.raises(GenericError, match="wrong number of arguments"):
+        destination("SET job:speed:1")
+
+
+def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_are() -> None:
+    with pytest.raises(GenericError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
+        destination("SINTER a job:speed:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_blocking"),
+    [
+        *((line, True) for line in ("BLPOP a 0", "BZMPOP 0 1 a MIN", "WAIT 0 0", "waitaof 0 0 0")),
+        *((line, True) for line in ("XREAD COUNT 1 BLOCK 0 STREAMS a 0", "XREADGROUP GROUP g c BLOCK 0 STREAMS a >")),
+        *(
+            (line, False)
+            for line in ("LPOP a", "XREAD COUNT 1 STREAMS BLOCK 0", "XREADGROUP GROUP block c STREAMS a >")
+        ),
+    ],
+)
+def test_a_request_that_may_wait_for_other_clients_is_told(line: str, is_blocking: bool) -> None:
+    route = router().route([word.encode() for word in line.split(" ")])
+    assert route is not None and route.destination is Destination.UPSTREAM and route.is_blocking is is_blocking
+
+
+def test_watched_keys_may_be_of_both_sides() -> None:
+    route = router().route([b"WATCH", b"a", b"job:speed:1", b"b"])
+    assert route is not None and route.destination is Destination.BOTH and list(route.state_keys) == [2]
+    assert destination("WATCH a b") is Destination.UPSTREAM
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("GET", "wrong number of arguments for 'get' command"),
+        ("OBJECT ENCODING", "wrong number of arguments for 'object|encoding' command"),
+        ("OBJECT NOPE a", "unknown subcommand 'NOPE'. Try OBJECT HELP."),
+        ("SAVE", "Command not allowed inside a transaction"),
+    ],
+)
+def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
+    made, request = router(), [word.encode() for word in line.split(" ")]
+    route = made.route(request)
+    assert route is not None
+    with pytest.raises(GenericError, match=re.escape(error)):
+        made.commands.check_form(route.routed, request)
+    made.commands.take_facts({"object": CommandSpec("", "", -2, subcommands={"freq": CommandSpec("", "", 3)})})
+    with pytest.raises(GenericError):
+        made.commands.check_form(route.routed, request)
+
+
+def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
+    made = router()
+    made.commands.take_facts({"get": CommandSpec("", "", 2)})
+    route = made.route([b"HEXPIRE", b"a"])
+    assert route is not None
+    with pytest.raises(GenericError, match="unknown command 'HEXPIRE'"):
+        made.commands.check_form(route.routed, [b"HEXPIRE", b"a"])
+
+
+def test_no_key_is_answered_before_the_owners_are_known() -> None:
+    unknowing = Router(TABLE, Ownership())
+    for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
+        with pytest.raises(LoadingError):
+            destination(line, unknowing)
+    assert destination("TIME", unknowing) is Destination.UPSTREAM
+
+
+ROW = b"*10\r\n$8\r\njson.set\r\n:-4\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n"
+ROW += b"$5\r\nflags\r\n*1\r\n+RW\r\n"
+INDEX = b"$12\r\nbegin_search\r\n*4\r\n$4\r\ntype\r\n$5\r\nindex\r\n$4\r\nspec\r\n*2\r\n$5\r\nindex\r\n:1\r\n"
+RANGE = b"$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6\r\n"
+RANGE += b"$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0\r\n"
+
+
+def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
+    made = router()
+    assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
+    made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
+    assert destination("JSON.SET a $ 1", made) is Destination.UPSTREAM
+    with pytest.raises(GenericError, match="is owned by state job:speed"):
+        destination("JSON.SET job:speed:1 $ 1", made)
+
+
+def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> None:
+    made = router()
+    made.commands.take_facts(
+        {
+            "mod.do": CommandSpec(
+                "",
+                "",
+                key_specs=[
+                    {
+                        "flags": ["RW", "incomplete"],
+                        "begin_search": {"type": "index", "spec": {"index": 1}},
+                        "find_keys": {"type": "unknown", "spec": {}},
+                    }
+                ],
+            )
+        }
+    )
+    with pytest.raises(GenericError, match=r"does not say where the keys of 'mod\.do' are"):
+        destination("MOD.DO a", made)
+    assert made.needs_getkeys([b"MOD.DO", b"a"]) and not made.needs_getkeys([b"GET", b"a"])
+    made.getkeys_cache.add([b"MOD.DO", b"a"], [b"a"])
+    made.getkeys_cache.add([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
+    assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_getkeys([b"MOD.DO", b"a"])
+    with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
+        destination("MOD.DO a job:speed:1", made)
+    for number in range(1024):
+        made.getkeys_cache.add([b"MOD.DO", b"%d" % number], [])
+    assert made.needs_getkeys([b"MOD.DO", b"a"])
+
+
+def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> None:
+    rows = b"*3\r\n*6\r\n$4\r\nmset\r\n:-3\r\n*1\r\n+write\r\n:1\r\n:-1\r\n:2\r\n"
+    rows += b"*6\r\n$3\r\nmod\r\n:-1\r\n*1\r\n+movablekeys\r\n:0\r\n:0\r\n:0\r\n"
+    rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"
+    made = router()
+    made.commands.take_facts(facts_in(rows))
+    with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
+        destination("MSET a 1 job:speed:1 job:speed:2", made)
+    assert destination("MSET a job:speed:1", made) is Destination.UPSTREAM
+    with pytest.raises(GenericError, match="does not say where"):
+        destination("MOD a", made)
+
+
+@pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"+OK\r\n", b"*1\r\n+x\r\n", b"*1\r\n*2\r\n+x\r\n:1\r\n"])
+def test_an_unexpected_reply_to_command_is_an_error(reply: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        facts_in(reply)
+
+
+def test_spellings_without_end_are_not_remembered() -> None:
+    made = router()
+    for number in range(3000):
+        assert made.route([b"nope%d" % number]) is None
+        assert made.route([b"CLIENT", b"TRACKING"]) is not None
+    assert len(made.commands._routed) <= 1024
+
+
+def test_commands_that_hold_a_connection_need_one_of_the_clients_own() -> None:
+    made = router()
+    made.commands.take_facts(
+        {
+            "mod.listen": CommandSpec("", "", flags=["pubsub"]),
+            "mod.wait": CommandSpec("", "", flags=["blocking"]),
+            "wait": CommandSpec("", "", flags=["noscript"]),  # as Redis 7.0 has it
+        }
+    )
+    for line in ("MOD.LISTEN", "MOD.WAIT", "WAIT 1 0"):
+        route = made.route(line.encode().split(b" "))
+        assert route is not None and route.is_blocking and route.routed.is_subscription == (line == "MOD.LISTEN")
+
+
+KEYS = 3 * KEYS_AT_ONCE
+THEIRS, OURS = [b"%d" % at for at in range(KEYS)], [b"job:speed:%d" % at for at in range(KEYS)]
+MIXED = [word for row in zip(THEIRS, OURS, strict=True) for word in row]
+
+
+def routed_in_steps(*words: bytes, by: Router | None = None) -> tuple[Route | None, int]:
+    """Return the route of a long request, and the number of steps."""
+    steps, count = (by or router()).route_in_steps(LongRequest(words, 0)), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+@pytest.mark.parametrize("name", b"MGET EXISTS DEL MSET SUNION SUNIONSTORE PFCOUNT GET NO".split())
+@pytest.mark.parametrize("keys", [THEIRS, OURS, MIXED, MIXED[:4]])
+def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: list[bytes]) -> None:
+    words = [name, *keys]
+    try:
+        expected: object = router().route(words)
+    except GenericError as error:
+        with pytest.raises(GenericError, match=re.escape(str(error))):
+            routed_in_steps(*words)
+        return
+    found, steps = routed_in_steps(*words)
+    if isinstance(expected, Route) and expected.destination is Destination.BOTH and len(keys) > KEYS_AT_ONCE:
+        assert found is not None and found.destination is Destination.PORTIONS
+        assert list(found.state_keys) == list(expected.state_keys)
+    else:
+        assert found == expected
+    assert steps >= len(keys) // 2 // KEYS_AT_ONCE or name in (b"GET", b"NO")
+
+
+def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None:
+    with pytest.raises(GenericError, match=r"'xread' takes 32768 arguments through --upstream; split the request"):
+        routed_in_steps(b"XREAD", *[b"x"] * 40_000)
+    with pytest.raises(GenericError, match="a client may watch 16384 keys"):
+        routed_in_steps(b"WATCH", *[b"x"] * 16_385)
+
+
+def router_with_cache() -> Router:
+    made = Ownership()
+    made.take_rules(parse_rules('[[rule]]\nkeys = "page:<n>"\nowner = "upstream"\ncache = "5s"\n', ""))
+    made.complete()
+    return Router(TABLE, made)
+
+
+@pytest.mark.parametrize(
+    ("line", "cache_s", "changed"),
+    [
+        ("GET page:1", 5, ()),
+        ("HGETALL page:1", 5, ()),
+        *((line, 5, ()) for line in ("MGET page:1", "MGET page:1 page:2 page:1", "EXISTS page:1 page:2")),
+        ("SINTER page:1 page:2", 5, ()),
+        *((line, 0, ()) for line in ("GET a", "TTL page:1", "XINFO STREAM page:1", "PING", "TIME")),
+        *(
+            (line, 0, ())
+            for line in ("MGET page:1 a", "SORT_RO page:1", "SRANDMEMBER page:1", "SPUBLISH page:1 x", "SUNION a b")
+        ),
+        ("SET page:1 x", 0, [b"page:1"]),
+        ("RENAME page:1 b", 0, [b"page:1", b"b"]),
+        ("EVAL x 2 page:1 b c", 0, [b"page:1", b"b"]),
+        *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 2 1")),
+    ],
+)
+def test_replies_that_may_be_cached_and_keys_that_may_change(
+    line: str, cache_s: float, changed: list[bytes] | None
+) -> None:
+    route = router_with_cache().route([word.encode() for word in line.split(" ")])
+    assert route is not None and route.cache_s == cache_s
+    assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
+
+
+def test_a_reply_about_several_keys_is_cached_for_the_shortest_of_their_times() -> None:
+    made = Ownership()
+    rule = '[[rule]]\nkeys = "%s<n>"\nowner = "upstream"\ncache = "%s"\n'
+    made.take_rules(parse_rules("".join(rule % row for row in (("a", "5s"), ("b", "3s"), ("c", "tracking"))), ""))
+    made.complete()
+    route = Router(TABLE, made).route([b"MGET", b"a1", b"b1", b"c1", b"a1"])
+    assert route is not None and route.cache_s == 3 and route.cached_keys == [b"a1", b"b1", b"c1"]
+    assert route.is_fenced and route.changed == [b"c1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"), [(b"MSET", None), (b"DEL", None), (b"RPUSH", [b"0"]), (b"MGET", ()), (b"WATCH", ())]
+)
+def test_any_cached_key_may_change_by_a_long_write_of_several_keys(
+    name: bytes, changed: Sequence[bytes] | None
+) -> None:
+    route, _ = routed_in_steps(name, *THEIRS, by=router_with_cache())
+    assert route is not None and route.changed == changed and not route.cache_s
