@@ -216,7 +216,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return
         self.session = self._server.session_of(self._transport, self._session_id)
         self.context = CommandContext(self.session, self._server_context)
-        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_chunks=True)
         self._compiled = self._dispatcher.compiled
         self.is_idle = True
         self._server.add(self)
@@ -779,7 +779,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         """Reply to a protocol error, and end the session."""
         log.info("closed the connection of %s: %s", self.session.address, error)
         self._server_context.stats.closed_for_input += isinstance(error, QueryBufferError)
-        if not isinstance(error, QueryBufferError) and not self.session.is_silent:
+        if not isinstance(error, QueryBufferError) and not self.session.replies_suppressed:
             out.append(b"-%b\r\n" % error.line)
         self.session.close()
 

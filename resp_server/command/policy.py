@@ -34,7 +34,7 @@ class Destination(Enum):
     STATES = auto()
     UPSTREAM = auto()
     BOTH = auto()
-    PORTIONS = auto()  # both, for a long read: the upstream's keys in one request, the states' keys in portions
+    PORTIONS = auto()  # both, for a long read: the upstream's keys in one request, the states' keys in chunks
     ALL_KEYS = auto()  # both: a command about all keys
     SELECT = auto()  # the proxy; the upstream says whether it has the database
     BY_SECTIONS = auto()  # INFO: the sections decide
@@ -74,7 +74,7 @@ class Redaction(Enum):
 
 
 class Joined(Enum):
-    """How the replies to the portions of a long request are joined."""
+    """How the replies to the chunks of a long request are joined."""
 
     LIST = auto()
     SUM = auto()
@@ -176,10 +176,10 @@ class Role(Enum):
 
 
 class Split(NamedTuple):
-    """How a long request is split into portions.
+    """How a long request is split into chunks.
 
     Args:
-        prefix_words: The number of words after the name that each portion repeats.
+        prefix_words: The number of words after the name that each chunk repeats.
         is_counted: The last of them is the number of the words after it.
     """
 

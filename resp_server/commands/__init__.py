@@ -30,6 +30,7 @@ from resp_server.commands import (
     memory,
     object,
     other_types,
+    overlay,
     pubsub,
     server,
     set,
@@ -39,7 +40,6 @@ from resp_server.commands import (
     sorted_set_algebra,
     state,
     string,
-    swap,
     tracking,
     transactions,
 )
@@ -74,7 +74,7 @@ GROUPS = (
     dump,
     object,
     state,
-    swap,
+    overlay,
     transactions,
     pubsub,
 )

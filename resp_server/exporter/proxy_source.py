@@ -32,10 +32,10 @@ class ProxySource:
     """
 
     def __init__(
-        self, server: Server, applications: StateClusters, upstream_fields: Callable[[], Mapping[str, object]] | None
+        self, server: Server, clusters: StateClusters, upstream_fields: Callable[[], Mapping[str, object]] | None
     ) -> None:
         self._context = server.context
-        self._applications = applications
+        self._clusters = clusters
         self._upstream_fields = upstream_fields
 
     async def scrape(self) -> Scrape:
@@ -44,14 +44,14 @@ class ProxySource:
         add_process(scrape, total, context.process.started_ms)
         add_clients(scrape, total, context.config.maxclients)
         add_listed_jobs(scrape, await self._listed_jobs())
-        for cluster in self._applications.each:
+        for cluster in self._clusters:
             add_state_cluster(scrape, cluster.info_fields(), SLOTS - sum(cluster.slots.counts.values()))
         if self._upstream_fields is not None:
             add_upstream(scrape, self._upstream_fields())
         return scrape
 
     async def readiness(self) -> Readiness:
-        is_known = all(cluster.slots.is_complete for cluster in self._applications.each)
+        is_known = all(cluster.slots.is_complete for cluster in self._clusters)
         if self._upstream_fields is not None:  # the upstream's keys are answered without states, too
             is_known = bool(self._upstream_fields()["ownership_known"])
         lags_ms = {job["name"]: job["lag_ms"] for job in await self._listed_jobs()}
@@ -61,7 +61,7 @@ class ProxySource:
         """Return the rows of STATE JOBS, one for each job, of all servers that answer for slots, and in time."""
         listed = [
             _list_jobs(cluster, address)
-            for cluster in self._applications.each
+            for cluster in self._clusters
             for address in sorted({cluster.active_server(master) for master in cluster.slots.counts})
         ]
         return merged_jobs([jobs for jobs in await asyncio.gather(*listed) if jobs is not None])

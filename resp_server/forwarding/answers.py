@@ -38,7 +38,7 @@ NO_ANSWER = Answer(b"")
 class Wait(Protocol):
     """What a coroutine waits for."""
 
-    def when_over(self, then: Callable[[], None]) -> None:
+    def when_finished(self, then: Callable[[], None]) -> None:
         """Call back once, later, when the wait is over."""
 
 
@@ -54,22 +54,22 @@ def no_epochs() -> Epochs:
 class ReplyFuture(ReplySink):
     """The answer to one request, or its exception. `await` returns the answer, or raises the exception.
 
-    is_over: whether either has arrived.
+    is_finished: whether either has arrived.
     """
 
-    __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_over")
+    __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_finished")
 
     def __init__(self, seen: SeenEpochs = no_epochs) -> None:
         self._seen = seen
-        self.is_over = False
+        self.is_finished = False
         self._answer = NO_ANSWER
         self._error: Exception | None = None
         self._then: Callable[[], None] | None = None
         self._failed: Callable[[], None] | None = None
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        if not self.is_over:
-            self._answer, self.is_over = Answer(reply, epochs), True
+        if not self.is_finished:
+            self._answer, self.is_finished = Answer(reply, epochs), True
             if self._then is not None:
                 try:
                     self._then()
@@ -78,8 +78,8 @@ class ReplyFuture(ReplySink):
                     self._call_failed()
 
     def fail(self, index: int, error: Exception) -> None:
-        if not self.is_over:
-            self._error, self.is_over = error, True
+        if not self.is_finished:
+            self._error, self.is_finished = error, True
             self._call_failed()
 
     def _call_failed(self) -> None:
@@ -89,7 +89,7 @@ class ReplyFuture(ReplySink):
     def seen_epochs(self, index: int) -> Epochs:
         return self._seen()
 
-    def when_over(self, then: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
+    def when_finished(self, then: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
         """Call back when the answer or the exception arrives. failed: is called in place of `then` by an exception."""
         self._then, self._failed = then, failed or then
 
@@ -105,17 +105,17 @@ class ReplyFuture(ReplySink):
         return self._answer
 
     def __await__(self) -> Generator[Wait, None, Answer]:
-        if not self.is_over:
+        if not self.is_finished:
             yield self
         return self.result()
 
 
 async def arrived(future: ReplyFuture) -> Answer:
     """Return an answer, in a task of the event loop."""
-    is_over = asyncio.Event()
-    if not future.is_over:
-        future.when_over(is_over.set)
-        await is_over.wait()
+    is_finished = asyncio.Event()
+    if not future.is_finished:
+        future.when_finished(is_finished.set)
+        await is_finished.wait()
     return await future
 
 
@@ -135,16 +135,16 @@ class _AllOver:
     __slots__ = ("_awaited", "_missing", "_then")
 
     def __init__(self, futures: Sequence[ReplyFuture]) -> None:
-        self._awaited = [each for each in futures if not each.is_over]
+        self._awaited = [each for each in futures if not each.is_finished]
         self._missing = 0 if any(each.has_failed for each in futures) else len(self._awaited)
         self._then: Callable[[], None] | None = None
 
-    def when_over(self, then: Callable[[], None]) -> None:
+    def when_finished(self, then: Callable[[], None]) -> None:
         """Call back when the wait is over."""
         self._then = then
         take_answer, end = self._take_answer, self._end
         for each in self._awaited:
-            each.when_over(take_answer, end)
+            each.when_finished(take_answer, end)
 
     def _take_answer(self) -> None:
         self._missing -= 1
@@ -193,21 +193,21 @@ class Called:
     """Waits until a function calls back, now or later."""
 
     def __init__(self, register: Callable[[Callable[[], None]], object]) -> None:
-        self._is_over = False
+        self._is_finished = False
         self._then: Callable[[], None] | None = None
         register(self._end)
 
     def _end(self) -> None:
-        self._is_over = True
+        self._is_finished = True
         if self._then is not None:
             self._then()
 
-    def when_over(self, then: Callable[[], None]) -> None:
+    def when_finished(self, then: Callable[[], None]) -> None:
         """Call back when the function has called back."""
         self._then = then
 
     def __await__(self) -> Generator[Wait, None, None]:
-        if not self._is_over:
+        if not self._is_finished:
             yield self
 
 
@@ -251,7 +251,7 @@ class _Run:
         """Run until the next wait, or to the end."""
         try:
             wait = self._coroutine.send(None)
-            wait.when_over(self.resume)
+            wait.when_finished(self.resume)
         except StopIteration as end:
             try:
                 self._sink.put(self._index, *end.value)

@@ -78,7 +78,7 @@ class ProcessInfo:
     memory_at_start: Memory | None = field(default_factory=memory_now)
 
 
-class SwapControl(Protocol):
+class OverlayControl(Protocol):
     """Shows and changes the owners of keys at a proxy with an upstream; ReplyError if that is not possible."""
 
     def owners(self) -> Reply:
@@ -119,7 +119,7 @@ class ServerContext:
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     state_servers: Callable[[], Mapping[str, object]] | None = None
     # The owners of keys at a proxy with an upstream; None: this is no such proxy.
-    swap_control: SwapControl | None = None
+    overlay_control: OverlayControl | None = None
     # Fields of the upstream's reply to HELLO.
     hello_fields: Mapping[bytes, Reply] = field(default_factory=dict)
     # CLUSTER describes this process as the only node.

@@ -32,8 +32,8 @@ from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.exec_runner import ExecPlan, ExecRunner
 from resp_server.pipeline.loading_waits import LOADING
 from resp_server.pipeline.long_requests import (
-    first_portion,
-    in_portions,
+    first_chunk,
+    in_chunks,
     may_run_unsplit,
     split_of,
     too_long,
@@ -253,7 +253,7 @@ class Dispatcher:
         """Return the first requests that this node answers; ReplyError if it does not answer the first one."""
         for at, (context, request) in enumerate(zip(contexts, requests, strict=False)):
             try:
-                cluster.check(command.facts, first_portion(request), context.session.is_readonly)
+                cluster.check(command.facts, first_chunk(request), context.session.is_readonly)
             except ReplyError:
                 if at:
                     return requests[:at]
@@ -304,11 +304,11 @@ class Dispatcher:
         if isinstance(reply, (Pending, ExecRunner)):
             return reply, True
         if isinstance(reply, Sliced):
-            reply.is_silent = session.is_silent
-            if reply.has_effect or not reply.is_silent:
+            reply.is_suppressed = session.replies_suppressed
+            if reply.has_effect or not reply.is_suppressed:
                 return reply, True
             reply.release()
-        elif not session.is_silent:
+        elif not session.replies_suppressed:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
@@ -354,7 +354,7 @@ class Dispatcher:
             command = self._table.find(request)
             context.session.last_command = command.name
             command.check_arity(request)
-            self._check(context, command, first_portion(request))
+            self._check(context, command, first_chunk(request))
             transaction = context.session.transaction
             if transaction is not None and command.policy.is_queued:
                 if not may_run_unsplit(request):
@@ -398,7 +398,7 @@ class Dispatcher:
         elif tracking_state.has_pending:
             self._server.clients.push(session.id, self._server.pending_invalidations(session))
         if not isinstance(reply, ExecRunner):
-            if tracking_state.records_reads and may_run_unsplit(request):  # a longer one records keys by portion
+            if tracking_state.records_reads and may_run_unsplit(request):  # a longer one records keys by chunk
                 self._server.tracking.record_keys(tracking_state, keys_read(command, request))
             return
         recording = self._record_exec_keys(tracking_state, reply.requests, is_older=session.read_point is not None)
@@ -521,7 +521,7 @@ class Dispatcher:
         try:
             first = requests[0]
             if type(first) is LongRequest and (split := self._split_of(command, first)) is not None:
-                return [self._in_portions(context, command, split, first)]
+                return [self._in_chunks(context, command, split, first)]
             replies = command.execute(context, requests)
             kind = type(replies[0])
             if kind is Sliced or kind is Pending:
@@ -543,15 +543,15 @@ class Dispatcher:
         """Return how a long request is split; None: it is not."""
         return split_of(command, request)
 
-    def _in_portions(self, context: CommandContext, command: Command, split: Split, request: Request) -> Sliced:
-        """Answer a long request in portions."""
+    def _in_chunks(self, context: CommandContext, command: Command, split: Split, request: Request) -> Sliced:
+        """Answer a long request in chunks."""
         tracking_state = context.session.tracking_state
 
-        def record_keys(portion: Request) -> None:
+        def record_keys(chunk: Request) -> None:
             if tracking_state is not None and tracking_state.records_reads:
-                self._server.tracking.record_keys(tracking_state, keys_read(command, portion))
+                self._server.tracking.record_keys(tracking_state, keys_read(command, chunk))
 
-        return in_portions(context, command, split, request, self._check, record_keys)
+        return in_chunks(context, command, split, request, self._check, record_keys)
 
     def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
         """Return a resolved reply, encoded at once or in steps."""
@@ -563,7 +563,7 @@ class Dispatcher:
             reply = encode(pending.make(), context.session.protocol)
         except Exception as error:
             reply = self.error_reply(error)
-        return b"" if context.session.is_silent else reply
+        return b"" if context.session.replies_suppressed else reply
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an encoded error reply, and count it. An unexpected exception is logged with an id."""

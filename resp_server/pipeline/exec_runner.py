@@ -120,14 +120,14 @@ class ExecRunner:
             yield b""
         for is_changed in self._check_watched():
             if is_changed:
-                yield b"" if session.is_silent else NOTHING_RUN[session.protocol]
+                yield b"" if session.replies_suppressed else NOTHING_RUN[session.protocol]
                 return
             yield b""
         session.watched.clear()
         session.read_point = None
         self.has_started = True
         count = len(self._plan.requests)
-        yield b"" if session.is_silent else encode_header(list, count, session.protocol)
+        yield b"" if session.replies_suppressed else encode_header(list, count, session.protocol)
         for request in self._plan.requests:
             yield from self._answer(request)
 
@@ -149,13 +149,13 @@ class ExecRunner:
             session.reply_mode is ReplyMode.SKIP_NEXT
             and self._context.server.table.role_of(request) is Role.CLIENT_REPLY
         )
-        is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
+        is_suppressed = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):
-            yield b"" if is_silent else reply
-        elif is_silent and not reply.has_effect:
+            yield b"" if is_suppressed else reply
+        elif is_suppressed and not reply.has_effect:
             reply.release()
         else:
-            reply.is_silent = is_silent
+            reply.is_suppressed = is_suppressed
             yield from self._in_steps(SlicedEncoder(reply, session.protocol))
 
     def _in_steps(self, encoder: SlicedEncoder) -> Iterator[bytes]:

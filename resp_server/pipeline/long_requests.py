@@ -1,7 +1,7 @@
-"""Long requests: each is split into portions, which are requests of the same command, and the replies are joined.
+"""Long requests: each is split into chunks, which are requests of the same command, and the replies are joined.
 
 All code that iterates over the words (ACL check, slots, tracking, the command itself) handles a bounded number at a
-time, and other clients are answered in between. All portions are checked before the first one runs, and all read one
+time, and other clients are answered in between. All chunks are checked before the first one runs, and all read one
 view. A command whose replies cannot be joined accepts fewer words.
 """
 
@@ -18,7 +18,7 @@ from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, GenericError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
-from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_WORDS, CHUNK_WORDS_BYTES, LongRequest, Request
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, SubscriptionKind, Subscriptions
 from resp_server.session.transaction import WATCHED_KEYS_MAX, check_watch_limits
 from state_backend.model.slots import slot_of
@@ -27,10 +27,10 @@ from state_backend.model.slots import slot_of
 UNSPLIT_WORDS_MAX = 4096
 UNSPLIT_BYTES_MAX = 2 << 20
 
-# Raises the error of a portion that may not run.
+# Raises the error of a chunk that may not run.
 Check = Callable[[CommandContext, Command, Request], None]
-# Called after each portion that ran.
-OnPortion = Callable[[Request], None]
+# Called after each chunk that ran.
+OnChunk = Callable[[Request], None]
 
 
 # The shape of a reply that is joined.
@@ -42,18 +42,18 @@ SHAPES: Mapping[Joined, type] = {
 }
 
 
-def portions(command: Command, split: Split, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
-    """Split a request into portions of so many words."""
+def request_chunks(command: Command, split: Split, request: Request, words: int = CHUNK_WORDS) -> Iterator[Request]:
+    """Split a request into chunks of so many words."""
     start = command.words + split.prefix_words
     prefix = request[:start]
     for at in range(start, len(request), words):
-        for portion in of_bounded_size(request[at : at + words]):
-            yield [*prefix[:-1], b"%d" % len(portion), *portion] if split.is_counted else [*prefix, *portion]
+        for chunk in of_bounded_size(request[at : at + words]):
+            yield [*prefix[:-1], b"%d" % len(chunk), *chunk] if split.is_counted else [*prefix, *chunk]
 
 
 def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Split words into parts of bounded size."""
-    if sum(map(len, words)) <= PORTION_WORDS_BYTES:
+    if sum(map(len, words)) <= CHUNK_WORDS_BYTES:
         yield words
         return
     part: list[bytes] = []
@@ -61,18 +61,18 @@ def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     for word in words:
         part.append(word)
         size += len(word)
-        if size > PORTION_WORDS_BYTES:
+        if size > CHUNK_WORDS_BYTES:
             yield part
             part, size = [], 0
     if part:
         yield part
 
 
-def first_portion(request: Request) -> Request:
+def first_chunk(request: Request) -> Request:
     """Return the first words of a long request, which are checked first; a short request as it is."""
     if may_run_unsplit(request):
         return request
-    return next(of_bounded_size(request[:PORTION_WORDS]))
+    return next(of_bounded_size(request[:CHUNK_WORDS]))
 
 
 def may_run_unsplit(request: Request) -> bool:
@@ -127,35 +127,35 @@ def _is_counted(command: Command, split: Split, request: Request) -> bool:
     return request[start - 1] == b"%d" % (len(request) - start)
 
 
-def in_portions(
+def in_chunks(
     context: CommandContext,
     command: Command,
     split: Split,
     request: Request,
     check: Check,
-    on_portion: OnPortion,
+    on_chunk: OnChunk,
 ) -> Sliced:
-    """Run a long request in portions, on a view of its own."""
+    """Run a long request in chunks, on a view of its own."""
     _check_limits(context, command, request[command.words + split.prefix_words :])
     view = context.pin()
-    chunks = _portion_replies(
-        ExecContext(context.session, context.server, view), command, split, request, check, on_portion
+    chunks = _chunk_replies(
+        ExecContext(context.session, context.server, view), command, split, request, check, on_chunk
     )
     count = len(request) - command.words - split.prefix_words if split.joined is Joined.LIST else None
     has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
     return Sliced(chunks, partial(context.unpin, view), SHAPES[split.joined], count, has_effect=has_effect)
 
 
-def _portion_replies(
-    context: ExecContext, command: Command, split: Split, request: Request, check: Check, on_portion: OnPortion
+def _chunk_replies(
+    context: ExecContext, command: Command, split: Split, request: Request, check: Check, on_chunk: OnChunk
 ) -> Iterator[Sequence[Reply] | Pending]:
     yield from _check_slots(context, command, split, request)
-    for portion in portions(command, split, request):
-        check(context, command, portion)
+    for chunk in request_chunks(command, split, request):
+        check(context, command, chunk)
         yield []
-    for portion in portions(command, split, request):
-        reply = command.execute(context, [portion])[0]
-        on_portion(portion)
+    for chunk in request_chunks(command, split, request):
+        reply = command.execute(context, [chunk])[0]
+        on_chunk(chunk)
         if isinstance(reply, Sliced):
             for chunk in reply.chunks:
                 yield [] if split.joined is Joined.ONE_OK else chunk
@@ -171,12 +171,12 @@ def _portion_replies(
 def _check_slots(
     context: CommandContext, command: Command, split: Split, request: Request
 ) -> Iterator[Sequence[Reply]]:
-    """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
+    """Raise CrossSlotError if chunks have keys of different slots; those of one chunk were checked."""
     if context.server.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
         return
     slots = set()
-    for portion in portions(command, split, request):
-        keys = keys_of(command.facts, portion)
+    for chunk in request_chunks(command, split, request):
+        keys = keys_of(command.facts, chunk)
         slots |= {slot_of(key) for key, _ in keys[:1]} if keys else set()
         yield []
     if len(slots) > 1:

@@ -42,7 +42,7 @@ from resp_server.programs.listening import (
     report_ports,
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
-from resp_server.programs.upstream_options import swap_of
+from resp_server.programs.upstream_options import overlay_of
 from resp_server.serving.server import Server
 from resp_server.serving.token import token_of
 from resp_server.settings.groups import MS_PER_S
@@ -89,7 +89,7 @@ def serve(options: argparse.Namespace) -> None:
     with mistakes.noted():
         check_metrics(options)
     with mistakes.noted():
-        swap = swap_of(options)
+        overlay = overlay_of(options)
     mistakes.raise_if_any()
     password = config.server_password or config.password
     for source in sources:
@@ -97,7 +97,7 @@ def serve(options: argparse.Namespace) -> None:
         source.cluster.certificates = certificates
     # Jobs of an application whose log is not named are known from its servers only.
     logs = options.log if len(options.log) == len(sources) else ()
-    event_loop.run(answer_clients(options, config, sources, swap, logs=logs))
+    event_loop.run(answer_clients(options, config, sources, overlay, logs=logs))
 
 
 def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
@@ -135,7 +135,7 @@ async def answer_clients(
     options: argparse.Namespace,
     config: ServerConfig,
     sources: Sequence[ProxyTopologySource],
-    swap: tuple[Upstream, Ownership] | None,
+    overlay: tuple[Upstream, Ownership] | None,
     supervised: Mapping[str, int] = MappingProxyType({}),
     *,
     loading_grace_s: float = 0.0,
@@ -157,24 +157,24 @@ async def answer_clients(
     shutdown = Shutdown(
         watches_input=options.child and unused is None, lifeline=supervised.get("lifeline"), drain=drain
     )
-    raise_file_limit(config.maxclients + (options.upstream_pinned if swap else 0))
-    applications = StateClusters([source.cluster for source in sources], needs_key_formats=swap is not None)
-    server = _make_server(options, config, applications, swap)
-    server.context.state_servers = applications.info_fields
+    raise_file_limit(config.maxclients + (options.upstream_pinned if overlay else 0))
+    clusters = StateClusters([source.cluster for source in sources], needs_key_formats=overlay is not None)
+    server = _make_server(options, config, clusters, overlay)
+    server.context.state_servers = clusters.info_fields
     reloads = [ConfigReload(options, server).reload]
-    mapped: AliasedKeys | None = None
+    aliases: AliasedKeys | None = None
     if isinstance(server.dispatcher, OverlayDispatcher):
         server.context.state_servers = server.dispatcher.info_fields
         reloads.append(server.dispatcher.control.reload_at_signal)
-        mapped = server.dispatcher.mapped
-    relay = connect_pubsub(applications, server.context, mapped)
-    applications.start()
-    if swap is not None:
-        swap[0].start()
+        aliases = server.dispatcher.aliases
+    relay = connect_pubsub(clusters, server.context, aliases)
+    clusters.start()
+    if overlay is not None:
+        overlay[0].start()
     if isinstance(server.dispatcher, OverlayDispatcher):
         server.dispatcher.start()
-    upstream_fields = server.context.state_servers if swap is not None else None
-    metrics = listener_of(options, ProxySource(server, applications, upstream_fields))
+    upstream_fields = server.context.state_servers if overlay is not None else None
+    metrics = listener_of(options, ProxySource(server, clusters, upstream_fields))
     source_tasks: list[asyncio.Task[None]] = []
     shutdown.handle_hang_ups(server, lambda: _run_all(reloads))
     try:
@@ -198,7 +198,7 @@ async def answer_clients(
         log_started(config, server.port, server.tls_port)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if isinstance(server.dispatcher, OverlayDispatcher) and options.copiers == "refuse":
-            ends.append(server.dispatcher.control.end_at_copier())
+            ends.append(server.dispatcher.control.end_at_legacy_writer())
         if unused is not None:
             ends.append(unused.wait())
         await next(asyncio.as_completed(ends))
@@ -213,7 +213,7 @@ async def answer_clients(
             task.cancel()
         await server.stop()
         relay.stop()
-        applications.stop()
+        clusters.stop()
         await metrics.stop()
         logger.info("ended")
 
@@ -226,24 +226,24 @@ def _run_all(actions: Iterable[Callable[[], None]]) -> None:
 def _make_server(
     options: argparse.Namespace,
     config: ServerConfig,
-    applications: StateClusters,
-    swap: tuple[Upstream, Ownership] | None,
+    clusters: StateClusters,
+    overlay: tuple[Upstream, Ownership] | None,
 ) -> Server:
     """Return a proxy that does not listen yet."""
 
     def dispatcher(server: ServerContext) -> ProxyDispatcher:
-        if swap is None:
-            return ProxyDispatcher(server, applications)
+        if overlay is None:
+            return ProxyDispatcher(server, clusters)
         return OverlayDispatcher(
             server,
-            applications,
-            *swap,
+            clusters,
+            *overlay,
             is_strict=options.transactions == "strict",
             has_client_logins=options.upstream_auth == "client",
             allowed=options.upstream_allow or (),
         )
 
-    if swap is not None:
+    if overlay is not None:
         config = replace(config, proto_max_bulk_len=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
     if options.upstream_auth == "client":
         config = replace(config, password=secrets.token_hex())  # so that clients have to log in

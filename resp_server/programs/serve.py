@@ -43,7 +43,7 @@ from resp_server.programs.listening import (
 )
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.supervisor import SUPERVISED, supervise
-from resp_server.programs.upstream_options import swap_of
+from resp_server.programs.upstream_options import overlay_of
 from resp_server.serving.announcement_port import AnnouncementListener
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import ControlListener
@@ -114,19 +114,19 @@ def serve(options: argparse.Namespace) -> int:
     with mistakes.noted():
         check_metrics(options)
     with mistakes.noted():
-        swap = swap_of(options)
+        overlay = overlay_of(options)
     moments = None
     if options.as_of is not None:
         with mistakes.noted():
             moments = moments_of(roots, options.as_of, options.job)
     mistakes.raise_if_any()
     # With workers, this process maps no stores and restarts the workers itself.
-    is_supervisor = not (options.child or supervised or (options.workers > 1 and swap is None))
-    if swap is not None and not is_supervisor:
+    is_supervisor = not (options.child or supervised or (options.workers > 1 and overlay is None))
+    if overlay is not None and not is_supervisor:
         # Imported here, because other servers need nothing of a proxy.
         from resp_server.programs.serve_upstream import serve_with_upstream
 
-        return event_loop.run(serve_with_upstream(options, config, swap, supervised))
+        return event_loop.run(serve_with_upstream(options, config, overlay, supervised))
     if moments is not None and not is_supervisor:
         if options.store is not None:
             Path(options.store).mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ LOADING_GRACE_S = 5.0
 async def serve_with_upstream(
     options: argparse.Namespace,
     config: ServerConfig,
-    swap: tuple[Upstream, Ownership],
+    overlay: tuple[Upstream, Ownership],
     supervised: Mapping[str, int],
 ) -> int:
     """Start both, and answer clients until a signal, the end of the parent or of the leases; return the exit code."""
@@ -69,7 +69,7 @@ async def serve_with_upstream(
                 options,
                 config,
                 [source],
-                swap,
+                overlay,
                 supervised,
                 loading_grace_s=LOADING_GRACE_S,
                 unused=None if options.linger is None else server.is_unused,

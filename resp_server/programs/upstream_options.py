@@ -24,7 +24,7 @@ TLS_OPTIONS = (
 )
 
 
-def swap_of(options: argparse.Namespace) -> tuple[UpstreamRedis, Ownership] | None:
+def overlay_of(options: argparse.Namespace) -> tuple[UpstreamRedis, Ownership] | None:
     """Return the upstream and the owners of keys; None without an upstream; CommandLineError."""
     mistakes = Mistakes()
     if not options.upstream:

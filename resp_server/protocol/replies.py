@@ -126,7 +126,7 @@ class Sliced:
              is computed. None: it is sent when it is complete
     on_finished  called after the last step with the total time of the steps in nanoseconds
     has_effect   computing the reply has an effect, so it is computed even if it is suppressed
-    is_silent    CLIENT REPLY suppresses the reply
+    is_suppressed    CLIENT REPLY suppresses the reply
     """
 
     chunks: Iterator[Sequence[Reply] | Pending]
@@ -135,7 +135,7 @@ class Sliced:
     count: int | Iterator[int] | None = None
     on_finished: Callable[[int], None] = lambda nanoseconds: None
     has_effect: bool = False
-    is_silent: bool = False
+    is_suppressed: bool = False
 
 
 class Pending:
@@ -360,7 +360,7 @@ class SlicedEncoder:
         started_ns = perf_counter_ns()
         try:
             out_bytes = self._step()
-            return b"" if self._sliced.is_silent else out_bytes
+            return b"" if self._sliced.is_suppressed else out_bytes
         finally:
             self._nanoseconds += perf_counter_ns() - started_ns
 

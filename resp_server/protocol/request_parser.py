@@ -22,10 +22,10 @@ from resp_server.protocol.inline import inline_words
 
 Request = Sequence[bytes]
 
-# A request with more words or bytes than this is executed in portions of this size, each a few milliseconds (guess: 1
+# A request with more words or bytes than this is executed in chunks of this size, each a few milliseconds (guess: 1
 # to 5 us per word; the slot of a key takes 3 ms per megabyte).
-PORTION_WORDS = 1024
-PORTION_WORDS_BYTES = 256 << 10
+CHUNK_WORDS = 1024
+CHUNK_WORDS_BYTES = 256 << 10
 
 
 class LongWord:
@@ -67,10 +67,10 @@ UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
 BULK_BYTES_MAX = 512 * 1024 * 1024
 QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 
-# The limits of one call of `feed` with `in_portions`: a few milliseconds (measured: 1 us per word). An inline command
+# The limits of one call of `feed` with `in_chunks`: a few milliseconds (measured: 1 us per word). An inline command
 # of the maximal length fits.
-PORTION_STEPS = 2048
-PORTION_BYTES = INLINE_BYTES_MAX + 2
+CHUNK_STEPS = 2048
+CHUNK_BYTES = INLINE_BYTES_MAX + 2
 
 # A longer word becomes a `LongWord` where the limits allow it (guess: to join a megabyte takes 0.3 ms).
 LONG_WORD_BYTES = 1 << 20
@@ -114,18 +114,18 @@ class RequestParser:
     Args:
         is_restricted: The client has not authenticated yet. `feed` returns one request at a time, because executing it
             may lift the restriction.
-        in_portions: `feed` works for a bounded time, and may return no request.
+        in_chunks: `feed` works for a bounded time, and may return no request.
 
     Attributes:
         has_more: More requests are buffered; call `feed(b"")` for them.
     """
 
     def __init__(
-        self, limits: RequestLimits | None = None, is_restricted: bool = False, in_portions: bool = False
+        self, limits: RequestLimits | None = None, is_restricted: bool = False, in_chunks: bool = False
     ) -> None:
         self.limits = limits or RequestLimits()
         self.is_restricted = is_restricted
-        self._in_portions = in_portions
+        self._in_chunks = in_chunks
         self.error: ProtocolError | None = None
         self.has_more = False
         self._chunks: list[bytes] = []
@@ -165,15 +165,15 @@ class RequestParser:
                 self._check_size()
                 return requests
         rest = b""
-        if len(data) > PORTION_BYTES and self._in_portions:
-            data, rest = self._portion_of(data)
+        if len(data) > CHUNK_BYTES and self._in_chunks:
+            data, rest = self._chunk_of(data)
         if not self._words_left and not self.is_restricted and data[:1] == b"*":
             found, data = split_requests(data)
             requests += found
             if not data and not rest:
                 self._chunk_bytes = 0
                 return requests
-            if rest and requests:  # the rest of the portion may be split together with the bytes after it
+            if rest and requests:  # the rest of the chunk may be split together with the bytes after it
                 self._chunks, self._chunk_bytes, self._needed_bytes = [data], len(data), 0
                 self._buffer_rest(rest)
                 self._check_size()
@@ -187,13 +187,13 @@ class RequestParser:
         self._check_size()
         return requests
 
-    def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the first portion, and the rest. A word whose length is known is never cut."""
-        size = max(PORTION_BYTES, self._needed_bytes)
+    def _chunk_of(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the first chunk, and the rest. A word whose length is known is never cut."""
+        size = max(CHUNK_BYTES, self._needed_bytes)
         return data[:size], data[size:]
 
     def _buffer_rest(self, rest: bytes) -> None:
-        """Buffer the bytes after a portion."""
+        """Buffer the bytes after a chunk."""
         self._chunks.append(rest)
         self._chunk_bytes += len(rest)
         self.has_more = self._chunk_bytes >= self._needed_bytes
@@ -211,7 +211,7 @@ class RequestParser:
         """Parse bytes step by step; buffer the unfinished rest."""
         at = 0
         self._needed_bytes = 0
-        steps = PORTION_STEPS if self._in_portions else len(data)
+        steps = CHUNK_STEPS if self._in_chunks else len(data)
         while at < len(data):
             before = len(requests)
             end = self._step(data, at, requests)
@@ -248,7 +248,7 @@ class RequestParser:
         if self.is_restricted and count > UNAUTHENTICATED_COUNT_MAX:
             raise ProtocolError("unauthenticated multibulk length")
         self._words_left = max(0, count)
-        if count > PORTION_WORDS:
+        if count > CHUNK_WORDS:
             # Created here, because copying a million words later would take 7 ms.
             self._words = LongRequest((), 0)
         return end + 2
@@ -349,7 +349,7 @@ def _request_of(words: list[bytes], size_bytes: int) -> Request:
     if isinstance(words, LongRequest):
         words.size_bytes = size_bytes
         return words
-    is_long = len(words) > PORTION_WORDS or size_bytes > PORTION_WORDS_BYTES
+    is_long = len(words) > CHUNK_WORDS or size_bytes > CHUNK_WORDS_BYTES
     return LongRequest(words, size_bytes) if is_long else words
 
 

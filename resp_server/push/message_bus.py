@@ -88,7 +88,7 @@ class MessageBus:
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:
         """Return the reply to SUBSCRIBE and the like. As messages are, it is sent even if CLIENT REPLY is OFF."""
-        if session.is_silent:
+        if session.replies_suppressed:
             self._clients.push(session.id, frames)
         return Frames(frames)
 
@@ -140,7 +140,7 @@ class MessageBus:
     def _answer(self, publisher: Session, count: int, own_frames: bytes) -> Reply:
         if not own_frames:
             return count
-        if publisher.transaction is None and not publisher.is_silent:
+        if publisher.transaction is None and not publisher.replies_suppressed:
             return Frames(encode(count, publisher.protocol) + own_frames)
         self._clients.push(publisher.id, own_frames)
         return count

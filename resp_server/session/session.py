@@ -243,6 +243,6 @@ class Session(SessionFields):
         return self.subscriptions is not None or self.is_monitor
 
     @property
-    def is_silent(self) -> bool:
+    def replies_suppressed(self) -> bool:
         """Return whether the current command's reply is suppressed."""
         return self.reply_mode is not ReplyMode.ON

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resp_server.programs.upstream_options import swap_of
+from resp_server.programs.upstream_options import overlay_of
 from resp_server.settings.groups import UPSTREAM_VARIABLE, Upstream
 from resp_server.settings.programs import add_settings
 from resp_server.settings.setting import PROXY, rows_of
@@ -44,7 +44,7 @@ class UpstreamOptions:
             # The clients' options matter, because with auth='client' the upstream has the users.
             options.upstream, options.requirepass, options.requirepass_file = upstream.url, password, None
             options.aclfile = acl_file
-            swap_of(options)
+            overlay_of(options)
         except (ArgumentError, ValueError) as error:
             raise ValueError(OPTION.sub(lambda found: NAMES.get(found[1], found[1]), str(error))) from None
         return cls(upstream.url, tuple(arguments))

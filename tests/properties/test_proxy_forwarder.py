@@ -107,7 +107,7 @@ class Scene:
             removed_jobs=set(),
             now_s=0.0,
             deadline_s=lambda: 1.0,
-            client_floor=lambda seen: seen,
+            client_min_epochs=lambda seen: seen,
             send=self.sent.append,
             defer=lambda batch: batch(),
         )

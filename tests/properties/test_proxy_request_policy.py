@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.backends.servers.epoch_floors import EpochFloors
+from resp_server.backends.servers.min_epochs import MinEpochs
 from resp_server.backends.servers.request_policy import scan_reply_up_to_slot, split_by_slot
 from resp_server.backends.servers.slot_map import SlotMap, runs_of
 from resp_server.cluster.topology import Topology
@@ -115,21 +115,21 @@ changes = st.tuples(st.booleans(), st.integers(0, SLOTS - 1), st.integers(1, 9),
 
 
 @given(given=st.lists(changes, max_size=6))
-def test_the_slots_of_a_run_have_one_owner_and_one_floor_whatever_changes(
+def test_the_slots_of_a_run_have_one_owner_and_one_min_epochs_whatever_changes(
     given: list[tuple[bool, int, int, int]],
 ) -> None:
-    slots, floors = SlotMap(), EpochFloors()
+    slots, min_epochs = SlotMap(), MinEpochs()
     for version, (has_moved, first, count, number) in enumerate(given):
         some = range(first, min(first + count, SLOTS))
         if not has_moved:
-            floors.raise_to(some, {"j": (1, number)})
+            min_epochs.raise_to(some, {"j": (1, number)})
         elif count == 9:
             node = {"host": "a", "port": number, "slots": f"{first}-{SLOTS - 1}"}
             assert slots.apply(Topology.of_json({"version": version, "nodes": [node]}))
         else:
             for slot in some:
                 slots.moved(slot, f"b:{number}")
-        for ends, values in ((slots.ends, slots.owners), (floors.ends, floors.by_slot)):
+        for ends, values in ((slots.ends, slots.owners), (min_epochs.ends, min_epochs.by_slot)):
             assert ends[-1] == SLOTS
             for start, end in pairwise([0, *ends]):
                 assert start < end

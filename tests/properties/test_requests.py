@@ -44,27 +44,27 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
-    """Return what a parser makes of bytes; one that works in portions makes the same."""
+    """Return what a parser makes of bytes; one that works in chunks makes the same."""
     requests, error = parsed(chunks, is_restricted)
-    others, other_error = parsed(chunks, is_restricted, in_portions=True)
+    others, other_error = parsed(chunks, is_restricted, in_chunks=True)
     assert requests == others
     assert str(error) == str(other_error)
     return requests, error
 
 
-# Bytes of a portion, and steps: lines that are no words are shorter.
-SMALL_PORTIONS = {"PORTION_BYTES": 300, "PORTION_STEPS": 2}
+# Bytes of a chunk, and steps: lines that are no words are shorter.
+SMALL_CHUNKS = {"CHUNK_BYTES": 300, "CHUNK_STEPS": 2}
 
 
 def parsed(
-    chunks: list[bytes], is_restricted: bool, in_portions: bool = False
+    chunks: list[bytes], is_restricted: bool, in_chunks: bool = False
 ) -> tuple[list[Request], ProtocolError | None]:
-    with patch.multiple("resp_server.protocol.request_parser", **SMALL_PORTIONS):
-        return _parsed(chunks, is_restricted, in_portions)
+    with patch.multiple("resp_server.protocol.request_parser", **SMALL_CHUNKS):
+        return _parsed(chunks, is_restricted, in_chunks)
 
 
-def _parsed(chunks: list[bytes], is_restricted: bool, in_portions: bool) -> tuple[list[Request], ProtocolError | None]:
-    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted, in_portions)
+def _parsed(chunks: list[bytes], is_restricted: bool, in_chunks: bool) -> tuple[list[Request], ProtocolError | None]:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted, in_chunks)
     requests: list[Request] = []
     for chunk in chunks:
         requests += parser.feed(chunk)

@@ -88,18 +88,18 @@ class Scene:
             node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
         self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
-        applications = StateClusters([self.cluster])
+        clusters = StateClusters([self.cluster])
         self.proxy = Server(
             Keyspace(),
             config,
             clock=lambda: NOW_MS,
-            dispatcher=lambda server: ProxyDispatcher(server, applications),
+            dispatcher=lambda server: ProxyDispatcher(server, clusters),
             connection=ProxyConnection,
         )
-        self.proxy.context.state_servers = applications.info_fields
-        self.relay = connect_pubsub(applications, self.proxy.context)
-        self.applications = applications
-        applications.start()
+        self.proxy.context.state_servers = clusters.info_fields
+        self.relay = connect_pubsub(clusters, self.proxy.context)
+        self.clusters = clusters
+        clusters.start()
         self.cluster.apply_topology(topology, "the test")
         await self.proxy.start()
         self.alone = self._server(self.nodes[0].context.keyspace, config)
@@ -176,7 +176,7 @@ class Scene:
             for server in (self.alone, self.proxy):
                 await server.stop()
             self.relay.stop()
-            self.applications.stop()
+            self.clusters.stop()
             for node in self.nodes:
                 await node.stop()
 

@@ -54,25 +54,25 @@ class Proxy(LoopThread):
 
     async def _start(self, topology: Topology) -> None:
         self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
-        self.applications = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
+        self.clusters = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
         self.server = Server(
             Keyspace(), self.config, clock=lambda: NOW_MS, dispatcher=self.dispatcher, connection=ProxyConnection
         )
-        self.server.context.state_servers = self.applications.info_fields
-        self.relay: PubsubRelay = connect_pubsub(self.applications, self.server.context)
-        self.applications.start()
+        self.server.context.state_servers = self.clusters.info_fields
+        self.relay: PubsubRelay = connect_pubsub(self.clusters, self.server.context)
+        self.clusters.start()
         self.cluster.apply_topology(topology, "the test")
         await self.server.start()
 
     def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
         """Return what answers the proxy's requests."""
-        return ProxyDispatcher(server, self.applications)
+        return ProxyDispatcher(server, self.clusters)
 
     def stop(self) -> None:
         async def stop() -> None:
             await self.server.stop()
             self.relay.stop()
-            self.applications.stop()
+            self.clusters.stop()
 
         self.run(stop())
         super().stop()
@@ -96,7 +96,7 @@ class SwapProxy(Proxy):
         upstream = upstream_at(self._url, WAIT_S_MAX, 4, None, 10)
         made = OverlayDispatcher(
             server,
-            self.applications,
+            self.clusters,
             upstream,
             Ownership(self._folder / "owners.json", rules_file=RulesFile(self._rules)),
         )

@@ -1,4 +1,4 @@
-"""A request of many words is answered in portions, and its answer is that of a short one."""
+"""A request of many words is answered in chunks, and its answer is that of a short one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from compat.conformance.wire import request
 from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
-from resp_server.protocol.request_parser import PORTION_WORDS
+from resp_server.protocol.request_parser import CHUNK_WORDS
 
 pytestmark = pytest.mark.pure
 
-MANY = 3 * PORTION_WORDS + 17
+MANY = 3 * CHUNK_WORDS + 17
 KEYS = [b"job:temp:%d" % (at if at % 3 else at + 1_000_000) for at in range(MANY)]
 VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]
 TOO_LONG = b"takes 4096 arguments of 2 MiB at once; split the request"
@@ -67,12 +67,12 @@ def test_a_key_in_the_last_portion_that_may_not_be_read_refuses_all(serve: Calla
     assert peer.ask("MGET", *KEYS) == VALUES
 
 
-@pytest.mark.parametrize("is_silent", [False, True])
-def test_many_subscriptions(serve: Callable[..., Any], is_silent: bool) -> None:
+@pytest.mark.parametrize("is_suppressed", [False, True])
+def test_many_subscriptions(serve: Callable[..., Any], is_suppressed: bool) -> None:
     server = serve()
     peer, other = server.connect(), server.connect()
     names = [b"c%d" % at for at in range(MANY)]
-    if is_silent:
+    if is_suppressed:
         peer.send(request("CLIENT", "REPLY", "OFF"))
     peer.send(request("SUBSCRIBE", *names))
     answers = peer.read_until(b":%d\r\n" % MANY)
@@ -83,7 +83,7 @@ def test_many_subscriptions(serve: Callable[..., Any], is_silent: bool) -> None:
     assert peer.read_until(b":0\r\n").count(b"unsubscribe") == MANY
     assert other.ask("PUBLISH", names[0], "x") == 0
     peer.send(request("PSUBSCRIBE", *(b"c%d" % at for at in range(20_000))))
-    if not is_silent:
+    if not is_suppressed:
         assert b"may be subscribed to 16384 channels" in peer.reply()
 
 

@@ -1,6 +1,6 @@
 """Answers reads of the upstream's keys from the proxy's cache, for keys whose rule has `cache`.
 
-A client with a pinned connection gets no cached replies: it may watch or track keys, and the upstream must see its
+A client with a dedicated connection gets no cached replies: it may watch or track keys, and the upstream must see its
 reads.
 
 With `cache = "tracking"` a client never reads an older value after a newer one. So each reply about such keys that is
@@ -96,7 +96,7 @@ class CachedReads:
 
     def end_write(self, client: int, write: Write) -> None:
         """Handle the reply to a write."""
-        if write.is_over:  # its client has left, and other clients may have read since then
+        if write.is_finished:  # its client has left, and other clients may have read since then
             self._cache.drop(write.keys)
             return
         self._cache.end_write(write)

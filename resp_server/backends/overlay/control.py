@@ -52,7 +52,7 @@ class OwnershipControl:
         return [_owner_row(decide(key), matcher.owner_of(key, database)) for key in keys]
 
     def confirm(self, job: bytes) -> Reply:
-        """Give a job's keys to its states; return its key formats. GenericError if a copier writes some of them."""
+        """Give a job's keys to its states; return its formats. GenericError if a legacy writer writes some keys."""
         self._reload.check_confirmed(job.decode("utf-8", "surrogateescape"))
         return _formats(self._ownership.confirm, job)
 
@@ -70,8 +70,8 @@ class OwnershipControl:
         self._reload.begin(reply.resolve)
         return reply.make() if reply.is_resolved else reply
 
-    async def end_at_copier(self) -> bool:
-        """Watch for copiers in the first seconds: RulesError if one runs; otherwise wait for ever."""
+    async def end_at_legacy_writer(self) -> bool:
+        """Watch for legacy writers in the first seconds: RulesError if one runs; otherwise wait for ever."""
         await self._reload.check_at_start()
         return await asyncio.Event().wait()
 

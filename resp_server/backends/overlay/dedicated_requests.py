@@ -21,7 +21,7 @@ NOT_BLOCKED = b":0\r\n"
 
 
 class DedicatedRequests:
-    """Sends requests over clients' pinned connections. Runs on the event loop's thread."""
+    """Sends requests over clients' dedicated connections. Runs on the event loop's thread."""
 
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
@@ -40,19 +40,21 @@ class DedicatedRequests:
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""
         for pool in self._logins.pools:
-            pinned = pool.pinned.get(session.id)
-            if pinned is not None:
-                pinned.unwatch()
+            dedicated = pool.pinned.get(session.id)
+            if dedicated is not None:
+                dedicated.unwatch()
 
     def holds_state(self, session: Session) -> bool:
         """Return whether a client watches keys at the upstream, or is subscribed there."""
-        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
-        return any(each is not None and each.holds_state for each in pinned)
+        dedicated = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        return any(each is not None and each.holds_state for each in dedicated)
 
     def listens(self, session: Session) -> bool:
         """Return whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
-        pinned = (pool.pinned.get(session.id) for pool in self._logins.pools)
-        return any(each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in pinned)
+        dedicated = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        return any(
+            each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in dedicated
+        )
 
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
@@ -69,7 +71,7 @@ class DedicatedRequests:
         found = [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
         if not found:
             return False
-        index = batch.expect(session.is_silent)
+        index = batch.expect(session.replies_suppressed)
         for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
             own.with_upstream_id(_Unblock(request, session, batch if not number else DISCARD, index, pool))
         return True

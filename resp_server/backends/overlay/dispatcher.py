@@ -1,7 +1,7 @@
-"""Dispatches the requests of a proxy with an upstream: each goes to the side that owns its keys, or to both.
+"""Dispatches the requests of a proxy with an upstream: each goes to the backend that owns its keys, or to both.
 
-Requests of one batch are sent to both sides at once. Each side answers a client's requests in their order, and the
-client gets all replies in its order. The sides have no common order (see `docs/design/0008-swap.md`).
+Requests of one batch are sent to both backends at once. Each backend answers a client's requests in their order, and
+the client gets all replies in its order. The backends have no common order (see `docs/design/0008-swap.md`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
 from resp_server.backends.overlay.exec_plan import OverlayExec
 from resp_server.backends.overlay.key_conflict_scan import KeyConflictScans
 from resp_server.backends.overlay.legacy_writers import LegacyWriterDetector
-from resp_server.backends.overlay.long_requests import LongRequests, is_long, portions_of
+from resp_server.backends.overlay.long_requests import LongRequests, chunks_of, is_long
 from resp_server.backends.overlay.overlay_backend import OK, OverlayBackend
 from resp_server.backends.overlay.rules_reload import RulesReload
 from resp_server.backends.overlay.sentinel_replies import sentinel_reply
@@ -98,7 +98,7 @@ class OverlayDispatcher(ProxyDispatcher):
     def __init__(
         self,
         server: ServerContext,
-        applications: StateClusters,
+        clusters: StateClusters,
         upstream: Upstream,
         ownership: Ownership,
         *,
@@ -106,18 +106,18 @@ class OverlayDispatcher(ProxyDispatcher):
         has_client_logins: bool = False,
         allowed: Collection[str] = (),
     ) -> None:
-        super().__init__(server, applications)
+        super().__init__(server, clusters)
         self._has_client_logins = has_client_logins
         self._logins = Logins(Databases(upstream))
         self._sentinel_master = upstream.url.master.encode()
         self._ownership = ownership
-        self.mapped = AliasedKeys(ownership)
+        self.aliases = AliasedKeys(ownership)
         # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
         self.router = Router(
             self._table, ownership, allowed, own=(self._table.find(ACL_LOAD).name,) if server.config.aclfile else ()
         )
         self.router.own_database = upstream.url.database
-        self._pinned = DedicatedRequests(self._logins)
+        self._dedicated = DedicatedRequests(self._logins)
         self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
         self._cache = ResultCache(time.monotonic)
         self._key_changes = KeyChanges(upstream, self._upstream_changed)
@@ -129,29 +129,33 @@ class OverlayDispatcher(ProxyDispatcher):
         self._order = SubscriptionOrder(time.monotonic, self._hold_requests)
         self._checks = KeyConflictScans(ownership, upstream, server.clients.defer)
         self.shadow = self._make_shadow()
-        self.copiers = LegacyWriterDetector(
+        self.legacy_writers = LegacyWriterDetector(
             lambda request: ask(partial(self.shadow.send_to_states, request[1], request, 2)),
             self.check_upstream,
             time.monotonic,
         )
-        reload = RulesReload(ownership, self.copiers, self.watch_copiers, self._key_changes, lambda: upstream.is_down)
-        self.control = server.swap_control = OwnershipControl(ownership, self.shadow, reload, lambda: self.is_loading)
+        reload = RulesReload(
+            ownership, self.legacy_writers, self.watch_legacy_writers, self._key_changes, lambda: upstream.is_down
+        )
+        self.control = server.overlay_control = OwnershipControl(
+            ownership, self.shadow, reload, lambda: self.is_loading
+        )
         self.backend = OverlayBackend(
             server,
-            applications,
+            clusters,
             self.servers,
             self._logins,
             self.router,
-            self.mapped,
+            self.aliases,
             self.cached,
             self.shadow,
-            self._pinned,
+            self._dedicated,
             self.error_reply,
             is_strict=is_strict,
             has_client_logins=has_client_logins,
         )
         self._subscriptions = self._make_subscriptions(upstream)
-        self._long = LongRequests(self.backend, applications, self.check_rights)
+        self._long = LongRequests(self.backend, clusters, self.check_rights)
         self._follow_events(upstream)
         self._set_forwarder_commands()
         self._set_forwarder_patterns()
@@ -171,7 +175,7 @@ class OverlayDispatcher(ProxyDispatcher):
     def _make_shadow(self) -> Shadow:
         ownership, defer = self._ownership, self._server.clients.defer
         return Shadow(
-            self._applications,
+            self._clusters,
             self.servers.target_of,
             lambda key: ownership.matcher.job_of(key),
             ownership.rules,
@@ -186,9 +190,9 @@ class OverlayDispatcher(ProxyDispatcher):
         upstream.on_facts, upstream.on_hello = self._take_facts, self._take_hello
         server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
         server.leave_upstream = self._leave
-        for cluster in self._applications.each:
+        for cluster in self._clusters:
             cluster.on_changed = self._states_changed
-        self._applications.on_key_formats = self._learn
+        self._clusters.on_key_formats = self._learn
         self._ownership.on_new = self._checks.add
         self._ownership.on_changed = self._owners_changed
 
@@ -229,19 +233,19 @@ class OverlayDispatcher(ProxyDispatcher):
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
         self._set_forwarder_patterns()
         self.shadow.take_rules(self._ownership.rules)
-        self.mapped.forget_read()
+        self.aliases.forget_read()
         self._follow_changes()
         for session in self._server.sessions.values():
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
-        for pinned in chain.from_iterable(pool.pinned for pool in self._logins.pools):
-            pinned.is_dirty |= any(map(change.affects, pinned.watched))
+        for dedicated in chain.from_iterable(pool.pinned for pool in self._logins.pools):
+            dedicated.is_dirty |= any(map(change.affects, dedicated.watched))
         self._tracking.changed(None)
 
     def _states_changed(self, keys: Sequence[bytes] | None) -> None:
         """Invalidate keys of states, also by their other names; None: all keys."""
-        self._tracking.changed(None if keys is None or self._tracking.is_idle else self.mapped.with_names(keys))
+        self._tracking.changed(None if keys is None or self._tracking.is_idle else self.aliases.with_aliases(keys))
 
     def start(self) -> None:
         """Follow changes of the upstream's keys, if a rule needs them."""
@@ -255,16 +259,16 @@ class OverlayDispatcher(ProxyDispatcher):
         await self.control.check_tracking()
 
     def _follow_changes(self) -> None:
-        """Clear the cache, and follow the changes of keys that may be cached or that a copier may write."""
+        """Clear the cache, and follow the changes of keys that may be cached or that a legacy writer may write."""
         self._cache.drop(None)
-        self.watch_copiers(*self._candidates)
+        self.watch_legacy_writers(*self._candidates)
 
-    def watch_copiers(self, *candidates: Rules) -> None:
-        """Follow keys that may be cached or that a copier may write, of the current and of other lists of rules."""
+    def watch_legacy_writers(self, *candidates: Rules) -> None:
+        """Follow keys that may be cached or written by a legacy writer, of the current and of other lists of rules."""
         self._candidates = candidates
         rules = chain(self._ownership.rules, *candidates)
         cached = [rule.keys.literals[0].encode() for rule in rules if rule.cache_s]
-        self._key_changes.follow([*cached, *self.copiers.watch(self._ownership.rules, *candidates)])
+        self._key_changes.follow([*cached, *self.legacy_writers.watch(self._ownership.rules, *candidates)])
 
     def check_upstream(self, key: bytes, database: int) -> ReplyFuture:
         """Send EXISTS for a key to the upstream, over the proxy's own connections."""
@@ -276,7 +280,7 @@ class OverlayDispatcher(ProxyDispatcher):
     def _upstream_changed(self, keys: Sequence[bytes] | None) -> None:
         """Handle changes of keys at the upstream; None: all keys may have changed."""
         self._cache.drop(keys)
-        self.copiers.changed(keys)
+        self.legacy_writers.changed(keys)
 
     def _is_dropped_notification(self, database: bytes, key: bytes) -> bool:
         decide = self._ownership.matcher.decider(self._logins.own.number_of(database))
@@ -303,7 +307,7 @@ class OverlayDispatcher(ProxyDispatcher):
         self.defer(partial(self._server.clients.push_invalidations, state))
 
     def _invalidate_after_reply(self, state: TrackingState, session: Session, route: Route, request: Request) -> None:
-        """Invalidate the keys of a read over both sides after its reply: no client may cache them."""
+        """Invalidate the keys of a read over both backends after its reply: no client may cache them."""
         command = route.routed.command
         if not state.records_reads or session.transaction is not None or command is None:
             return
@@ -323,7 +327,7 @@ class OverlayDispatcher(ProxyDispatcher):
 
     def _learn(self, formats: Mapping[str, Mapping[str, str]]) -> None:
         self._ownership.learn(formats)
-        if self._applications.has_key_formats:
+        if self._clusters.has_key_formats:
             self._is_ahead_of_servers = False
             self._ownership.complete()
             self._set_forwarder_patterns()
@@ -350,20 +354,20 @@ class OverlayDispatcher(ProxyDispatcher):
         """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
         return {
             "sparkis_version": VERSION,  # INFO's section about the server is the upstream's
-            **self._applications.info_fields(),
+            **self._clusters.info_fields(),
             **self._logins.info_fields(),
             **self._ownership.info_fields(),
             "dropped_writes": self.backend.dropped_writes,
             "upstream_key_changes": self._key_changes.status,
             **self._cache.info_fields(),
-            **self.copiers.info_fields(),
+            **self.legacy_writers.info_fields(),
             **self.shadow.info_fields(),
         }
 
     async def handle(
         self, context: CommandContext, route: CommandRoute | None, request: Request, batch: ReplyBatch
     ) -> Sliced | None:
-        """Answer a request by the sides that have its keys; ReplyError if no side may answer it."""
+        """Answer a request by the backends that have its keys; ReplyError if no backend may answer it."""
         session = context.session
         if self._has_client_logins and session.transaction is None and not is_long(request):
             login = login_in(request)
@@ -418,14 +422,14 @@ class OverlayDispatcher(ProxyDispatcher):
             return False  # as most requests
         if route.destination is Destination.LOCAL:
             if policy.role is Role.RESET:  # it closes the client's connection
-                return self._pinned.has_own(session.id, self._logins.pools)
+                return self._dedicated.has_own(session.id, self._logins.pools)
             return listens(policy) and session.transaction is None
         if session.transaction is not None:
             return False
         if route.destination is Destination.SELECT and len(request) == 2:
             return self._logins.of(session.id).number_of(request[1]) != session.db
         needs_own = policy.role is Role.WATCH or policy.kills_a_script
-        is_first = needs_own and not self._pinned.has_own(session.id, self.backend.upstream_of(session).pools)
+        is_first = needs_own and not self._dedicated.has_own(session.id, self.backend.upstream_of(session).pools)
         return route.is_blocking or is_first or policy.changes_role
 
     def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -434,7 +438,7 @@ class OverlayDispatcher(ProxyDispatcher):
             return False
         host, _, port = session.local_address.rpartition(":")
         reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
-        batch.add(b"" if session.is_silent else encode(reply, session.protocol))
+        batch.add(b"" if session.replies_suppressed else encode(reply, session.protocol))
         return True
 
     def _answer_beyond_states(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
@@ -472,14 +476,16 @@ class OverlayDispatcher(ProxyDispatcher):
         elif route.is_blocking:
             batch.block()
             batch.is_last = True
-            blocking = partial(self._pinned.block, routed, request, session)
-            batch.answer(lambda: self.cached.changed(route.changed, session, blocking()), session.is_silent)
+            blocking = partial(self._dedicated.block, routed, request, session)
+            batch.answer(lambda: self.cached.changed(route.changed, session, blocking()), session.replies_suppressed)
         elif self._is_long_read_of_states(route, request, session):
             batch.is_last = True
             return self._forward_long(context, cast(Request, route.request), batch)
         elif route.destination is Destination.PORTIONS:
             batch.is_last = True
-            batch.answer(partial(self._long.answer_in_portions, context, route, request, batch), session.is_silent)
+            batch.answer(
+                partial(self._long.answer_in_chunks, context, route, request, batch), session.replies_suppressed
+            )
         else:
             self.backend.send(route, request, session, batch)
         return True
@@ -492,13 +498,13 @@ class OverlayDispatcher(ProxyDispatcher):
             return
         sent, upstream = route.request or request, self.backend.upstream_of(session)
         watching = partial(watch_both, upstream, self.servers.cluster_of, route, sent, session, self.defer)
-        batch.answer(watching, session.is_silent)
+        batch.answer(watching, session.replies_suppressed)
 
     @staticmethod
     def _is_long_read_of_states(route: Route, request: Request, session: Session) -> bool:
         """Return whether the states get a long request under their names, to which rules of users do not apply."""
-        is_whole = route.destination is Destination.MAPPED and route.convert is None
-        return is_whole and is_long(request) and session.user.is_unrestricted
+        is_complete = route.destination is Destination.MAPPED and route.convert is None
+        return is_complete and is_long(request) and session.user.is_unrestricted
 
     def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
         """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""
@@ -508,23 +514,23 @@ class OverlayDispatcher(ProxyDispatcher):
             if session.id not in self._server.sessions:
                 self._leave(session)  # the client has left meanwhile
                 return b""
-            self._pinned.leave(session)  # its connection is logged in as the previous user
+            self._dedicated.leave(session)  # its connection is logged in as the previous user
             session.authenticate(self._server.users.default)
             reply = OK if request.rest is None else self.reply_to(context, request.rest)
             assert isinstance(reply, bytes)  # HELLO replies at once
             return reply
 
-        if self._pinned.holds_state(session):
+        if self._dedicated.holds_state(session):
             raise GenericError("another user cannot log in between WATCH and EXEC, or as a subscriber")
         session.last_command = self._table.find(AUTH if request.rest is None else HELLO).name
         self._stats.command_stats(session.last_command).calls += 1
-        self._logins.open(session.id, request.login, then, batch, batch.expect(session.is_silent))
+        self._logins.open(session.id, request.login, then, batch, batch.expect(session.replies_suppressed))
 
     def _leave(self, session: Session) -> None:
         """End a client's connections, login and subscriptions at the upstream."""
         for each in self._logins.of(session.id):
             each.end_tracking(session.id)
-        self._pinned.leave(session)
+        self._dedicated.leave(session)
         self.cached.leave(session)
         self._logins.leave(session.id)
         self._waiting.pop(session.id, None)
@@ -542,7 +548,7 @@ class OverlayDispatcher(ProxyDispatcher):
         databases = self._logins.own
         if self._has_client_logins or not databases.is_open(database):
             return None
-        if self._pinned.has_own(client, databases.of(database).pools):
+        if self._dedicated.has_own(client, databases.of(database).pools):
             return None
         return self.cached.for_forwarder(self._ownership.has_exactly_cached)
 
@@ -558,14 +564,14 @@ class OverlayDispatcher(ProxyDispatcher):
             raise GenericError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
             self.check_rights(context, routed, request)
-        if route.destination is Destination.SELECT and self._pinned.listens(context.session):
+        if route.destination is Destination.SELECT and self._dedicated.listens(context.session):
             raise GenericError(NOT_BY_SUBSCRIBERS)
         context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
             if route.destination is Destination.SELECT:
                 transaction.db = self._queued_database(request[1], context.session)
-        batch.add(b"" if context.session.is_silent else QUEUED)
+        batch.add(b"" if context.session.replies_suppressed else QUEUED)
         return True
 
     def begin_exec(
@@ -573,9 +579,9 @@ class OverlayDispatcher(ProxyDispatcher):
     ) -> BackendExec:
         return OverlayExec(self.backend, context.session, requests, watched, seen, partial(super().begin_exec, context))
 
-    def portions_of(self, request: Request) -> Iterable[Request]:
+    def chunks_of(self, request: Request) -> Iterable[Request]:
         routed = self.router.commands.of(request) if isinstance(request, LongRequest) else None
-        return (request,) if routed is None else portions_of(routed, cast(LongRequest, request))
+        return (request,) if routed is None else chunks_of(routed, cast(LongRequest, request))
 
     def _queued_database(self, word: bytes, session: Session) -> int:
         """Return the database after a queued SELECT: the same if its number is invalid."""
@@ -610,16 +616,16 @@ class OverlayDispatcher(ProxyDispatcher):
         """Select a database. Each has connections of its own, so all earlier requests have their replies."""
         databases = self._logins.of(session.id)
         number = databases.number_of(word)
-        if number != session.db and self._pinned.holds_state(session):
-            raise GenericError(NOT_BY_SUBSCRIBERS if self._pinned.listens(session) else NOT_WHILE_WATCHING)
+        if number != session.db and self._dedicated.holds_state(session):
+            raise GenericError(NOT_BY_SUBSCRIBERS if self._dedicated.listens(session) else NOT_WHILE_WATCHING)
         session.last_command = self._table.find(SELECT).name
         self._stats.command_stats(session.last_command).calls += 1
         if databases.is_open(number) or number in self._ownership.matcher.databases:
             session.select(number)
-            batch.add(b"" if session.is_silent else OK)
+            batch.add(b"" if session.replies_suppressed else OK)
         else:
             batch.is_last = True
-            databases.open(number, partial(session.select, number), batch, batch.expect(session.is_silent))
+            databases.open(number, partial(session.select, number), batch, batch.expect(session.replies_suppressed))
 
     async def _answer_local(
         self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
@@ -631,12 +637,12 @@ class OverlayDispatcher(ProxyDispatcher):
         transaction = session.transaction
         is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
         if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):
-            self._pinned.unwatch(session)
+            self._dedicated.unwatch(session)
         if listens(routed.policy):
             return await self._listen(context, routed, request, batch)
         if role is Role.CLIENT_UNBLOCK and transaction is None:
             self.check_rights(context, routed, request)
-            if self._pinned.unblock(request, session, batch):
+            if self._dedicated.unblock(request, session, batch):
                 return None
         if role is Role.STATE_HISTORY and transaction is None:
             return None if self._answer_history(context, routed, request, batch) else batch
@@ -692,7 +698,7 @@ class OverlayDispatcher(ProxyDispatcher):
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
         if command is not None and command.policy.role is Role.EXEC:
-            self._pinned.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
+            self._dedicated.unwatch(context.session)  # Redis drops watched keys also when it rejects an EXEC
         return super()._rejected(context, command, request, error)
 
     def delayed(self, session: Session, request: Request) -> Retry | None:

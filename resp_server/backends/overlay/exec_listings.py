@@ -1,6 +1,6 @@
 """DBSIZE, KEYS, RANDOMKEY and SCAN within MULTI: the upstream's part is in its transaction, the states' part after it.
 
-Such a command is answered as outside of MULTI, but through `QueuedSides`. What it sends to a single Redis joins the
+Such a command is answered as outside of MULTI, but through `QueuedBackends`. What it sends to a single Redis joins the
 upstream's MULTI ... EXEC. A Redis Cluster has no transaction over its nodes, so what it sends to them waits, as what it
 sends to the states does, until the EXEC of the upstream's part has been answered.
 """
@@ -10,36 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from resp_server.backends.overlay.keyspace import KeyspaceSides
+from resp_server.backends.overlay.keyspace import KeyspaceBackends
 from resp_server.forwarding.answers import Answer, ReplyFuture, started
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.protocol.request_parser import Request
 
 
-class QueuedSides:
-    """The sides of one such command.
+class QueuedBackends:
+    """The backends of one such command.
 
     Args:
         queue: Adds a request to the upstream's transaction; returns its place there.
     """
 
-    def __init__(self, sides: KeyspaceSides, queue: Callable[[Request], int]) -> None:
-        self._sides, self._queue = sides, queue
-        self.node_count, self.defer, self.to_owner = sides.node_count, sides.defer, sides.to_owner
+    def __init__(self, backends: KeyspaceBackends, queue: Callable[[Request], int]) -> None:
+        self._backends, self._queue = backends, queue
+        self.node_count, self.defer, self.to_owner = backends.node_count, backends.defer, backends.to_owner
         self._queued: list[tuple[ReplyFuture, int]] = []
         self._waiting: list[ReplyFuture] = []
 
     def to_node(self, node: int, request: Request) -> ReplyFuture:
         """Queue a read of the upstream."""
         if self.node_count > 1:
-            return started(self._after_exec(partial(self._sides.to_node, node, request)))
+            return started(self._after_exec(partial(self._backends.to_node, node, request)))
         place, future = self._queue(request), ReplyFuture()
         self._queued.append((future, place))
         return future
 
     def to_states(self, request: Request) -> ReplyFuture:
         """Send a request to the state servers after the EXEC is answered."""
-        return started(self._after_exec(partial(self._sides.to_states, request)))
+        return started(self._after_exec(partial(self._backends.to_states, request)))
 
     async def _after_exec(self, send: Callable[[], ReplyFuture]) -> Answer:
         exec_answered = ReplyFuture()

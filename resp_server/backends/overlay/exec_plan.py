@@ -11,9 +11,9 @@ from contextlib import suppress
 from functools import partial, reduce
 from typing import NamedTuple
 
-from resp_server.backends.overlay.exec_listings import QueuedSides
-from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, mapped_split, split_by_backend
-from resp_server.backends.overlay.keyspace import KeyspaceSides
+from resp_server.backends.overlay.exec_listings import QueuedBackends
+from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, alias_split, split_by_backend
+from resp_server.backends.overlay.keyspace import KeyspaceBackends
 from resp_server.backends.overlay.overlay_backend import OK, OverlayBackend
 from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
     """
 
     place: int
-    sides: Sequence[QueuedSides]
+    backends: Sequence[QueuedBackends]
     reply: ReplyFuture
 
 
@@ -162,7 +162,7 @@ class OverlayPlan:
 
     async def _add_split(self, route: Route, request: Request) -> Split:
         """Add a read that both backends may answer."""
-        read = mapped_split(route) if route.destination is Destination.MAPPED else split_by_backend(route, request)
+        read = alias_split(route) if route.destination is Destination.MAPPED else split_by_backend(route, request)
         self.needs_states = True
         at = self._upstream.begin_command(self.database) if read.upstream else 0
         for each in read.upstream:
@@ -195,16 +195,16 @@ class OverlayPlan:
 
     async def _add_listing(self, routed: RoutedCommand, request: Request) -> RawReply:
         """Add a command about all keys; return its error reply, such as for an invalid cursor, or nothing yet."""
-        overlay, database, sides = self._overlay, self.database, list[QueuedSides]()
+        overlay, database, backends = self._overlay, self.database, list[QueuedBackends]()
 
         def queue(part: Request) -> int:
             at = self._upstream.begin_command(database)
             self._upstream.add(routed, part, pack(part))
             return at
 
-        def through(direct: KeyspaceSides) -> KeyspaceSides:
-            sides.append(QueuedSides(direct, queue))
-            return sides[-1]
+        def through(direct: KeyspaceBackends) -> KeyspaceBackends:
+            backends.append(QueuedBackends(direct, queue))
+            return backends[-1]
 
         self.needs_states |= overlay.has_states(database)
         try:
@@ -216,7 +216,7 @@ class OverlayPlan:
             raise
         except ReplyError as error:
             return overlay.error_reply(error)
-        self.listings.append(Listing(len(self.places), sides, reply))
+        self.listings.append(Listing(len(self.places), backends, reply))
         return b""
 
 
@@ -305,7 +305,7 @@ class OverlayExec(BackendExec):
             return Answer(malformed_reply(error))
         epochs = self._states_answer.epochs
         for listing in plan.listings:
-            for each in listing.sides:
+            for each in listing.backends:
                 each.start(of_upstream)
         listed = await all_of([each.reply for each in plan.listings])
         for listing, answer in zip(plan.listings, listed, strict=True):

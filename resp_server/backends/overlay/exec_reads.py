@@ -68,7 +68,7 @@ def split_by_backend(route: Route, request: Request) -> SplitRead:
     return SplitRead(upstream, states, join)
 
 
-def mapped_split(route: Route) -> SplitRead:
+def alias_split(route: Route) -> SplitRead:
     """Return the request of `Destination.MAPPED`, which is for the states only."""
     assert route.request is not None
     convert = route.convert

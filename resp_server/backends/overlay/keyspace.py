@@ -28,13 +28,13 @@ from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 
-# Random keys of each side: several, because some may be copies of the other side's keys (guess).
+# Random keys of each backend: several, because some may be copies of the other backend's keys (guess).
 UPSTREAM_DRAWS, STATES_DRAWS = 16, 4
 DBSIZE, RANDOMKEY = (b"DBSIZE",), (b"RANDOMKEY",)
 
 
-class KeyspaceSides(Protocol):
-    """Sends a client's requests about all keys to each side.
+class KeyspaceBackends(Protocol):
+    """Sends a client's requests about all keys to each backend.
 
     Args:
         defer: Calls back in a later turn.
@@ -55,10 +55,10 @@ class KeyspaceSides(Protocol):
 
 
 class KeyFilter(NamedTuple):
-    """The filters of the keys of each side that a client sees.
+    """The filters of the keys of each backend that a client sees.
 
     Args:
-        has_common: Both sides may have the same key.
+        has_common: Both backends may have the same key.
         is_named: Clients know some keys of states by other names, so patterns and rights are matched here.
         fields: The rules with names of fields.
         may_read: Tells whether the client has the right to a name.
@@ -122,8 +122,8 @@ def _may_name(rule: Rule, pattern: bytes) -> bool:
     return may_match(pattern, rule.keys.prefix, not rule.keys.columns)
 
 
-async def scan(sides: KeyspaceSides, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
-    """Answer a SCAN by a step of the side that its cursor names.
+async def scan(backends: KeyspaceBackends, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
+    """Answer a SCAN by a step of the backend that its cursor names.
 
     Args:
         position: The position of the cursor.
@@ -131,17 +131,17 @@ async def scan(sides: KeyspaceSides, keys: KeyFilter, request: Request, position
     request = (request[0], b"%d" % position.inner, *request[2:])
     listing = keys.state_listing(request)
     if position.node is None:
-        page = await sides.to_states(listing.request)
+        page = await backends.to_states(listing.request)
     else:
-        page = await sides.to_node(position.node, request)
+        page = await backends.to_node(position.node, request)
     if is_error(page.reply):
         return page
-    following, found = await in_steps(_following_and_keys(position, page.reply, sides.node_count), sides.defer)
+    following, found = await in_steps(_following_and_keys(position, page.reply, backends.node_count), backends.defer)
     if position.node is None:
-        names = await listed_names(listing, Answer(found, page.epochs), sides.to_owner, sides.defer)
+        names = await listed_names(listing, Answer(found, page.epochs), backends.to_owner, backends.defer)
     else:
         filtering = merge_or_error(lambda pages: visible_keys(pages, [keys.of_upstream]), [found])
-        names = Answer(found if is_error(found) else await in_steps(filtering, sides.defer), page.epochs)
+        names = Answer(found if is_error(found) else await in_steps(filtering, backends.defer), page.epochs)
     if is_error(names.reply):
         return names
     return Answer(raw_reply_of([b"*2\r\n", following, names.reply]), names.epochs)
@@ -181,30 +181,32 @@ def visible_keys(
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
 
 
-async def query_both(sides: KeyspaceSides, keys: KeyFilter, role: Role | None, request: Request) -> Answer:
-    """Answer KEYS, RANDOMKEY or DBSIZE from both sides."""
+async def query_both(backends: KeyspaceBackends, keys: KeyFilter, role: Role | None, request: Request) -> Answer:
+    """Answer KEYS, RANDOMKEY or DBSIZE from both backends."""
     if role is Role.RANDOMKEY:
-        return await _random_key(sides, keys)
-    count = sides.node_count
-    parts = [sides.to_node(node, request) for node in range(count)]
+        return await _random_key(backends, keys)
+    count = backends.node_count
+    parts = [backends.to_node(node, request) for node in range(count)]
     if role is Role.DBSIZE:
-        return await joined([*parts, sides.to_states(request)], sum_of_replies, sides.defer)
-    parts.append(started(_state_names(sides, keys.state_listing(request))))
+        return await joined([*parts, backends.to_states(request)], sum_of_replies, backends.defer)
+    parts.append(started(_state_names(backends, keys.state_listing(request))))
     filters = [*[keys.of_upstream] * count, lambda name: True]
-    return await joined(parts, lambda replies: visible_keys(replies, filters, keys.has_common), sides.defer)
+    return await joined(parts, lambda replies: visible_keys(replies, filters, keys.has_common), backends.defer)
 
 
-async def _state_names(sides: KeyspaceSides, listing: StateListing) -> Answer:
+async def _state_names(backends: KeyspaceBackends, listing: StateListing) -> Answer:
     """Return the clients' names of the keys that the state servers list."""
-    return await listed_names(listing, await sides.to_states(listing.request), sides.to_owner, sides.defer)
+    return await listed_names(listing, await backends.to_states(listing.request), backends.to_owner, backends.defer)
 
 
-async def _random_key(sides: KeyspaceSides, keys: KeyFilter) -> Answer:
-    """Return a random key. A side is chosen in proportion to its visible names, estimated from its random keys."""
-    count, listing = sides.node_count, keys.state_listing(RANDOMKEY)
+async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
+    """Return a random key. A backend is chosen in proportion to its visible names, estimated from its random keys."""
+    count, listing = backends.node_count, keys.state_listing(RANDOMKEY)
     # For each node, then for the states: the number of keys, and some random ones.
-    parts = [[sides.to_node(node, each) for each in (DBSIZE, *[RANDOMKEY] * UPSTREAM_DRAWS)] for node in range(count)]
-    parts.append([sides.to_states(DBSIZE), *(started(_state_names(sides, listing)) for _ in range(STATES_DRAWS))])
+    parts = [
+        [backends.to_node(node, each) for each in (DBSIZE, *[RANDOMKEY] * UPSTREAM_DRAWS)] for node in range(count)
+    ]
+    parts.append([backends.to_states(DBSIZE), *(started(_state_names(backends, listing)) for _ in range(STATES_DRAWS))])
 
     def choose(replies: Sequence[RawReply]) -> Steps[RawReply]:
         each_reply, candidates, weights, is_hidden = iter(replies), [], [], False
@@ -231,4 +233,4 @@ async def _random_key(sides: KeyspaceSides, keys: KeyFilter) -> Answer:
             return b"-%b\r\n" % error.line
         return replies[1]
 
-    return await joined([each for part in parts for each in part], choose, sides.defer)
+    return await joined([each for part in parts for each in part], choose, backends.defer)

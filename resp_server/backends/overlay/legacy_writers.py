@@ -1,9 +1,9 @@
 """Detects programs that still copy states' keys into the upstream, where a rule has `prefer-state`.
 
-Such a rule hides the upstream's copy of a key while the states have the key. If a copier still runs, its copies outlive
-the states' keys, and clients read old copies once the states lose these keys. So the proxy follows the changes of the
-keys at the upstream. A change counts as a copy if both sides have the key afterwards; copies that expire or are deleted
-do not count. After a few copies within a minute, a new rule is refused, and a rule in use is reported.
+Such a rule hides the upstream's copy of a key while the states have the key. If a legacy writer still runs, its copies
+outlive the states' keys, and clients read old copies once the states lose these keys. So the proxy follows the changes
+of the keys at the upstream. A change counts as a copy if both backends have the key afterwards; copies that expire or
+are deleted do not count. After a few copies within a minute, a new rule is refused, and a rule in use is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Fewer writes may be a person's; a copier writes again and again (guesses).
+# Fewer writes may be a person's; a legacy writer writes again and again (guesses).
 WRITES_MIN = 3
 WINDOW_S = 60.0
 # Keys of a new rule are watched for this long before the rule is used (guess: some micro-batches of a fast job).
@@ -93,7 +93,7 @@ class LegacyWriterDetector:
                     in_background(self._check(rule, key, database))
 
     def refusal(self, rules: Rules) -> str | None:
-        """Return why rules are refused; None: no copier was seen."""
+        """Return why rules are refused; None: no legacy writer was seen."""
         found = [(rule, self._copied[rule]) for rule in rules if rule in self._copied and self._is_running(rule)]
         return "; ".join(f"rule '{rule.name}': {_text(copied)}" for rule, copied in found) or None
 
@@ -119,7 +119,7 @@ class LegacyWriterDetector:
         }
 
     async def _check(self, rule: Rule, key: bytes, database: int) -> None:
-        """Check whether both sides have a key."""
+        """Check whether both backends have a key."""
         self._checks += 1
         try:
             answers = await all_of(

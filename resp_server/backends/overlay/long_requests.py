@@ -2,7 +2,7 @@
 
 A long request is routed before it is dispatched: it waits for the replies to all earlier requests, and is then
 dispatched again with its route. A request that the upstream answers alone is sent to it whole. A read with keys of both
-sides is split: the upstream gets its keys in one request, and the states' keys are read in portions, as at a proxy
+backends is split: the upstream gets its keys in one request, and the states' keys are read in chunks, as at a proxy
 without an upstream.
 """
 
@@ -18,8 +18,8 @@ from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.routing.long_words import without_long_words
 from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.backends.servers.chunked_request import answer_in_portions
-from resp_server.backends.servers.dispatcher import PORTION_KEYS
+from resp_server.backends.servers.chunked_request import answer_in_chunks
+from resp_server.backends.servers.dispatcher import CHUNK_KEYS
 from resp_server.backends.servers.request_policy import SUMMED
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Destination
@@ -27,11 +27,11 @@ from resp_server.forwarding.answers import Answer, ask, in_steps, joined, starte
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX, portions, too_long
-from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX, request_chunks, too_long
+from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
 from resp_server.session.session import Session
 
-# The parts of a read with keys of both sides.
+# The parts of a read with keys of both backends.
 UPSTREAM_PART, OTHERS_PART = 0, 1
 # The garbage collector would visit all words of a long request several times, 10 ms each time.
 untrack: Callable[[LongRequest], None] = (lambda words: None) if native.core is None else native.core.untrack
@@ -42,15 +42,15 @@ def is_long(request: Request) -> bool:
     return type(request) is LongRequest
 
 
-def portions_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
+def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
     """Split a request, without its long words, into requests of the same command, to check their keys."""
     facts = routed.facts
     short = without_long_words(request, request.long_at) if request.long_at else request
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
         yield short  # it has few keys
         return
-    for at in range(1, len(request), PORTION_WORDS):  # an even number: MSET has pairs
-        yield [request[0], *short[at : at + PORTION_WORDS]]
+    for at in range(1, len(request), CHUNK_WORDS):  # an even number: MSET has pairs
+        yield [request[0], *short[at : at + CHUNK_WORDS]]
 
 
 # Takes a client's context, a command, and a request of it.
@@ -60,12 +60,12 @@ Check = Callable[[CommandContext, RoutedCommand, Request], None]
 class LongRequests:
     """Routes and sends long requests. check: raises NoPermError if the user may not run a request."""
 
-    def __init__(self, overlay: OverlayBackend, applications: StateClusters, check: Check) -> None:
-        self._overlay, self._applications, self._check = overlay, applications, check
+    def __init__(self, overlay: OverlayBackend, clusters: StateClusters, check: Check) -> None:
+        self._overlay, self._clusters, self._check = overlay, clusters, check
         self._defer = overlay.defer
 
     async def route_of(self, context: CommandContext, request: LongRequest) -> Route | None:
-        """Return a request's route; ReplyError if no side may answer it."""
+        """Return a request's route; ReplyError if no backend may answer it."""
         untrack(request)
         while True:
             owners = self._overlay.owners.matcher
@@ -82,21 +82,21 @@ class LongRequests:
         if session.transaction is not None and route.destination is Destination.PORTIONS:
             if len(request) > UNSPLIT_WORDS_MAX:
                 assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
-                raise too_long(route.routed.command)  # EXEC could not wait for its portions
+                raise too_long(route.routed.command)  # EXEC could not wait for its chunks
             return self._overlay.router.route(request, session.next_db)
         return route
 
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
-            for portion in portions_of(routed, request):
-                self._check(context, routed, portion)
+            for chunk in chunks_of(routed, request):
+                self._check(context, routed, chunk)
                 yield
 
-    async def answer_in_portions(
+    async def answer_in_chunks(
         self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch
     ) -> Answer:
-        """Answer a read with keys of both sides."""
+        """Answer a read with keys of both backends."""
         command, session = route.routed.command, context.session
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         split = command.policy.split
@@ -107,9 +107,9 @@ class LongRequests:
             upstream, of_upstream = self._overlay.upstream_of(session), requests[UPSTREAM_PART]
             sent = partial(upstream.send_request, session.id, session.protocol, route.routed, of_upstream)
             futures.append(ask(sent))
-        others = portions(command, split, requests[OTHERS_PART], PORTION_KEYS)
-        send_portion = partial(self._send_portion, session)
-        futures.append(started(answer_in_portions(others, send_portion, split, session.protocol, BATCH_BYTES_MAX)))
+        others = request_chunks(command, split, requests[OTHERS_PART], CHUNK_KEYS)
+        send_chunk = partial(self._send_chunk, session)
+        futures.append(started(answer_in_chunks(others, send_chunk, split, session.protocol, BATCH_BYTES_MAX)))
 
         def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
             is_sum = SUMMED in command.facts.tips
@@ -117,11 +117,11 @@ class LongRequests:
 
         return await joined(futures, merge, self._defer)
 
-    def _send_portion(self, session: Session, portion: Request) -> ReplyBatch:
-        first, route = self._applications.each[0], self._overlay.router.route(portion, session.db)
+    def _send_chunk(self, session: Session, chunk: Request) -> ReplyBatch:
+        first, route = self._clusters[0], self._overlay.router.route(chunk, session.db)
         assert route is not None  # the command is known
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self._overlay.error_reply)
-        self._overlay.send(route, portion, session, batch)
+        self._overlay.send(route, chunk, session, batch)
         batch.seal()
         return batch
 
@@ -131,16 +131,16 @@ def _split(
 ) -> Steps[tuple[tuple[LongRequest, LongRequest], tuple[array[int], array[int]]]]:
     """Return the requests with the upstream's keys and with the others, and the places of the keys in the reply."""
     is_other = bytearray(len(request))
-    for first in range(0, len(route.state_keys), PORTION_WORDS):
-        for at in route.state_keys[first : first + PORTION_WORDS]:
+    for first in range(0, len(route.state_keys), CHUNK_WORDS):
+        for at in route.state_keys[first : first + CHUNK_WORDS]:
             is_other[at] = 1
         yield
     parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
     for part_request in parts:
         untrack(part_request)
     places = array("L"), array("L")  # no lists: to free a million numbers would take too long
-    for first in range(1, len(request), PORTION_WORDS):
-        for at, word in enumerate(request[first : first + PORTION_WORDS], first):
+    for first in range(1, len(request), CHUNK_WORDS):
+        for at, word in enumerate(request[first : first + CHUNK_WORDS], first):
             part = is_other[at]
             parts[part].append(word)
             places[part].append(at - 1)

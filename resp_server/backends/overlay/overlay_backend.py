@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from resp_server.backends.overlay.cached_reads import CachedReads
+from resp_server.backends.overlay.client_backends import ClientBackends, visible_keys
 from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
-from resp_server.backends.overlay.keyspace import KeyspaceSides, query_both, scan
+from resp_server.backends.overlay.keyspace import KeyspaceBackends, query_both, scan
 from resp_server.backends.overlay.preferred_reads import ClientSenders, preferred_read, split_read
 from resp_server.backends.overlay.shadow import Shadow
-from resp_server.backends.overlay.sides import ClientSides, visible_keys
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.routed_commands import RoutedCommand
@@ -47,10 +47,10 @@ class OverlayBackend:
 
     Args:
         router: Finds the owner of a request's keys.
-        mapped: The states' names of keys that clients know by other names.
+        aliases: The states' names of keys that clients know by other names.
         cached: Answers reads of the upstream's keys that may be cached.
         shadow: Compares reads.
-        pinned: The clients' connections of their own.
+        dedicated: The clients' connections of their own.
         is_strict: A transaction over both backends is refused.
         has_client_logins: Clients log in at the upstream, so that no client gets a cached reply.
     """
@@ -58,22 +58,22 @@ class OverlayBackend:
     def __init__(
         self,
         server: ServerContext,
-        applications: StateClusters,
+        clusters: StateClusters,
         servers: ServersBackend,
         logins: Logins,
         router: Router,
-        mapped: AliasedKeys,
+        aliases: AliasedKeys,
         cached: CachedReads,
         shadow: Shadow,
-        pinned: DedicatedRequests,
+        dedicated: DedicatedRequests,
         error_reply: Callable[[Exception], bytes],
         *,
         is_strict: bool,
         has_client_logins: bool,
     ) -> None:
         self._table, self._tracking = server.table, server.tracking
-        self._applications, self._servers, self._logins = applications, servers, logins
-        self._mapped, self._pinned, self._has_client_logins = mapped, pinned, has_client_logins
+        self._clusters, self._servers, self._logins = clusters, servers, logins
+        self._aliases, self._dedicated, self._has_client_logins = aliases, dedicated, has_client_logins
         self.defer, self.error_reply = server.clients.defer, error_reply
         self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
         self.dropped_writes = 0  # requests that had `Destination.DROPPED`
@@ -96,7 +96,7 @@ class OverlayBackend:
         return self._logins.of(session.id).of(session.db)
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the sides of its keys. batch.is_last: later requests have to wait for its reply."""
+        """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
             if not self._servers.answer(self._table.find(request), RequestPolicy.BY_KEYS, request, session, batch):
                 raise GenericError("the request is malformed")
@@ -106,10 +106,10 @@ class OverlayBackend:
         elif route.destination is Destination.PREFERRED:
             self._send_preferred(route, request, session, batch)
         elif route.destination is Destination.MAPPED:
-            self._send_mapped(route, request, session, batch)
+            self._send_aliased(route, request, session, batch)
         elif route.destination is Destination.DROPPED:
             self.dropped_writes += 1
-            batch.add(b"" if session.is_silent else OK)
+            batch.add(b"" if session.replies_suppressed else OK)
         else:
             self._send_upstream(route, request, session, batch)
 
@@ -121,21 +121,21 @@ class OverlayBackend:
             read = read_of(request, session.db, session.protocol)
             reply = self.cached.reply_to(route, read, session)
             if reply is not None:
-                batch.add(b"" if session.is_silent else reply)
+                batch.add(b"" if session.replies_suppressed else reply)
                 return
-            batch.answer(lambda: self.cached.filled(route, read, session, answering()), session.is_silent)
+            batch.answer(lambda: self.cached.filled(route, read, session, answering()), session.replies_suppressed)
         elif route.shadowed:
             batch.answer(
-                lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.is_silent
+                lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.replies_suppressed
             )
         elif not routed.is_read and (route.changed is None or route.changed):
-            batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.is_silent)
-        elif routed.is_read and route.is_fenced and not self._pinned.has_own(session.id, upstream.pools):
+            batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.replies_suppressed)
+        elif routed.is_read and route.is_fenced and not self._dedicated.has_own(session.id, upstream.pools):
             # Others may read cached replies after this one.
-            batch.answer(lambda: self.cached.fenced(route, session, answering()), session.is_silent)
+            batch.answer(lambda: self.cached.fenced(route, session, answering()), session.replies_suppressed)
         else:  # nothing follows the reply
             sent, caching = route.request or request, caching_before(session.tracking_state)
-            index = batch.expect(session.is_silent)
+            index = batch.expect(session.replies_suppressed)
             batch.is_last |= upstream.send_request(
                 session.id, session.protocol, routed, sent, batch, index, caching=caching
             )
@@ -155,11 +155,11 @@ class OverlayBackend:
             route.cache_s > 0
             and type(request) is not LongRequest
             and not self._has_client_logins
-            and not self._pinned.has_own(session.id, self.upstream_of(session).pools)
+            and not self._dedicated.has_own(session.id, self.upstream_of(session).pools)
         )
 
     def _senders(self, session: Session, routed: RoutedCommand, seen: SeenEpochs) -> ClientSenders:
-        """Return the functions that send a client's requests of one command to each side."""
+        """Return the functions that send a client's requests of one command to each backend."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
         def to_upstream(request: Request) -> ReplyFuture:
@@ -173,11 +173,11 @@ class OverlayBackend:
     def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
         number, slot = self._servers.target_of(key)
-        cluster = self._applications.each[number]
+        cluster = self._clusters[number]
         cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Split a read over both sides, and merge the replies in the order of the keys."""
+        """Split a read over both backends, and merge the replies in the order of the keys."""
         command = route.routed.command
         assert command is not None  # `routing.SPLIT` has commands of Redis only
         senders = self._senders(session, route.routed, batch.seen)
@@ -191,16 +191,16 @@ class OverlayBackend:
             read = split_read(senders, route, request, to_owners)
             return self.cached.fenced(route, session, read) if route.is_fenced else read
 
-        batch.answer(answering, session.is_silent)
+        batch.answer(answering, session.replies_suppressed)
 
     def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
         if route.routed.policy.role is Role.SORT_RO:
             check_request(session.user, request)
         senders, (read,) = self._senders(session, route.routed, batch.seen), route.preferred.values()
-        batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.is_silent)
+        batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.replies_suppressed)
 
-    def _send_mapped(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
+    def _send_aliased(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request with the states' names of its keys to the states.
 
         Args:
@@ -222,7 +222,7 @@ class OverlayBackend:
         def answering() -> Answering:
             return joined([to_states(each[1], each) for each in reads], convert, self.defer)
 
-        batch.answer(answering, session.is_silent)
+        batch.answer(answering, session.replies_suppressed)
 
     def _send_tracked(
         self,
@@ -235,7 +235,7 @@ class OverlayBackend:
     ) -> None:
         """Send such a request for a client that tracks keys, and track the names in the client's request."""
         command, convert, client_command = self._table.find(request), route.convert, route.routed.command
-        assert client_command is not None  # a mapped name has Redis' own commands only
+        assert client_command is not None  # an alias has Redis' own commands only
         found = split_by_slot(command.facts, request, self._servers.target_of)
         if found is None:
             raise GenericError("the request is malformed")
@@ -245,7 +245,7 @@ class OverlayBackend:
         names: dict[bytes, list[bytes]] = {}
         for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
             names.setdefault(key, []).append(name)
-            if not self._mapped.record_read(key, name):
+            if not self._aliases.record_read(key, name):
                 self._tracking.changed(None)
         tracked = state if state.records_reads else None
 
@@ -255,11 +255,11 @@ class OverlayBackend:
         def answering() -> Answering:
             return self._servers.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
 
-        batch.answer(answering, session.is_silent)
+        batch.answer(answering, session.replies_suppressed)
 
     def query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Add the pending reply to a request about all keys."""
-        batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.is_silent)
+        batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.replies_suppressed)
 
     def keyspace_query(
         self,
@@ -268,18 +268,18 @@ class OverlayBackend:
         session: Session,
         database: int,
         seen: SeenEpochs,
-        through: Callable[[KeyspaceSides], KeyspaceSides] = lambda sides: sides,
+        through: Callable[[KeyspaceBackends], KeyspaceBackends] = lambda backends: backends,
     ) -> Callable[[], Answering]:
-        """Return what answers a request about all keys of a database from both sides; ReplyError for a wrong cursor.
+        """Return what answers a request about all keys of a database from both backends; ReplyError for a wrong cursor.
 
         Args:
             through: Changes how it is sent.
         """
         keys = visible_keys(self.owners, session.user, database)
-        sides = through(
-            ClientSides(
+        backends = through(
+            ClientBackends(
                 self.upstream_of(session),
-                self._applications,
+                self._clusters,
                 session,
                 seen,
                 self.defer,
@@ -290,5 +290,5 @@ class OverlayBackend:
             )
         )
         if role is Role.SCAN:
-            return partial(scan, sides, keys, request, position_of(cursor_number(request[1]), sides.node_count))
-        return partial(query_both, sides, keys, role, request)
+            return partial(scan, backends, keys, request, position_of(cursor_number(request[1]), backends.node_count))
+        return partial(query_both, backends, keys, role, request)

@@ -1,7 +1,7 @@
 """Reads of keys whose rule is `prefer-state`: the states answer if they have the key, otherwise the upstream does.
 
-Both sides get the request at once, and the states an EXISTS before it. So a client's requests keep their order at each
-side, and a read costs one round trip. The upstream's reply is not waited for if the states have the key.
+Both backends get the request at once, and the states an EXISTS before it. So a client's requests keep their order at
+each backend, and a read costs one round trip. The upstream's reply is not waited for if the states have the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIES_MAX = 10
 
 
 class ClientSenders(NamedTuple):
-    """Sends one client's requests to each side.
+    """Sends one client's requests to each backend.
 
     Args:
         to_states: Takes a key of the request, too.

@@ -1,4 +1,4 @@
-"""Reloads the rules file of a running proxy. The keys of new `prefer-state` rules are first watched for copiers.
+"""Reloads the rules file of a running proxy. The keys of new `prefer-state` rules are first watched for legacy writers.
 
 Rules with `cache = "tracking"` need CLIENT TRACKING at the upstream, also those with which the proxy starts.
 """
@@ -44,12 +44,12 @@ class RulesReload:
     def __init__(
         self,
         ownership: Ownership,
-        copiers: LegacyWriterDetector,
+        legacy_writers: LegacyWriterDetector,
         watch: Callable[..., None],
         changes: KeyChanges,
         is_upstream_down: Callable[[], bool],
     ) -> None:
-        self._ownership, self._copiers, self._watch, self._changes = ownership, copiers, watch, changes
+        self._ownership, self._legacy_writers, self._watch, self._changes = ownership, legacy_writers, watch, changes
         self._is_upstream_down = is_upstream_down
         self._is_watching = False
 
@@ -64,7 +64,7 @@ class RulesReload:
             rules = file.read()
         except RulesError as error:
             raise _refused(str(error)) from None
-        wait_s = self._copiers.wait_s(rules, self._ownership.formats())
+        wait_s = self._legacy_writers.wait_s(rules, self._ownership.formats())
         exact = _exact(rules)
         if wait_s > 0 or exact:
             self._is_watching = True
@@ -107,7 +107,7 @@ class RulesReload:
         )
 
     async def check_at_start(self) -> None:
-        """Watch the rules with which the proxy starts; RulesError if a copier runs."""
+        """Watch the rules with which the proxy starts; RulesError if a legacy writer runs."""
         rules, file = self._ownership.rules, self._ownership.rules_file
         if not any(rule.owner is Owner.PREFER_STATE for rule in rules):
             return
@@ -115,22 +115,22 @@ class RulesReload:
         while not self._ownership.is_known and time.monotonic() < ends_s:
             await asyncio.sleep(KNOWN_POLL_S)
         await asyncio.sleep(WATCH_S)
-        refusal = self._copiers.refusal(rules)
+        refusal = self._legacy_writers.refusal(rules)
         if refusal is not None and file is not None:
             raise RulesError(str(file.path), [f"{refusal}; with --copiers report the proxy starts nevertheless"])
 
     def check_confirmed(self, job: str) -> None:
-        """Raise GenericError if a copier writes keys of a job's formats for which a rule in force has prefer-state."""
+        """Raise GenericError if a legacy writer writes keys of a job for which a rule in force has prefer-state."""
         texts = [text for row in self._ownership.jobs() if row.job == job for text in row.formats]
         formats = [KeyFormat.parse(text) for text in texts]
         rules = [rule for rule in self._ownership.rules if any(may_share_keys(rule.keys, each) for each in formats)]
-        refusal = self._copiers.refusal(rules)
+        refusal = self._legacy_writers.refusal(rules)
         if refusal is not None:
             raise GenericError(f"job '{job}' is not confirmed: {refusal}")
 
     def _decide(self, file: RulesFile, rules: Rules, then: Then) -> None:
         self._is_watching = False
-        refusal = self._tracking_refusal(rules) or self._copiers.refusal(rules)
+        refusal = self._tracking_refusal(rules) or self._legacy_writers.refusal(rules)
         if refusal is not None:
             error = _refused(refusal)
             self._watch()

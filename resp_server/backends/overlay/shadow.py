@@ -1,13 +1,13 @@
 """Compares the upstream's replies with the states', for clients' reads of keys whose rule has the owner `shadow`.
 
-The client gets its reply before anything is compared. If the replies differ, both sides are read again, after pauses
-that double: while a job copies its results into the upstream, one side is often behind. A side was behind if its later
-reply equals the other side's first reply. A difference that lasts for a second counts as one. Some differences are
-followed for a minute.
+The client gets its reply before anything is compared. If the replies differ, both backends are read again, after pauses
+that double: while a job copies its results into the upstream, one backend is often behind. A backend was behind if its
+later reply equals the other backend's first reply. A difference that lasts for a second counts as one. Some differences
+are followed for a minute.
 
     first replies    until 1 s              after 1 s                ... 64 s
-    differ           a side catches up:     it counts as different;  a side catches up: the sample gets the side,
-                     it was behind          a sample is taken        and how long it was behind
+    differ           a backend catches up:  it counts as different;  a backend catches up: the sample gets the
+                     it was behind          a sample is taken        backend, and how long it was behind
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Shadow:
 
     def __init__(
         self,
-        applications: StateClusters,
+        clusters: StateClusters,
         target_of: Callable[[bytes], tuple[int, int]],
         job_of: Callable[[bytes], str | None],
         rules: Rules,
         defer: Defer,
     ) -> None:
-        self._applications, self.target_of, self.job_of = applications, target_of, job_of
+        self._clusters, self.target_of, self.job_of = clusters, target_of, job_of
         self._defer = defer
         self._complete: deque[Callable[[], None]] = deque()
         self.is_stopped = False
@@ -150,7 +150,7 @@ class Shadow:
     def send_to_states(self, key: bytes, request: Request, protocol: int, sink: ReplySink, index: int = 0) -> None:
         """Send a read to the states."""
         number, slot = self.target_of(key)
-        cluster = self._applications.each[number]
+        cluster = self._clusters[number]
         cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
     def in_turn(self, then: Callable[[], None]) -> None:
@@ -220,7 +220,7 @@ class QueuedRead(NamedTuple):
 
 
 class Comparison:
-    """The comparison of one read: first with the client's reply, in each retry with new replies of both sides."""
+    """The comparison of one read: first with the client's reply, in each retry with new replies of both backends."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class Comparison:
                     return
 
     async def _both_replies(self, upstream_reply: bytes | None = None) -> _Replies | None:
-        """Return the replies of both sides; None: a side has replied an error.
+        """Return the replies of both backends; None: a backend has replied an error.
 
         Args:
             upstream_reply: One that is known.
@@ -308,13 +308,13 @@ class Comparison:
         return outcome_of(self._shadowed.name, upstream, state, self._shadowed.rule.tolerance)
 
     def _behind(self, first: _Replies, now: _Replies, outcome: Outcome) -> str | None:
-        """Return the side that has caught up since the first replies; None: none has, or none was behind."""
+        """Return the backend that has caught up since the first replies; None: none has, or none was behind."""
         if now is first:
             return None
         if outcome is Outcome.EQUAL:
-            # The side that has changed was behind; if both have, the state counts: its epochs come in batches.
+            # The backend that has changed was behind; if both have, the state counts: its epochs come in batches.
             return "state" if self._outcome(now.state, first.state) is not Outcome.EQUAL else "upstream"
-        # If a key changes all the time, the sides are never equal, so each side is compared with the other's past.
+        # If a key changes all the time, the backends are never equal, so each one is compared with the other's past.
         if self._outcome(now.upstream, first.state) is Outcome.EQUAL:
             return "upstream"
         return "state" if self._outcome(first.upstream, now.state) is Outcome.EQUAL else None
@@ -331,7 +331,7 @@ class Comparison:
 
 
 class _Replies(NamedTuple):
-    """The replies of both sides at one time.
+    """The replies of both backends at one time.
 
     Args:
         at_s: Monotonic.
@@ -344,10 +344,10 @@ class _Replies(NamedTuple):
     state: bytes
 
 
-def _lag(side: str, first: _Replies, now: _Replies) -> Lag:
+def _lag(backend: str, first: _Replies, now: _Replies) -> Lag:
     is_known = first.epoch is not None and now.epoch is not None
     epochs = max(0, (now.epoch or 0) - (first.epoch or 0)) if is_known else None
-    return Lag(side, int((now.at_s - first.at_s) * 1000), epochs)
+    return Lag(backend, int((now.at_s - first.at_s) * 1000), epochs)
 
 
 def _items_of_mget(reply: bytes) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""The results of a rule's comparisons: counts, how far behind each side was, and samples of differences. Pure."""
+"""The results of a rule's comparisons: counts, how far behind each backend was, and samples of differences. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from resp_server.backends.routing.shadow_compare import Outcome
 from resp_server.protocol.replies import Reply
 
 SAMPLES_MAX = 8
-SIDES = ("state", "upstream")
+BACKENDS = ("state", "upstream")
 
 
 class Lag(NamedTuple):
-    """How far a side was behind the other one.
+    """How far a backend was behind the other one.
 
     Args:
         epochs: That the job committed in that time; None: unknown.
     """
 
-    side: str
+    backend: str
     ms: int
     epochs: int | None
 
@@ -35,7 +35,7 @@ class Difference:
         epoch: The epoch of the key's job in the state's reply; None: unknown.
         upstream, state: The values, or what differs of them.
         taken_s: Monotonic.
-        lag: How far the side was behind that caught up later; None: none has caught up yet.
+        lag: How far the backend was behind that caught up later; None: none has caught up yet.
     """
 
     outcome: Outcome
@@ -62,15 +62,15 @@ class Difference:
             b"state": self.state.encode(),
             b"epoch": self.epoch,
             b"age_ms": int((now_s - self.taken_s) * 1000),
-            b"behind": None if lag is None else lag.side.encode(),
+            b"behind": None if lag is None else lag.backend.encode(),
             b"behind_ms": None if lag is None else lag.ms,
             b"behind_epochs": None if lag is None else lag.epochs,
         }
 
 
 @dataclass
-class SideLags:
-    """How often, and how far, a side was behind."""
+class BackendLags:
+    """How often, and how far, a backend was behind."""
 
     count: int = 0
     ms_sum: int = 0
@@ -84,13 +84,13 @@ class SideLags:
         self.ms_max = max(self.ms_max, lag.ms)
         self.epochs_max = max(self.epochs_max, lag.epochs or 0)
 
-    def fields(self, side: str) -> Mapping[str, int]:
+    def fields(self, backend: str) -> Mapping[str, int]:
         """Return the numbers by name."""
         return {
-            f"{side}_was_behind": self.count,
-            f"{side}_behind_ms": self.ms_sum // max(self.count, 1),
-            f"{side}_behind_ms_max": self.ms_max,
-            f"{side}_behind_epochs_max": self.epochs_max,
+            f"{backend}_was_behind": self.count,
+            f"{backend}_behind_ms": self.ms_sum // max(self.count, 1),
+            f"{backend}_behind_ms_max": self.ms_max,
+            f"{backend}_behind_epochs_max": self.epochs_max,
         }
 
 
@@ -99,14 +99,14 @@ class ShadowCounts:
     """The comparisons of one rule.
 
     Args:
-        lags: How far each side was behind, where it was.
+        lags: How far each backend was behind, where it was.
         skipped: Reads that were not compared.
-        failed: Comparisons with an error reply of a side.
+        failed: Comparisons with an error reply of a backend.
     """
 
     compared: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
-    lags: dict[str, SideLags] = field(default_factory=lambda: {side: SideLags() for side in SIDES})
+    lags: dict[str, BackendLags] = field(default_factory=lambda: {backend: BackendLags() for backend in BACKENDS})
     skipped: int = 0
     failed: int = 0
     samples: deque[Difference] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
@@ -121,7 +121,7 @@ class ShadowCounts:
         return {
             "compared": self.compared,
             **{outcome.value: count for outcome, count in self.outcomes.items()},
-            **{name: number for side, lags in self.lags.items() for name, number in lags.fields(side).items()},
+            **{name: number for backend, lags in self.lags.items() for name, number in lags.fields(backend).items()},
             "skipped": self.skipped,
             "failed": self.failed,
         }

@@ -1,6 +1,6 @@
 """SUBSCRIBE, MONITOR and CLIENT TRACKING at a proxy with an upstream: clients get the upstream's part and the states'.
 
-A request is first sent to the upstream, over the client's pinned connection. Once the upstream has confirmed it, it
+A request is first sent to the upstream, over the client's dedicated connection. Once the upstream has confirmed it, it
 takes the general path, as without an upstream: the proxy makes the reply, and the relay subscribes to notifications of
 states' keys. The upstream's frames go to the client unchanged, without notifications of keys that states own.
 """
@@ -85,7 +85,7 @@ class OverlaySubscriptions:
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Return whether the upstream gets a request, too. Its command is one that `listens`."""
-        own = self._pinned(session)
+        own = self._dedicated(session)
         if policy_of(name).role is Role.CLIENT_TRACKING:
             switch = request[2].upper()
             return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
@@ -95,7 +95,7 @@ class OverlaySubscriptions:
             any(each.is_listening for each in own) and bool(self._parts(name, request, session))
         )
 
-    def _pinned(self, session: Session) -> Sequence[DedicatedConnection]:
+    def _dedicated(self, session: Session) -> Sequence[DedicatedConnection]:
         own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
         return [each for each in own if each is not None]
 
@@ -142,12 +142,12 @@ class OverlaySubscriptions:
             self._track(request, session, batch)
             return
         parts, upstream = self._parts(name, request, session), self._upstream_of(session)
-        pinned = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
+        dedicated = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
         if len(parts) > 1 and subscribes(name):
             self._hold(session.id)  # a node may send messages before another one has confirmed
         replies = []
-        for part, own in zip(parts, pinned, strict=True):
+        for part, own in zip(parts, dedicated, strict=True):
             replies.append(ReplyFuture())
             sent = UpstreamRequest(pack(part.request), replies[-1], 0, is_read=False)
             sent.confirmations = part.confirmations
@@ -161,7 +161,7 @@ class OverlaySubscriptions:
         def answering() -> Answering:
             return self._confirmation(request, session.id, _at_all(replies, upstream.checked, cut), confirmed)
 
-        batch.answer(answering, session.is_silent)
+        batch.answer(answering, session.replies_suppressed)
 
     async def _confirmation(
         self,
@@ -212,14 +212,14 @@ class OverlaySubscriptions:
         """
         if self.was_confirmed(request[0].lower().decode("latin-1"), request, session) is not None:
             return False
-        own = [each for each in self._pinned(session) if each.is_listening]
+        own = [each for each in self._dedicated(session) if each.is_listening]
         if not own:
             return False
         replies = []
         for each in own:
             replies.append(ReplyFuture())
             each.add(UpstreamRequest(RESET, replies[-1], 0, is_read=False))
-        batch.answer(lambda: self._confirmation(request, session.id, _at_the_end_of(replies)), is_silent=True)
+        batch.answer(lambda: self._confirmation(request, session.id, _at_the_end_of(replies)), is_suppressed=True)
         return True
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
@@ -256,7 +256,7 @@ class OverlaySubscriptions:
             first = joined(replies, lambda found: found[0], upstream.defer)
             return self._confirmation(request, session.id, first, confirm)
 
-        batch.answer(answering, session.is_silent)
+        batch.answer(answering, session.replies_suppressed)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
         own = [(pool, pool.pinned.get(session.id)) for pool in self._upstream_of(session).pools]

@@ -38,7 +38,7 @@ class UpstreamTransaction:
         self._caching = caching_before(session.tracking_state)  # of the whole transaction
         self._queued_caching = b""  # a queued CLIENT CACHING, before the next command
         # The pool of the upstream's node that has the keys, and the client's connection that watches keys there.
-        self._pool, self._pinned = _watching(upstream, session)
+        self._pool, self._dedicated = _watching(upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no command has keys
         self._packed: list[Packed] = []
         self._database = session.db  # of the connection, after the commands so far
@@ -48,12 +48,12 @@ class UpstreamTransaction:
     @property
     def is_needed(self) -> bool:
         """Whether there are commands for the upstream, or watched keys there."""
-        return bool(self._packed) or self._pinned is not None
+        return bool(self._packed) or self._dedicated is not None
 
     @property
     def is_dirty(self) -> bool:
         """Whether a watched key has another owner now, so that EXEC must run nothing."""
-        return self._pinned is not None and self._pinned.is_dirty
+        return self._dedicated is not None and self._dedicated.is_dirty
 
     def add_changed(self, keys: Sequence[bytes] | None) -> None:
         """Add keys that a command may change; None: all keys."""
@@ -98,8 +98,8 @@ class UpstreamTransaction:
 
     async def answer(self) -> Answer:
         """Send the transaction; return the reply to EXEC. UnansweredError: the commands may have run or not."""
-        pinned, client = self._pinned, self._session.id
-        if pinned is not None and (self._pool is None or self._pool.pinned.get(client) is not pinned):
+        dedicated, client = self._dedicated, self._session.id
+        if dedicated is not None and (self._pool is None or self._pool.pinned.get(client) is not dedicated):
             raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
         pool = self._pool or self._any_pool
         assert pool is not None
@@ -108,20 +108,20 @@ class UpstreamTransaction:
         future, replies_before = ReplyFuture(), len(self._packed) + 1
         request = UpstreamRequest(packed, future, 0, is_read=False, prefix=self._caching, replies_before=replies_before)
         pool.add(client, self._protocol, request)
-        if pinned is not None and not future.has_failed:
-            pinned.forget_watched()
+        if dedicated is not None and not future.has_failed:
+            dedicated.forget_watched()
         return Answer(self._upstream.checked((await future).reply))
 
     def unwatch(self) -> None:
         """Unwatch the client's keys at the upstream, unless EXEC has ended their watch."""
-        if self._pinned is not None:
-            self._pinned.unwatch()
+        if self._dedicated is not None:
+            self._dedicated.unwatch()
 
 
 def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None, DedicatedConnection | None]:
     """Return the client's connection that watches keys at the upstream, with its pool."""
     for pool in upstream.pools:
-        pinned = pool.pinned.get(session.id)
-        if pinned is not None and (pinned.watched or pinned.is_dirty):
-            return pool, pinned
+        dedicated = pool.pinned.get(session.id)
+        if dedicated is not None and (dedicated.watched or dedicated.is_dirty):
+            return pool, dedicated
     return None, None

@@ -43,21 +43,23 @@ async def watch_both(
     pool = upstream.pool_of(route.routed, sent)
     if any(each is not pool and _watches(each, session) for each in upstream.pools):
         raise CrossSlotError
-    pinned = pool.pinned.pin(session.id, session.protocol)
-    check_watch_limits({*session.watched, *((0, key) for key in pinned.watched)}, theirs)
+    dedicated = pool.pinned.pin(session.id, session.protocol)
+    check_watch_limits({*session.watched, *((0, key) for key in dedicated.watched)}, theirs)
     targets = [(cluster_of(key), key) for key in ours]
     from_states = [started(watch_states(session.watched, targets))] if targets else []
-    from_upstream = started(_watch_upstream(upstream, pinned, sent, session.protocol))
-    pinned.watched.update(theirs)
+    from_upstream = started(_watch_upstream(upstream, dedicated, sent, session.protocol))
+    dedicated.watched.update(theirs)
     return await joined([from_upstream, *from_states], lambda replies: replies[0], defer)
 
 
-async def _watch_upstream(upstream: Upstream, pinned: DedicatedConnection, request: Request, protocol: int) -> Answer:
+async def _watch_upstream(
+    upstream: Upstream, dedicated: DedicatedConnection, request: Request, protocol: int
+) -> Answer:
     future = ReplyFuture()
-    pinned.send_request(UpstreamRequest(pack(request), future, 0, is_read=False), protocol)
+    dedicated.send_request(UpstreamRequest(pack(request), future, 0, is_read=False), protocol)
     return Answer(upstream.checked((await future).reply))
 
 
 def _watches(pool: UpstreamPool, session: Session) -> bool:
-    pinned = pool.pinned.get(session.id)
-    return pinned is not None and bool(pinned.watched)
+    dedicated = pool.pinned.get(session.id)
+    return dedicated is not None and bool(dedicated.watched)

@@ -65,14 +65,14 @@ class Write:
         keys: The keys that it may change; None: all keys.
 
     Attributes:
-        is_over: It has its reply.
+        is_finished: It has its reply.
     """
 
-    __slots__ = ("is_over", "keys")
+    __slots__ = ("is_finished", "keys")
 
     def __init__(self, keys: Sequence[bytes] | None) -> None:
         self.keys = keys
-        self.is_over = False
+        self.is_finished = False
 
 
 class ResultCache:
@@ -148,9 +148,9 @@ class ResultCache:
 
     def end_write(self, write: Write) -> None:
         """End a write: it has its reply, or will get none."""
-        if write.is_over:
+        if write.is_finished:
             return
-        write.is_over = True
+        write.is_finished = True
         if write.keys is None:
             self._writes_of_any_key -= 1
             return

@@ -64,7 +64,7 @@ class AliasedKeys:
             ]
 
     @property
-    def of_fields(self) -> FieldRules:
+    def field_rules(self) -> FieldRules:
         """The rules with names of fields."""
         return FieldRules([rule for rule in self.listed if has_fields(rule)], self._ownership.matcher.decider)
 
@@ -73,7 +73,7 @@ class AliasedKeys:
         found = self._ownership.matcher.decide(key)
         return found.owner is not Owner.UPSTREAM and (found.rule is None or found.rule.mapping is None)
 
-    def names_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[NameInDatabase]:
+    def aliases_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[NameInDatabase]:
         """Iterate over the names of a key of a state, by some rules; of its fields only those that no reply names."""
         for rule in rules:
             mapping = rule.mapping
@@ -97,14 +97,14 @@ class AliasedKeys:
         """Drop all names that were read: no client has a cached one any more."""
         self._read, self._read_count = {}, 0
 
-    def with_names(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+    def with_aliases(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         """Return changed keys of states, and the clients' names of these keys."""
         if not self._read and not self.listed:
             return keys
         names: dict[bytes, None] = {}
         for key in keys:
             names |= self._read.get(key, {})
-            names |= dict.fromkeys(each.name for each in self.names_of(key, self.listed))
+            names |= dict.fromkeys(each.name for each in self.aliases_of(key, self.listed))
         return [*keys, *names] if names else keys
 
     # -- notifications ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from resp_server.backends.redis.connection import UnansweredError
-from resp_server.backends.servers.epoch_floors import indexes_behind
+from resp_server.backends.servers.min_epochs import indexes_behind
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import LONG_TIMEOUT_S, StateCluster
 from resp_server.forwarding.answers import Answering, Called, deliver
@@ -103,20 +103,20 @@ class ReplyBatch(Pending, ReplySink):
         self._replies.append(reply)
 
     def send(
-        self, cluster: StateCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+        self, cluster: StateCluster, packed: bytes, slot: int, is_suppressed: bool = False, master: str | None = None
     ) -> None:
         """Send a request to the owner of a slot, or to a master's shard, and add its pending reply."""
         deadline_s = self._deadline_s
-        index = self.expect(is_silent)
+        index = self.expect(is_suppressed)
         request = ServerRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
         self._retries[index] = partial(cluster.send_again, request)
         cluster.send(request)
 
-    def expect(self, is_silent: bool = False) -> int:
+    def expect(self, is_suppressed: bool = False) -> int:
         """Add a pending reply; return its index. The batch waits for a silent reply, but does not send it."""
         self.missing += 1
         self._replies.append(None)
-        if is_silent:
+        if is_suppressed:
             self._silenced.add(len(self._replies) - 1)
         return len(self._replies) - 1
 
@@ -138,13 +138,13 @@ class ReplyBatch(Pending, ReplySink):
         """Call back when all replies but the last one have arrived. At the call, one of them has to be missing."""
         self._then = then
 
-    def answer(self, make: Callable[[], Answering], is_silent: bool = False) -> None:
+    def answer(self, make: Callable[[], Answering], is_suppressed: bool = False) -> None:
         """Add the pending reply of a coroutine.
 
         Args:
             make: Called again if the reply is from too early an epoch.
         """
-        index = self.expect(is_silent)
+        index = self.expect(is_suppressed)
 
         def run() -> None:
             deliver(make(), self, index)
@@ -196,7 +196,7 @@ class ReplyBatch(Pending, ReplySink):
         else:
             self.missing -= self._replies[index] is None
             self._silenced.discard(index)
-        self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
+        self._replies[index] = b"" if self._session.replies_suppressed else self._error_reply(error)
 
     def _put(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         if self._replies[index] is not None:

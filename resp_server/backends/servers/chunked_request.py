@@ -1,4 +1,4 @@
-"""Long requests at a proxy. A request with many keys is sent in portions, one after another; their replies are merged.
+"""Long requests at a proxy. A request with many keys is sent in chunks, one after another; their replies are merged.
 
 A long request about a single key is encoded in steps, and sent whole.
 """
@@ -15,21 +15,21 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.long_requests import of_bounded_size
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import encode, encode_header
-from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
 
 # The longest request that is sent whole (guess: encoding it takes a few milliseconds).
 PACKED_BYTES_MAX = 32 << 20
 
-# Sends one portion, and returns the batch that gets its reply. The function may raise.
-SendPortion = Callable[[Request], ReplyBatch]
+# Sends one chunk, and returns the batch that gets its reply. The function may raise.
+SendChunk = Callable[[Request], ReplyBatch]
 
 
 def pack_in_steps(request: LongRequest) -> Steps[bytes]:
-    """Encode a long request in steps. To free memory, its words are cleared, except those of the first portion."""
+    """Encode a long request in steps. To free memory, its words are cleared, except those of the first chunk."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
-    for at in range(0, len(request), PORTION_WORDS):
-        words = request[at : at + PORTION_WORDS]
+    for at in range(0, len(request), CHUNK_WORDS):
+        words = request[at : at + CHUNK_WORDS]
         for some in of_bounded_size(words):
             texts.append(pack(some).partition(b"\r\n")[2])
             size += len(texts[-1])
@@ -41,26 +41,26 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
     return b"".join(texts)
 
 
-async def answer_in_portions(
-    portions: Iterator[Request], send_portion: SendPortion, split: Split, protocol: int, bytes_max: int
+async def answer_in_chunks(
+    chunks: Iterator[Request], send_chunk: SendChunk, split: Split, protocol: int, bytes_max: int
 ) -> Answer:
-    """Answer a request that is sent in portions.
+    """Answer a request that is sent in chunks.
 
     Args:
         bytes_max: The bytes of all replies; GenericError if they are longer.
     """
     texts: list[bytes] = []
     size = count = 0
-    for portion in portions:
-        batch = send_portion(portion)
+    for chunk in chunks:
+        batch = send_chunk(chunk)
         if batch.missing:
             await Called(batch.when_resolved)
         (reply,) = batch.replies()
         if is_error(reply):
             return Answer(reply)
-        line, chunks = split_header(reply)
+        line, items = split_header(reply)
         count += int(line[1:])  # of an array, the number of items; of an integer, its value
-        texts += chunks
+        texts += items
         size += len(reply)
         if size > bytes_max:
             raise GenericError(f"replies of more than {bytes_max} bytes were requested at once")

@@ -15,7 +15,7 @@ from types import coroutine
 from typing import Any, NamedTuple, cast
 
 from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.backends.servers.chunked_request import answer_in_portions, pack_in_steps
+from resp_server.backends.servers.chunked_request import answer_in_chunks, pack_in_steps
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.request_policy import (
     SPLIT,
@@ -47,7 +47,7 @@ from resp_server.pipeline.dispatcher import (
     IncompleteReply,
     end_caching,
 )
-from resp_server.pipeline.long_requests import first_portion, may_run_unsplit, portions, too_long
+from resp_server.pipeline.long_requests import first_chunk, may_run_unsplit, request_chunks, too_long
 from resp_server.pipeline.slow_requests import NEVER_NS
 from resp_server.protocol.errors import (
     GenericError,
@@ -55,13 +55,13 @@ from resp_server.protocol.errors import (
     not_served,
 )
 from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
-from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
 from resp_server.session.session import RESP2, Session
 from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The keys of a long request that are requested at once. Each slot among them costs a request (measured: 20 to 80 us).
-PORTION_KEYS = 256
+CHUNK_KEYS = 256
 # Commands with longer names take the general path.
 HOP_NAME_BYTES_MAX = 16
 TRANSACTIONS = "transactions"
@@ -90,7 +90,7 @@ async def between_batches(work: Coroutine[Wait, None, Result], batch: ReplyBatch
             errors.append(error)
         return Answer(b"")
 
-    batch.answer(answering, is_silent=True)
+    batch.answer(answering, is_suppressed=True)
     following = await next_batch()
     if errors:
         raise errors[0]
@@ -116,17 +116,17 @@ class ProxyDispatcher(Dispatcher):
     has_upstream = False
     batch_bytes_max = BATCH_BYTES_MAX  # of the replies to requests that arrived together
 
-    def __init__(self, server: ServerContext, applications: StateClusters) -> None:
+    def __init__(self, server: ServerContext, clusters: StateClusters) -> None:
         super().__init__(server)
         self.compiled = None  # a proxy has no keys to look up
         self._transactions = Transactions(self, server)
-        self._applications = applications
-        self.servers = ServersBackend(server, applications, self._own_reply)
-        self._planner = TransactionPlanner(self, applications)
+        self._clusters = clusters
+        self.servers = ServersBackend(server, clusters, self._own_reply)
+        self._planner = TransactionPlanner(self, clusters)
         self._routes: dict[bytes, CommandRoute | None] = {}
         # By client the request that waits for the client's next batch.
         self._waiting: dict[int, tuple[Request, Handling]] = {}
-        only = applications.only
+        only = clusters.single
         # With several applications, each key must be checked, so there is no forwarder.
         self.forwarder = (
             None if only is None or forwarder is None else forwarder.Forwarder(only, server, self._forwarder_commands())
@@ -139,8 +139,8 @@ class ProxyDispatcher(Dispatcher):
             self._stored_reads = forwarder.StoredReads(server)
             self._stored_reads.use(self.forwarder, only.stores)
         self._tracking = server.tracking
-        self._tracking.on_use, self._tracking.when_followed = applications.follow_keys, applications.when_followed
-        for cluster in applications.each:
+        self._tracking.on_use, self._tracking.when_followed = clusters.follow_keys, clusters.when_followed
+        for cluster in clusters:
             cluster.on_changed = self._tracking.changed
             cluster.defer = server.clients.defer
 
@@ -154,11 +154,11 @@ class ProxyDispatcher(Dispatcher):
 
     def poll(self, poller: Any) -> None:
         poller.fast_path = self._stored_reads
-        for cluster in self._applications.each:
+        for cluster in self._clusters:
             cluster.poller = poller
 
     def stop(self) -> None:
-        self._applications.stop()
+        self._clusters.stop()
 
     def _forwarder_commands(self) -> list[tuple[str, int, int, CommandStats]]:
         """Return the commands that the forwarder forwards: GET, MGET, and those whose only key is the first word."""
@@ -172,7 +172,7 @@ class ProxyDispatcher(Dispatcher):
                 continue
             arity = route.command.facts.arity
             least = 3 if is_mget else abs(arity)  # an MGET of one key is forwarded as it is
-            found.append((name, least, arity if arity > 0 else PORTION_WORDS, route.command_stats))
+            found.append((name, least, arity if arity > 0 else CHUNK_WORDS, route.command_stats))
         return found
 
     def answer(
@@ -183,8 +183,8 @@ class ProxyDispatcher(Dispatcher):
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
     ) -> IncompleteReply | None:
-        session, applications, routes = context.session, self._applications, self._routes
-        first = applications.each[0]
+        session, clusters, routes = context.session, self._clusters, self._routes
+        first = clusters[0]
         batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply, self.batch_bytes_max)
         answered, later, delayed, protocol = 0, None, None, session.protocol
         for request in requests[:requests_max]:
@@ -232,7 +232,7 @@ class ProxyDispatcher(Dispatcher):
         self, session: Session, route: CommandRoute | None, request: Request, batch: ReplyBatch
     ) -> bool:
         """Forward a request that needs no checks but those of its form and its client; False: it needs others."""
-        cluster = self._applications.only
+        cluster = self._clusters.single
         if route is None or not route.single_key_at or cluster is None or self.has_upstream:
             return False
         if type(request) is LongRequest or not session.can_use_fast_path or not _fits(route, request):
@@ -293,9 +293,9 @@ class ProxyDispatcher(Dispatcher):
         self._check_queued(context.session, command, request)
         split = self._split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
-            raise too_long(command, PORTION_WORDS)  # EXEC could not wait for its portions
+            raise too_long(command, CHUNK_WORDS)  # EXEC could not wait for its chunks
         may_be_split = bool(command.single_key_at) or SPLIT in command.facts.tips
-        if policy is RequestPolicy.BY_KEYS and not (may_be_split and self._applications.only is not None):
+        if policy is RequestPolicy.BY_KEYS and not (may_be_split and self._clusters.single is not None):
             split_by_slot(command.facts, request, self.servers.target_of)  # raises for keys of several slots
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
@@ -320,7 +320,7 @@ class ProxyDispatcher(Dispatcher):
         session = context.session
         command = self._table.find(request)
         command.check_arity(request)
-        self._check(context, command, first_portion(request))
+        self._check(context, command, first_chunk(request))
         split = self._split_of(command, request)
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
@@ -331,12 +331,12 @@ class ProxyDispatcher(Dispatcher):
         session.last_command = command.name
         self._stats.command_stats(command.name).calls += 1
         self._monitor(session, command, request)
-        if session.is_silent:  # a read whose reply is suppressed has no effect
+        if session.replies_suppressed:  # a read whose reply is suppressed has no effect
             return True
         if command.single_key_at:
             self._answer_unsplit(session, command, request, batch)
         else:
-            batch.answer(partial(self._portions_answer, context, command, request, split, batch))
+            batch.answer(partial(self._chunks_answer, context, command, request, split, batch))
         return True
 
     def _answer_unsplit(self, session: Session, command: Command, request: Request, batch: ReplyBatch) -> None:
@@ -355,23 +355,23 @@ class ProxyDispatcher(Dispatcher):
 
         batch.answer(answering)
 
-    async def _portions_answer(
+    async def _chunks_answer(
         self, context: CommandContext, command: Command, request: Request, split: Split, batch: ReplyBatch
     ) -> Answer:
         """Answer a long request about keys of many slots, after all earlier replies."""
-        session, first = context.session, self._applications.each[0]
+        session, first = context.session, self._clusters[0]
         await batch.earlier_replies()  # they must not be from a later epoch
 
-        def send(portion: Request) -> ReplyBatch:
-            self._check(context, command, portion)
-            portion_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
-            if not self.servers.answer(command, RequestPolicy.BY_KEYS, portion, session, portion_batch):
+        def send(chunk: Request) -> ReplyBatch:
+            self._check(context, command, chunk)
+            chunk_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
+            if not self.servers.answer(command, RequestPolicy.BY_KEYS, chunk, session, chunk_batch):
                 raise GenericError("the request is malformed")
-            portion_batch.seal()
-            return portion_batch
+            chunk_batch.seal()
+            return chunk_batch
 
-        found = portions(command, split, request, PORTION_KEYS)
-        return await answer_in_portions(found, send, split, session.protocol, BATCH_BYTES_MAX)
+        found = request_chunks(command, split, request, CHUNK_KEYS)
+        return await answer_in_chunks(found, send, split, session.protocol, BATCH_BYTES_MAX)
 
     def _transact(self, context: CommandContext, command: Command, request: Request, batch: ReplyBatch) -> bool:
         """Send an EXEC or a WATCH to servers, and return True: later requests must wait. False: this proxy replies.
@@ -403,7 +403,7 @@ class ProxyDispatcher(Dispatcher):
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests at the state servers."""
-        return ServersExec(self, self._planner, self._applications.each[0], context, requests, watched)
+        return ServersExec(self, self._planner, self._clusters[0], context, requests, watched)
 
     def _watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         session = context.session
@@ -412,16 +412,16 @@ class ProxyDispatcher(Dispatcher):
         self._monitor(session, command, request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
-            if len(request) > PORTION_WORDS:
-                raise too_long(command, PORTION_WORDS)
+            if len(request) > CHUNK_WORDS:
+                raise too_long(command, CHUNK_WORDS)
             check_watch_limits(session.watched, new)
             numbers = [self.servers.target_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats(command.name).failed += 1
             raise
         self._stats.command_stats(command.name).calls += 1
-        targets = [(self._applications.each[number], key) for number, key in zip(numbers, new, strict=True)]
-        batch.answer(lambda: watch_states(session.watched, targets), session.is_silent)
+        targets = [(self._clusters[number], key) for number, key in zip(numbers, new, strict=True)]
+        batch.answer(lambda: watch_states(session.watched, targets), session.replies_suppressed)
 
     def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         """Return the queued requests that state servers, or this proxy, answer."""
@@ -434,8 +434,8 @@ class ProxyDispatcher(Dispatcher):
         """Return the number of a key's application, and its slot."""
         return self.servers.target_of(key)
 
-    def portions_of(self, request: Request) -> Iterable[Request]:
-        """Split a queued request into portions, to check the rights to all of its keys."""
+    def chunks_of(self, request: Request) -> Iterable[Request]:
+        """Split a queued request into chunks, to check the rights to all of its keys."""
         return (request,)
 
     def command(self, request: Request) -> Command:
@@ -492,17 +492,17 @@ class ProxyDispatcher(Dispatcher):
         """Answer a request without servers. Returns a reply in steps, which is sent after the batch."""
         reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
-            reply.is_silent = context.session.is_silent
-            if reply.is_silent and not reply.has_effect:
+            reply.is_suppressed = context.session.replies_suppressed
+            if reply.is_suppressed and not reply.has_effect:
                 reply.release()
                 return None
             return reply
         if isinstance(reply, Pending):
-            batch.is_last |= context.session.is_silent  # a later request would end CLIENT REPLY SKIP first
-            batch.answer(partial(self.resolved, context, reply), context.session.is_silent)
+            batch.is_last |= context.session.replies_suppressed  # a later request would end CLIENT REPLY SKIP first
+            batch.answer(partial(self.resolved, context, reply), context.session.replies_suppressed)
             return None
         assert isinstance(reply, bytes)
-        batch.add(b"" if context.session.is_silent else reply)
+        batch.add(b"" if context.session.replies_suppressed else reply)
         return None
 
     async def resolved(self, context: CommandContext, pending: Pending) -> Answer:

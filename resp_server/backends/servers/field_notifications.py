@@ -97,7 +97,7 @@ class FieldEvent(NamedTuple):
     reads_all: bool
 
     def chunks(self) -> Iterator[Sequence[bytes]]:
-        """Iterate over the fields to check, in portions of at most `FIELDS_MAX`."""
+        """Iterate over the fields to check, in chunks of at most `FIELDS_MAX`."""
         return (self.fields[at : at + FIELDS_MAX] for at in range(0, len(self.fields), FIELDS_MAX))
 
     def requests(self) -> Iterator[Request]:

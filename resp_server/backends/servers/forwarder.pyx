@@ -38,7 +38,7 @@ from resp_server.forwarding.reply_stages import malformed_reply
 from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import FrameError
-from resp_server.backends.servers.epoch_floors import has_reached, indexes_behind
+from resp_server.backends.servers.min_epochs import has_reached, indexes_behind
 from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
 
 # The beginning of a Redis pattern, up to the first character with a meaning.
@@ -87,10 +87,10 @@ cdef struct PendingReply:  # a server's reply that has not arrived yet
     bint is_done
 
 # Where the requests for a key are answered. GENERAL_PATH: the forwarder does not forward them.
-cdef enum Side:
+cdef enum Backend:
     GENERAL_PATH = 0
     STATES = 1
-    UPSTREAM_SIDE = 2
+    UPSTREAM_BACKEND = 2
     CACHED = 3  # the upstream, whose replies the proxy caches
 
 cdef struct KeyPattern:  # a Redis pattern of keys
@@ -98,7 +98,7 @@ cdef struct KeyPattern:  # a Redis pattern of keys
     size_t size
     size_t literal  # the bytes at its beginning that match only themselves
     bint is_literal_and_star  # and after them only a `*`
-    int side
+    int backend
 
 cdef class KeyPatterns:
     """The patterns of one database, in order; the first one that a key matches decides. Without a match, it is the upstream's."""
@@ -114,9 +114,9 @@ cdef class KeyPatterns:
         self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
         if self.patterns == NULL:
             raise MemoryError
-        for i, (text, side) in enumerate(patterns):
+        for i, (text, backend) in enumerate(patterns):
             each = &self.patterns[i]
-            each.text, each.size, each.side = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), side
+            each.text, each.size, each.backend = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), backend
             each.literal = LITERAL.match(text).end()
             each.is_literal_and_star = text[each.literal:] == b"*"
         self.count = len(self.texts)
@@ -124,8 +124,8 @@ cdef class KeyPatterns:
     def __dealloc__(self):
         free(self.patterns)
 
-    cdef int side_of(self, const Word* key) noexcept:
-        """Return the side that answers requests for a key."""
+    cdef int backend_of(self, const Word* key) noexcept:
+        """Return the backend that answers requests for a key."""
         cdef size_t i
         cdef const KeyPattern* each
         for i in range(self.count):
@@ -134,17 +134,17 @@ cdef class KeyPatterns:
             if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
                 continue
             if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
-                return each.side
-        return UPSTREAM_SIDE
+                return each.backend
+        return UPSTREAM_BACKEND
 
-    cdef int side_of_all(self, const Word* keys, size_t count) noexcept:
-        """Return the side that answers a request with these keys; GENERAL_PATH if they are of different sides."""
+    cdef int backend_of_all(self, const Word* keys, size_t count) noexcept:
+        """Return the backend that answers a request with these keys; GENERAL_PATH if they are of different backends."""
         cdef size_t i
-        cdef int side = self.side_of(keys)
+        cdef int backend = self.backend_of(keys)
         for i in range(1, count):
-            if self.side_of(&keys[i]) != side:
+            if self.backend_of(&keys[i]) != backend:
                 return GENERAL_PATH
-        return side
+        return backend
 
 
 cdef struct Plan:  # how the forwarder may forward a command
@@ -693,7 +693,7 @@ cdef class Forwarder:
             self.plans[i].has_many_keys = has_many_keys
 
     def set_patterns(self, by_database, others=()):
-        """Set which side answers which keys of each database: (Redis pattern, a `Side`); the first match decides.
+        """Set which backend answers which keys of each database: (Redis pattern, a `Backend`); the first match decides.
 
         A key that matches no pattern is the upstream's. others: the patterns of all other databases.
         """
@@ -773,7 +773,7 @@ cdef class Forwarder:
         cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
         cdef size_t count = 0, i, first
         cdef Py_ssize_t took
-        cdef int command, side = STATES, slot
+        cdef int command, backend = STATES, slot
         cdef KeyPatterns patterns = self.patterns_of(database)
         cdef bytes node_table = None
         cdef bytes reply
@@ -796,9 +796,9 @@ cdef class Forwarder:
                 break
             plan = &self.plans[command]
             if self.upstream is not None and not is_of_states:
-                side = patterns.side_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
+                backend = patterns.backend_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
             first = self.item_count
-            if side == UPSTREAM_SIDE:
+            if backend == UPSTREAM_BACKEND:
                 if self.holds_upstream:
                     break
                 if self.upstream_connection is None:
@@ -816,7 +816,7 @@ cdef class Forwarder:
                 item.at = item.size = item.epochs = 0
                 count = 1
                 self.has_writes |= not plan.is_read
-            elif side == CACHED:
+            elif backend == CACHED:
                 if not self.cached:
                     self.cache = self.cache_of(sink.client_id, database)
                 if self.cache is None or first == ITEMS_MAX:
@@ -828,7 +828,7 @@ cdef class Forwarder:
                 memset(&self.items[first], 0, sizeof(Item))
                 count = 1
             else:
-                if side != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
+                if backend != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
                     break
                 if not self.specs[command].least <= count <= self.specs[command].most:
                     break
@@ -848,7 +848,7 @@ cdef class Forwarder:
             request.keys = self.words[0].at + self.words[0].size + 2
             request.first, request.items = first, count
             request.command, request.is_error, request.is_read = command, False, plan.is_read
-            request.is_array = plan.has_many_keys and side == STATES
+            request.is_array = plan.has_many_keys and backend == STATES
             self.item_count += count
             self.request_count += 1
             at += took
@@ -887,8 +887,8 @@ cdef class Forwarder:
                 return False
             batch = connection.batch
             if number < UPSTREAM and not self.cluster.is_aligned:
-                floor = self.cluster.client_floor(sink.seen)
-                if not has_reached(connection.epochs, floor, self.cluster.removed_jobs):
+                min_epochs = self.cluster.client_min_epochs(sink.seen)
+                if not has_reached(connection.epochs, min_epochs, self.cluster.removed_jobs):
                     return False
             if batch is None:
                 if not connection.has_room(self.new_replies[number]):
@@ -1029,7 +1029,7 @@ cdef class StateKeys(KeyFilter):
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
         cdef size_t i
         for i in range(count):
-            if self.forwarder.first_patterns.side_of(&keys[i]) != STATES:
+            if self.forwarder.first_patterns.backend_of(&keys[i]) != STATES:
                 return False
         return count > 0
 
@@ -1061,7 +1061,7 @@ cdef class StoredReads(FastPath):
         return self.is_fresh or (
             cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) > 0
             and count > 1
-            and self.forwarder.first_patterns.side_of(&words[1]) == STATES
+            and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
         )
 
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:

@@ -53,9 +53,9 @@ class KeyspaceQuery:
     """
 
     def __init__(
-        self, applications: StateClusters, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()
+        self, clusters: StateClusters, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()
     ) -> None:
-        self._clusters, self._protocol, self._seen = applications.each, protocol, seen
+        self._clusters, self._protocol, self._seen = clusters, protocol, seen
         self._role = role_of(request[0])
         self._is_scan = self._role is Role.SCAN
         first = self._clusters[0]
@@ -69,13 +69,13 @@ class KeyspaceQuery:
         self._packed = pack((*within, *request))
 
     def _split_cursor(self, argument: bytes) -> tuple[int, int]:
-        """Split a cursor into the number of its application and the cursor for that application's servers."""
+        """Split a cursor into the index of its cluster and the cursor for the servers of that cluster."""
         if len(self._clusters) == 1 or not argument.isdigit():
             return 0, cursor(argument)
         number, position = divmod(int(argument), 1 << POSITION_BITS)
         if number < len(self._clusters):
             return number, position
-        return len(self._clusters) - 1, cursor(argument)  # after the last application
+        return len(self._clusters) - 1, cursor(argument)  # after the last cluster
 
     async def answer(self) -> Answer:
         """Answer the query, by servers that have the proxy's version of the topology."""

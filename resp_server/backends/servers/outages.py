@@ -3,7 +3,8 @@
 The servers of a job may have stopped at different epochs. Then no server gets a newer one, so a client that has seen
 the newest epoch would wait for the other servers in vain. The proxy agrees with all servers on the newest epoch that
 all of them still have: those that are further go back to it (STATE HOLD). It counts as the newest epoch that clients
-have seen, so that all floors are reached. A job's epoch goes back only here, once, and the job is stale meanwhile.
+have seen, so that all minimum epochs are reached. A job's epoch goes back only here, once, and the job is stale
+meanwhile.
 """
 
 from __future__ import annotations

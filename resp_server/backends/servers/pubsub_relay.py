@@ -363,19 +363,19 @@ def _in_chunks(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 class PubsubRelay:
     """All connections of a proxy that subscribe at servers.
 
-    mapped: None without an upstream. With one, the relay sends clients only the notifications of states' keys, also
+    aliases: None without an upstream. With one, the relay sends clients only the notifications of states' keys, also
     with the clients' names of the keys; the upstream sends all other messages.
     """
 
-    def __init__(self, applications: StateClusters, server: ServerContext, mapped: AliasedKeys | None = None) -> None:
+    def __init__(self, clusters: StateClusters, server: ServerContext, aliases: AliasedKeys | None = None) -> None:
         self.server = server
-        self._mapped = mapped
+        self._aliases = aliases
         # The relay's own patterns for keys with other names or in other databases, with their rules, and the number of
         # clients' channels and patterns that need each.
         self._sources: Mapping[bytes, Sequence[Rule]] = {}
         self._needed: Counter[bytes] = Counter()
         self._counted_for: object = None  # the rules and events for which the above was made
-        self._applications = applications
+        self._clusters = clusters
         self._pubsub = server.message_bus.pubsub
         self.fields = FieldListeners(self._pubsub)
         # By (application, address). A server limits the subscriptions of a connection, so there may be several.
@@ -415,7 +415,7 @@ class PubsubRelay:
         return self._home
 
     def _active_servers(self, number: int) -> list[str]:
-        cluster = self._applications.each[number]
+        cluster = self._clusters[number]
         return list(dict.fromkeys(cluster.active_server(master) for master in cluster.slots.counts))
 
     def _subscriptions_changed(self, kind: SubscriptionKind, name: bytes) -> None:
@@ -427,17 +427,17 @@ class PubsubRelay:
 
     def _update_sources(self) -> bool:
         """Take the current rules and setting; tell whether the patterns have changed."""
-        if self._mapped is None:
+        if self._aliases is None:
             return False
         events = self.server.config.notify_keyspace_events
-        rules_and_events = (self._mapped.rules, events)
+        rules_and_events = (self._aliases.rules, events)
         if self._counted_for == rules_and_events:
             return False
         self._counted_for = rules_and_events
-        sources = self._mapped.sources(has_keyspace="K" in events)
+        sources = self._aliases.sources(has_keyspace="K" in events)
         self._changed |= dict.fromkeys((SubscriptionKind.PATTERN, source) for source in {*self._sources, *sources})
         self._sources, self._needed = sources, Counter()
-        self.fields.reset(self._mapped.of_fields, classes_of(events))
+        self.fields.reset(self._aliases.field_rules, classes_of(events))
         for kind in (SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN):
             for name in self._pubsub.names(kind):
                 self._count_sources(kind, name, is_added=True)
@@ -522,7 +522,7 @@ class PubsubRelay:
         return (
             self._server_events,
             list(self._sources),
-            [(each.slots.version, self._active_servers(at)) for at, each in enumerate(self._applications.each)],
+            [(each.slots.version, self._active_servers(at)) for at, each in enumerate(self._clusters)],
         )
 
     @property
@@ -531,9 +531,7 @@ class PubsubRelay:
 
     def _assign_some(self) -> list[Callable[[], None]]:
         """Assign names for a limited time; return the callbacks that were queued between them."""
-        everywhere = [
-            (number, each) for number in range(len(self._applications.each)) for each in self._active_servers(number)
-        ]
+        everywhere = [(number, each) for number in range(len(self._clusters)) for each in self._active_servers(number)]
         at_home = [] if self.home is None else [(0, self.home)]
         self._enqueue_changed()
         assigned: list[Callable[[], None]] = []
@@ -563,13 +561,13 @@ class PubsubRelay:
         """Assign a name to the connections of the servers that have its messages, and remove it from the others."""
         targets: list[tuple[int, str]] = []
         is_of_keys = may_match_notifications(kind, name)
-        is_of_upstream = self._mapped is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
+        is_of_upstream = self._aliases is not None and (kind is SubscriptionKind.SHARD or not is_of_keys)
         is_needed = name in self._pubsub.names(kind) or (kind is SubscriptionKind.PATTERN and self._needed[name] > 0)
         is_own = kind is not SubscriptionKind.SHARD and name.startswith(OWN_CHANNELS)
         if not is_needed or is_own or is_of_upstream:
             pass
         elif kind is SubscriptionKind.SHARD:
-            first = self._applications.each[0]
+            first = self._clusters[0]
             owner = first.slots.owners[slot_of(name)]
             targets = [] if owner is None else [(0, first.active_server(owner))]
         else:
@@ -584,7 +582,7 @@ class PubsubRelay:
             holder = next((connection for connection in connections if connection.has_room(name)), None)
             if holder is None:
                 number, address = target
-                holder = RelayConnection(self, self._applications.each[number], address)
+                holder = RelayConnection(self, self._clusters[number], address)
                 connections.append(holder)
         if holder is not None:
             holder.set_desired(kind, name, is_desired)
@@ -606,7 +604,7 @@ class PubsubRelay:
 
     def _common_epochs(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards have reached."""
-        for number, cluster in enumerate(self._applications.each):
+        for number, cluster in enumerate(self._clusters):
             connections = [
                 cluster.connections.get(ConnectionKey(each, 2, False)) for each in self._active_servers(number)
             ]
@@ -630,15 +628,15 @@ class PubsubRelay:
     ) -> Iterator[None]:
         """Deliver a message to the subscribers of its channel or pattern, one client in each step."""
         is_of_keys = kind is not SubscriptionKind.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
-        is_from_home = connection.address == self._home and connection.cluster is self._applications.each[0]
+        is_from_home = connection.address == self._home and connection.cluster is self._clusters[0]
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or kind is SubscriptionKind.SHARD):
             return
         key, event = _event_in(channel, text)
         if is_of_keys and self.fields.is_hidden(event):
             return
         if kind is SubscriptionKind.PATTERN and name in self._sources:
-            yield from self._deliver_mapped(batch, name, key, event)
-        if self._mapped is not None and not (is_of_keys and self._mapped.is_state(key)):
+            yield from self._deliver_by_aliases(batch, name, key, event)
+        if self._aliases is not None and not (is_of_keys and self._aliases.is_state(key)):
             return
         frames: dict[int, bytes] = {}
         for session in self._pubsub.sessions(kind, name):
@@ -651,12 +649,12 @@ class PubsubRelay:
             batch.add(session, frames[session.protocol])
             yield
 
-    def _deliver_mapped(self, batch: MessageBatch, source: bytes, key: bytes, event: bytes) -> Iterator[None]:
+    def _deliver_by_aliases(self, batch: MessageBatch, source: bytes, key: bytes, event: bytes) -> Iterator[None]:
         """Deliver a notification of a state's key with the names that clients know."""
-        assert self._mapped is not None
+        assert self._aliases is not None
         events = self.server.config.notify_keyspace_events
         rules = [rule for rule in self._sources[source] if not has_fields(rule)]
-        for database, name in self._mapped.names_of(key, rules):
+        for database, name in self._aliases.aliases_of(key, rules):
             heads = heads_of(database)
 
             def accepts(session: Session, name: bytes = name) -> bool:
@@ -771,9 +769,9 @@ class _PendingSink(ReplySink):
 class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
-    def __init__(self, server: ServerContext, applications: StateClusters, relay: PubsubRelay) -> None:
+    def __init__(self, server: ServerContext, clusters: StateClusters, relay: PubsubRelay) -> None:
         super().__init__(server.clients, lambda: server.workers, server.cluster_bus, server.message_bus.pubsub)
-        self.applications = applications
+        self.clusters = clusters
         self.relay = relay
 
     def publish(
@@ -781,7 +779,7 @@ class ProxyMessageBus(MessageBus):
     ) -> Reply:
         if channel.startswith(OWN_CHANNELS):
             raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
-        cluster = self.applications.each[0]
+        cluster = self.clusters[0]
         home = self.relay.home
         if home is None:
             raise ClusterDownError
@@ -806,17 +804,15 @@ class ProxyMessageBus(MessageBus):
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:
         answered = partial(super().subscription_reply, session, frames)
-        pending = Pending(self.applications.each[0].timeout_s, answered)
+        pending = Pending(self.clusters[0].timeout_s, answered)
         self.relay.when_synced(lambda: pending.resolve(answered))
         return pending
 
 
-def connect_pubsub(
-    applications: StateClusters, server: ServerContext, mapped: AliasedKeys | None = None
-) -> PubsubRelay:
+def connect_pubsub(clusters: StateClusters, server: ServerContext, aliases: AliasedKeys | None = None) -> PubsubRelay:
     """Relay the messages and subscriptions of a proxy's clients over its servers; return the relay."""
-    relay = PubsubRelay(applications, server, mapped)
-    server.message_bus = ProxyMessageBus(server, applications, relay)
+    relay = PubsubRelay(clusters, server, aliases)
+    server.message_bus = ProxyMessageBus(server, clusters, relay)
     return relay
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resp_server.backends.servers.epoch_floors import has_reached
+from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
 
 # Longer than servers of a shard usually differ in applying an epoch. Much shorter than a request's deadline, so that

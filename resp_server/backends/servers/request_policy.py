@@ -57,7 +57,7 @@ class TargetRequest(NamedTuple):
     """The part of a request for one target.
 
     Args:
-        target: The slot of its keys, or (application, slot).
+        target: The slot of its keys, or (index of the cluster, slot).
     """
 
     target: Hashable
@@ -124,13 +124,13 @@ def merge_all(role: Role | None, replies: Sequence[RawReply], weights: Sequence[
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 
-# A cursor consists of the application's number, the slot, and a hash within the slot, in this order. So all servers and
+# A cursor consists of the cluster's index, the slot, and a hash within the slot, in this order. So all servers and
 # proxies understand it.
 POSITION_BITS = SLOT_BITS + HASH_BITS
 APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
 
-def scan_reply_up_to_slot(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
+def scan_reply_up_to_slot(reply: bytes, last_slot: int, cluster_index: int = 0, cluster_count: int = 1) -> bytes:
     """Return a reply to SCAN without keys after the last slot of a run. Other servers own the slots after it."""
     reader = hiredis.Reader()
     reader.feed(reply)
@@ -140,6 +140,6 @@ def scan_reply_up_to_slot(reply: bytes, last_slot: int, application: int = 0, ap
     if position == 0 or position >= behind:
         position = behind if last_slot + 1 < SLOTS else 0
         keys = [key for key in keys if slot_of(key) <= last_slot]
-    if position or application + 1 < applications:
-        position |= (application if position else application + 1) << POSITION_BITS
+    if position or cluster_index + 1 < cluster_count:
+        position |= (cluster_index if position else cluster_index + 1) << POSITION_BITS
     return encode([b"%d" % position, keys], 2)

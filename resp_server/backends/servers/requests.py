@@ -60,7 +60,7 @@ class ServerRequest:
     """A request to a slot's active server; with `master`, to that shard's; with `address`, to the server there.
 
     Args:
-        floor: The epochs that the server must have reached; set when the server is chosen.
+        min_epochs: The epochs that the server must have reached; set when the server is chosen.
         queued_until_s: The time until which the request waits for these epochs and for a connection.
         redirects: The number of MOVED errors so far.
         is_history: It is STATE HISTORY, for which no other long request waits.
@@ -78,7 +78,7 @@ class ServerRequest:
     is_history: bool = False
     sends: int = 0
     redirects: int = 0
-    floor: Epochs | None = None
+    min_epochs: Epochs | None = None
     queued_until_s: float | None = None
     remaining: int = 1
     is_batch: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """One connection from a proxy to a server. All clients share it; it is opened when needed, and reopened when lost.
 
-The requests of a round of the event loop are sent in one write, and replies arrive in order. A request has a floor of
-epochs. It is sent when the server has announced (STATE FOLLOW) that it has reached them. If the next reply is long, it
-is received over the current socket, and the requests after it are sent again over a new socket.
+The requests of a round of the event loop are sent in one write, and replies arrive in order. A request has
+minimum epochs. It is sent when the server has announced (STATE FOLLOW) that it has reached them. If the next reply is
+long, it is received over the current socket, and the requests after it are sent again over a new socket.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol, cast
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.backends.servers.epoch_floors import has_reached
 from resp_server.backends.servers.job_keys import JobKeys
+from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.servers.outages import Outages
 from resp_server.backends.servers.requests import PING, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.forwarding.handshake import Handshake, HandshakeError
@@ -160,7 +160,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._cluster = cluster
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._queue: list[ServerRequest] = []  # they wait for a connection, or for the server to reach their floors
+        self._queue: list[ServerRequest] = []  # they wait for a connection, or for their minimum epochs
         self._queued_bytes = 0
         self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -171,7 +171,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         self._was_reached = False  # the last failure was the loss of a connection, not a failed attempt to connect
         self._connected_s = 0.0
         self._last_received_s = 0.0
-        self._floor: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
+        self._min_epochs: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
         self.announced: Epochs = EMPTY_EPOCHS
         self.stalled: dict[str, list[JobEpoch]] = {}  # jobs whose log the server cannot read, and their epochs there
         self.held: dict[str, JobEpoch] = {}  # the epochs that STATE HOLD requested
@@ -208,7 +208,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
             request.refuse(GenericError(f"too many requests wait for {self.key.address}"))
-        elif self.is_ready and has_reached(self.epochs, request.floor or EMPTY_EPOCHS, self._cluster.removed_jobs):
+        elif self.is_ready and has_reached(self.epochs, request.min_epochs or EMPTY_EPOCHS, self._cluster.removed_jobs):
             request.sends += 1
             self.send(request.packed, request)
         elif (reason := self._cluster.reason_to_give_up(self)) is not None:
@@ -219,7 +219,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._queue.append(request)
             self._queued_bytes += len(request.packed)
             self.connect()
-            self.await_epochs(request.floor or EMPTY_EPOCHS)
+            self.await_epochs(request.min_epochs or EMPTY_EPOCHS)
 
     def await_epochs(self, epochs: Epochs) -> None:
         """Have the server look for these epochs, for which a request waits, unless it has them or is looking.
@@ -435,9 +435,9 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
-        """Send the queued requests whose floors the server has reached."""
+        """Send the queued requests whose minimum epochs the server has reached."""
         if not self.is_ready and self._link is not None:
-            self.is_ready = has_reached(self.epochs, self._floor, self._cluster.removed_jobs)
+            self.is_ready = has_reached(self.epochs, self._min_epochs, self._cluster.removed_jobs)
             self.is_detaching &= not self.is_ready
             self._cluster.check_alignment()
         if self.is_ready and self._queue:
@@ -494,7 +494,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         certificates = self._cluster.certificates
         self.announced, self.epochs, self.reply_epochs = EMPTY_EPOCHS, EMPTY_EPOCHS, NO_EPOCHS
         self.stalled, self.held, self._logs = {}, {}, {}
-        self._floor = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
+        self._min_epochs = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
         try:
             await self._pause()
             async with asyncio.timeout(self._cluster.timeout_s):

@@ -59,8 +59,8 @@ class ServersBackend:
         own_reply: Returns the reply that the proxy makes itself, for a command that both answer.
     """
 
-    def __init__(self, server: ServerContext, applications: StateClusters, own_reply: OwnReply) -> None:
-        self._applications, self._own_reply = applications, own_reply
+    def __init__(self, server: ServerContext, clusters: StateClusters, own_reply: OwnReply) -> None:
+        self._clusters, self._own_reply = clusters, own_reply
         self._stats, self._tracking, self._defer = server.stats, server.tracking, server.clients.defer
         self.forwarder: Any = None  # forwards an MGET; None: it is not built, or there are several applications
 
@@ -68,12 +68,12 @@ class ServersBackend:
         self, command: Command, policy: RequestPolicy, request: Request, session: Session, batch: ReplyBatch
     ) -> bool:
         """Add the pending reply to a request; False: the request is malformed, or needs no server."""
-        protocol, is_silent = session.protocol, session.is_silent
+        protocol, is_suppressed = session.protocol, session.replies_suppressed
         if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
             if policy is RequestPolicy.BY_CURSOR:
                 cursor(request[1])  # raises for an invalid cursor
-            query = KeyspaceQuery(self._applications, request, protocol, batch.seen, within(session.user))
-            batch.answer(query.answer, is_silent)
+            query = KeyspaceQuery(self._clusters, request, protocol, batch.seen, within(session.user))
+            batch.answer(query.answer, is_suppressed)
             return True
         if policy is RequestPolicy.ALL_JOBS:
             return self._query_jobs(command, request, session, batch)
@@ -82,7 +82,7 @@ class ServersBackend:
             master = next(iter(cluster.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            batch.send(cluster, pack((*within(session.user), *request)), 0, is_silent, master)
+            batch.send(cluster, pack((*within(session.user), *request)), 0, is_suppressed, master)
             return True
         tracking_state = (
             session.tracking_state
@@ -105,11 +105,11 @@ class ServersBackend:
             merge = partial(self._with_address, key=request[2])
         elif len(parts) == 1 and tracking_state is None:
             number, slot = cast("tuple[int, int]", parts[0].target)
-            batch.send(self._applications.each[number], pack(request), slot, is_silent)
+            batch.send(self._clusters[number], pack(request), slot, is_suppressed)
             return True
         cached_keys = partial(keys_read, command)
         batch.answer(
-            lambda: self.parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_silent
+            lambda: self.parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_suppressed
         )
         return True
 
@@ -119,7 +119,7 @@ class ServersBackend:
         cached_key: the name by which the client caches the key.
         """
         batch.is_last = True
-        if session.is_silent:  # a read whose reply is suppressed has no effect
+        if session.replies_suppressed:  # a read whose reply is suppressed has no effect
             return
 
         async def answering() -> Answer:
@@ -133,7 +133,7 @@ class ServersBackend:
     ) -> Answer:
         """Answer a slow read of one key. cached_key: the name by which the client caches it."""
         number, slot = self.target_of(key)
-        cluster, future, tracking_state = self._applications.each[number], ReplyFuture(seen), session.tracking_state
+        cluster, future, tracking_state = self._clusters[number], ReplyFuture(seen), session.tracking_state
         deadline_s = cluster.deadline_s(is_long=True)
         cluster.send(
             ServerRequest(packed, slot, session.protocol, deadline_s, future, 0, is_long=True, is_history=is_history)
@@ -156,7 +156,7 @@ class ServersBackend:
         turns = Turns(self._defer)
         for part in parts:
             number, slot = cast("tuple[int, int]", part.target)
-            cluster, future = self._applications.each[number], ReplyFuture(seen)
+            cluster, future = self._clusters[number], ReplyFuture(seen)
             packed, deadline_s = pack(part.request), cluster.deadline_s()
             cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
             if tracking_state is not None:
@@ -172,7 +172,7 @@ class ServersBackend:
         # otherwise they could be answered later, and from a later epoch.
         if self.forwarder is None or len(request) < 3 or session.protocol != 2:
             return False
-        forwarder, packed, index = self.forwarder, pack(request), batch.expect(session.is_silent)
+        forwarder, packed, index = self.forwarder, pack(request), batch.expect(session.replies_suppressed)
 
         def send_by_slots() -> None:
             found = split_by_slot(command.facts, request, self.target_of)
@@ -194,54 +194,53 @@ class ServersBackend:
         return True
 
     def target_of(self, key: bytes) -> tuple[int, int]:
-        """Return the number of a key's application, and its slot."""
-        if self._applications.only is not None:
+        """Return the index of a key's cluster, and its slot."""
+        if self._clusters.single is not None:
             return 0, slot_of(key)
-        return self._applications.each.index(self._applications.of(key)), slot_of(key)
+        return self._clusters.index(self._clusters.of(key)), slot_of(key)
 
     def cluster_of(self, key: bytes) -> StateCluster:
-        """Return the servers of a key's application."""
-        return self._applications.each[self.target_of(key)[0]]
+        """Return the cluster of a key."""
+        return self._clusters[self.target_of(key)[0]]
 
     def _clusters_with(self, job: bytes) -> Sequence[StateCluster]:
-        """Return the application that has a job; the first one if none has it, as it replies the error."""
-        each = self._applications.each
-        if self._applications.only is not None:
-            return each
-        found = self._applications.with_job(job.decode("utf-8", "surrogateescape"))
+        """Return the cluster that has a job; the first one if none has it, as it replies the error."""
+        if self._clusters.single is not None:
+            return self._clusters
+        found = self._clusters.with_job(job.decode("utf-8", "surrogateescape"))
         if len(found) > 1:
             name = job.decode("utf-8", "surrogateescape")
             raise GenericError(clash(found[0], name, found[1], name))
-        return found or each[:1]
+        return found or self._clusters[:1]
 
     def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Query all servers about their jobs; False if INFO needs no section of theirs."""
-        clusters: Sequence[StateCluster] = self._applications.each
+        clusters: Sequence[StateCluster] = self._clusters
         if command.policy.role is Role.INFO:
             sections = server_sections(request[1:])
             if not sections:
                 return False
             own = self._own_reply(session, request)
             if isinstance(own, bytes) and own.startswith(b"-"):
-                batch.add(b"" if session.is_silent else own)
+                batch.add(b"" if session.replies_suppressed else own)
                 return True
             jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-            batch.answer(partial(jobs.info, text_in(own), sections), session.is_silent)
+            batch.answer(partial(jobs.info, text_in(own), sections), session.replies_suppressed)
             self._stats.command_stats(command.name).calls -= 1  # both `reply_to` and the caller count the request
             return True
         if command.policy.role is Role.STATE_LIST:
             clusters = self._clusters_with(request[2])
         jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
         if command.policy.role is Role.STATE_LIST:
-            batch.answer(partial(jobs.states, request), session.is_silent)
+            batch.answer(partial(jobs.states, request), session.replies_suppressed)
         elif command.policy.role is Role.STATE_LAG:
-            batch.answer(jobs.lags, session.is_silent)
+            batch.answer(jobs.lags, session.replies_suppressed)
         else:
-            batch.answer(jobs.jobs, session.is_silent)
+            batch.answer(jobs.jobs, session.replies_suppressed)
         return True
 
     def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
         """Put the server's address into its reply to STATE LOCATE."""
-        cluster = self._applications.of(key)
+        cluster = self._clusters.of(key)
         address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
         return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))

@@ -93,7 +93,7 @@ class ServersExec(BackendExec):
         if any(each.is_given_up(protocol) for each in transactions):
             raise TryAgainError(reason)  # for longer than this transaction may wait
         await self._attempts.pause(reason)
-        while not all(each.complete.is_over for each in sent):
+        while not all(each.complete.is_finished for each in sent):
             await self._attempts.pause("no server answered in time")
         await all_of([each.complete for each in sent])
         return False
@@ -122,8 +122,8 @@ class ServersExec(BackendExec):
                 replies.append(await self._own_reply(request))
             else:
                 found = [transactions[at].items[place] for at, place in places]
-                is_whole = len(found) == 1
-                replies.append(found[0] if is_whole else await in_steps(self._joined(request, found), self._defer))
+                is_complete = len(found) == 1
+                replies.append(found[0] if is_complete else await in_steps(self._joined(request, found), self._defer))
             await turns
         tracking_state = self._context.session.tracking_state
         if tracking_state is not None:
@@ -167,22 +167,22 @@ class EpochsToRead:
     """The epochs at which one EXEC reads."""
 
     def __init__(self) -> None:
-        self._by_application: dict[int, dict[str, JobEpoch]] = {}
+        self._by_cluster: dict[int, dict[str, JobEpoch]] = {}
         self._jobs: dict[str, set[str]] = {}  # that each server has, by its address
 
     def of(self, transaction: ServerTransaction) -> dict[str, JobEpoch]:
-        """Return the epochs for a server; at first the newest ones that any server of its application has announced."""
+        """Return the epochs for a server; at first the newest ones that any server of its cluster has announced."""
         cluster, address = transaction.cluster, transaction.address
-        if transaction.application not in self._by_application:
-            self._by_application[transaction.application] = dict(cluster.newest)
-        epochs = self._by_application[transaction.application]
+        if transaction.cluster_index not in self._by_cluster:
+            self._by_cluster[transaction.cluster_index] = dict(cluster.newest)
+        epochs = self._by_cluster[transaction.cluster_index]
         jobs, readable = self._jobs.setdefault(address, set(cluster.seen.get(address, ()))), cluster.outages.readable
         return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
 
     def take_pinned(self, transaction: ServerTransaction, pinned: dict[str, list[JobEpoch]]) -> None:
         """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
         cluster, address = transaction.cluster, transaction.address
-        epochs, readable = self._by_application[transaction.application], cluster.outages.readable
+        epochs, readable = self._by_cluster[transaction.cluster_index], cluster.outages.readable
         self._jobs[address] = set(pinned)
         for job, reached in pinned.items():
             if job not in epochs:
@@ -194,7 +194,7 @@ class EpochsToRead:
     @property
     def of_reply(self) -> ReplyEpochs:
         """The epochs that the reply is from."""
-        return tuple(self._by_application.values())
+        return tuple(self._by_cluster.values())
 
 
 class Attempts:

@@ -19,8 +19,8 @@ from itertools import compress, pairwise
 from operator import ne
 from typing import Any
 
-from resp_server.backends.servers.epoch_floors import EpochFloors, has_reached
 from resp_server.backends.servers.job_keys import JobKeys
+from resp_server.backends.servers.min_epochs import MinEpochs, has_reached
 from resp_server.backends.servers.outages import CommonEpoch, Outages, newest_common
 from resp_server.backends.servers.replica_choice import ReplicaChoice
 from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest
@@ -119,9 +119,9 @@ class StateCluster:
         self._refreshing: set[str] = set()
         self._is_stopping = False
         self._server_addresses: frozenset[str] = frozenset()
-        self._floors = EpochFloors()
+        self._min_epochs = MinEpochs()
         self._shards: dict[str, ReplicaChoice] = {}
-        self._master_floors: dict[str, Epochs] = {}
+        self._master_min_epochs: dict[str, Epochs] = {}
         self._has_connection_numbers = True
         self._is_some_slot_behind = False
         self._unreported_since_s: dict[str, float] = {}
@@ -181,9 +181,13 @@ class StateCluster:
                 request.refuse(ClusterDownError())
                 return
             address = self.active_server(master)
-            request.floor = self._floors.by_slot[request.slot] if request.master is None else self._floor_of(master)
+            request.min_epochs = (
+                self._min_epochs.by_slot[request.slot] if request.master is None else self._min_epochs_of(master)
+            )
             if not self.is_aligned:
-                request.floor = latest(request.floor, self.client_floor(request.sink.seen_epochs(request.index)))
+                request.min_epochs = latest(
+                    request.min_epochs, self.client_min_epochs(request.sink.seen_epochs(request.index))
+                )
         key = ConnectionKey(address, request.protocol, request.is_long, request.is_history)
         connection = self.connection(key)
         if request.is_history and connection.pending_count >= HISTORIES_MAX:
@@ -270,7 +274,7 @@ class StateCluster:
             len(self.slots.counts),
         )
         self._choose()
-        self._raise_floors_of_moved(before)
+        self._raise_min_epochs_of_moved(before)
         self._server_addresses = frozenset(self._addresses())
         for address in self._addresses():
             self.connection(ConnectionKey(address, 2, False)).connect()
@@ -313,8 +317,8 @@ class StateCluster:
             by_master[master] = None if master is None else self.active_server(master)
         return list(map(by_master.__getitem__, self.slots.owners))
 
-    def _raise_floors_of_moved(self, before: Sequence[str | None]) -> None:
-        """Raise the floors of the slots whose active server has changed."""
+    def _raise_min_epochs_of_moved(self, before: Sequence[str | None]) -> None:
+        """Raise the minimum epochs of the slots whose active server has changed."""
         moved: dict[str, list[int]] = {}
         for slot in compress(range(SLOTS), map(ne, before, self._active_by_slot())):
             was = before[slot]
@@ -322,7 +326,7 @@ class StateCluster:
                 moved.setdefault(was, []).append(slot)
         for address, slots in moved.items():
             self.tracking_lost()
-            self._floors.raise_to(slots, dict(self.seen.get(address, EMPTY_EPOCHS)))
+            self._min_epochs.raise_to(slots, dict(self.seen.get(address, EMPTY_EPOCHS)))
 
     # -- jobs whose log cannot be read --------------------------------------------------------------------------------
 
@@ -409,7 +413,7 @@ class StateCluster:
         ready = [connection for connection in self.connections.values() if connection.is_ready]
         self.is_aligned = all(connection.reply_epochs is self._newest_shared for connection in ready)
 
-    def client_floor(self, seen: Epochs) -> Epochs:
+    def client_min_epochs(self, seen: Epochs) -> Epochs:
         """Return the epochs that a client has seen, of this application's jobs."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
@@ -547,7 +551,7 @@ class StateCluster:
         if was != owner:
             if was is not None:
                 self.tracking_lost()
-                self._floors.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), EMPTY_EPOCHS)))
+                self._min_epochs.raise_to([int(slot)], dict(self.seen.get(self.active_server(was), EMPTY_EPOCHS)))
             self.slots.moved(int(slot), owner)
             self._invalidate_connection_numbers()
         self.refresh(address)
@@ -575,7 +579,7 @@ class StateCluster:
         Args:
             changed: By master, the former active server of each shard whose active server changed.
         """
-        self._raise_floors(changed)
+        self._raise_min_epochs(changed)
         self._invalidate_connection_numbers()
         replaced = set(changed.values())
         for key, connection in list(self.connections.items()):
@@ -613,18 +617,18 @@ class StateCluster:
                 changed[shard.master] = before
         return changed
 
-    def _raise_floors(self, changed: Mapping[str, str]) -> None:
-        """Raise the floors of the slots of shards whose active server changed."""
+    def _raise_min_epochs(self, changed: Mapping[str, str]) -> None:
+        """Raise the minimum epochs of the slots of shards whose active server changed."""
         for master, before in changed.items():
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
-            self._floors.raise_to(slots, dict(self.seen.get(before, EMPTY_EPOCHS)))
+            self._min_epochs.raise_to(slots, dict(self.seen.get(before, EMPTY_EPOCHS)))
 
-    def _floor_of(self, master: str) -> Epochs:
-        """Return the joint floor of all slots of a master."""
+    def _min_epochs_of(self, master: str) -> Epochs:
+        """Return the joint minimum epochs of all slots of a master."""
         if not self._has_connection_numbers:
             self._build_connection_numbers()
-        return self._master_floors.get(master, EMPTY_EPOCHS)
+        return self._master_min_epochs.get(master, EMPTY_EPOCHS)
 
     def _invalidate_connection_numbers(self) -> None:
         """Clear `connection_numbers`. It is rebuilt soon; requests that arrive before take the general path."""
@@ -639,21 +643,23 @@ class StateCluster:
         self._has_connection_numbers = True
         numbers = bytearray(SLOTS)
         connections: list[ServerConnection | None] = [None]
-        floors: dict[str, Epochs] = {}
-        numbers_of_runs: dict[tuple[str, int], int] = {}
+        by_master: dict[str, Epochs] = {}
+        numbers_of_ranges: dict[tuple[str, int], int] = {}
         is_behind = False
         # Runs of slots make this fast. Each change of a connection rebuilds the numbers, and no request is answered
         # during that time.
-        for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
-            master, floor = self.slots.owners[first], self._floors.by_slot[first]
+        for first, end in pairwise(sorted({0, *self.slots.ends, *self._min_epochs.ends})):
+            master, min_epochs = self.slots.owners[first], self._min_epochs.by_slot[first]
             if master is None:
                 continue
-            number = numbers_of_runs.get((master, id(floor)))
+            number = numbers_of_ranges.get((master, id(min_epochs)))
             if number is None:
                 connection = self.connections.get(ConnectionKey(self.active_server(master), 2, False))
                 is_ready = connection is not None and connection.is_ready
                 is_open = (
-                    is_ready and connection is not None and has_reached(connection.epochs, floor, self.removed_jobs)
+                    is_ready
+                    and connection is not None
+                    and has_reached(connection.epochs, min_epochs, self.removed_jobs)
                 )
                 is_behind |= is_ready and not is_open
                 number = 0
@@ -661,11 +667,15 @@ class StateCluster:
                     if connection not in connections:
                         connections.append(connection)
                     number = connections.index(connection)
-                numbers_of_runs[master, id(floor)] = number
-                floors[master] = latest(floors.get(master, EMPTY_EPOCHS), floor)
+                numbers_of_ranges[master, id(min_epochs)] = number
+                by_master[master] = latest(by_master.get(master, EMPTY_EPOCHS), min_epochs)
             if number:
                 numbers[first:end] = bytes([number]) * (end - first)
-        self.connection_numbers, self.open_connections, self._master_floors = bytes(numbers) * 4, connections, floors
+        self.connection_numbers, self.open_connections, self._master_min_epochs = (
+            bytes(numbers) * 4,
+            connections,
+            by_master,
+        )
         self._is_some_slot_behind = is_behind
 
     def _check(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import overload
 
 import hiredis
 
@@ -20,31 +21,47 @@ logger = logging.getLogger("sparkis.proxy")
 JOBS = pack((b"STATE", b"JOBS"))
 
 
-class StateClusters:
-    """All applications, in configured order; a SCAN cursor contains the position of an application.
+class StateClusters(Sequence[StateCluster]):
+    """The clusters of all applications, in configured order; a SCAN cursor contains the index of a cluster.
 
-    only: the application, if there is just one. on_key_formats: called with the key formats of each job's states.
+    Attributes:
+        single: The cluster, if there is just one.
+        on_key_formats: Is called with the key formats of each job's states.
     """
 
-    def __init__(self, each: Sequence[StateCluster], *, needs_key_formats: bool = False) -> None:
-        self.each = each
+    def __init__(self, clusters: Sequence[StateCluster], *, needs_key_formats: bool = False) -> None:
+        self._clusters = clusters
         # A single application needs key formats only to distinguish its keys from an upstream's.
-        self._needs_key_formats = needs_key_formats or len(each) > 1
+        self._needs_key_formats = needs_key_formats or len(clusters) > 1
         self.on_key_formats: Callable[[Mapping[str, Mapping[str, str]]], None] = lambda formats: None
-        self.only = each[0] if len(each) == 1 else None
+        self.single = clusters[0] if len(clusters) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
         self._retrying: set[tuple[str, str]] = set()  # (application, address) with a scheduled retry
 
+    def __iter__(self) -> Iterator[StateCluster]:
+        return iter(self._clusters)
+
+    def __len__(self) -> int:
+        return len(self._clusters)
+
+    @overload
+    def __getitem__(self, index: int) -> StateCluster: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StateCluster]: ...
+
+    def __getitem__(self, index: int | slice) -> StateCluster | Sequence[StateCluster]:
+        return self._clusters[index]
+
     def start(self) -> None:
         """Start the connections to all applications."""
-        for cluster in self.each:
+        for cluster in self._clusters:
             if self._needs_key_formats:
                 cluster.on_new_job = self.request_key_formats
             cluster.start()
 
     def follow_keys(self, is_on: bool) -> None:
         """Have all servers report changed keys, or stop it."""
-        for cluster in self.each:
+        for cluster in self._clusters:
             cluster.follow_keys(is_on)
 
     def when_followed(self, then: Callable[[], None]) -> None:
@@ -52,48 +69,48 @@ class StateClusters:
         in_background(self._followed(then))
 
     async def _followed(self, then: Callable[[], None]) -> None:
-        for cluster in self.each:
+        for cluster in self._clusters:
             await cluster.followed()
         then()
 
     def stop(self) -> None:
         """Close all connections."""
-        for cluster in self.each:
+        for cluster in self._clusters:
             cluster.stop()
 
     @property
     def has_key_formats(self) -> bool:
         """Return whether the key formats of all jobs are known."""
-        return all(cluster.keys.is_complete for cluster in self.each)
+        return all(cluster.keys.is_complete for cluster in self._clusters)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields for INFO; with several applications, each name begins with the application's number."""
-        if self.only is not None:
-            return self.only.info_fields()
+        if self.single is not None:
+            return self.single.info_fields()
         return {
             f"application{number}_{name}": value
-            for number, each in enumerate(self.each)
+            for number, each in enumerate(self._clusters)
             for name, value in ({"name": each.name} | dict(each.info_fields())).items()
         }
 
     def of(self, key: bytes) -> StateCluster:
-        """Return a key's application; LoadingError if it is not known yet, GenericError if two applications match."""
-        if self.only is not None:
-            return self.only
-        found = [(cluster, job) for cluster in self.each if (job := cluster.keys.job_of(key)) is not None]
+        """Return a key's cluster; LoadingError if it is not known yet, GenericError if two clusters match."""
+        if self.single is not None:
+            return self.single
+        found = [(cluster, job) for cluster in self._clusters if (job := cluster.keys.job_of(key)) is not None]
         if len(found) == 1:
             return found[0][0]
         if found:
             (one, job), (other, its_job) = found[:2]
             raise GenericError(clash(one, job, other, its_job))
-        for cluster in self.each:
+        for cluster in self._clusters:
             if not cluster.keys.is_complete:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
-        return self.each[0]  # no job has this key, so any application can reply that it does not exist
+        return self._clusters[0]  # no job has this key, so any application can reply that it does not exist
 
     def with_job(self, job: str) -> list[StateCluster]:
-        """Return the applications that have a job of this name."""
-        return [cluster for cluster in self.each if job in cluster.keys.names]
+        """Return the clusters that have a job of this name."""
+        return [cluster for cluster in self._clusters if job in cluster.keys.names]
 
     def request_key_formats(self, cluster: StateCluster, address: str) -> None:
         """Request the key formats of a server's jobs."""

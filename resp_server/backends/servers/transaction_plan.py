@@ -49,7 +49,7 @@ class QueuedCommands(Protocol):
         """Return the command of a queued request."""
 
     def target_of(self, key: bytes) -> tuple[int, int]:
-        """Return the number of a key's application, and the key's slot."""
+        """Return the index of a key's cluster, and the key's slot."""
 
     def has_keys(self, session: Session) -> bool:
         """Return whether the session's requests with keys are forwarded to servers."""
@@ -75,7 +75,7 @@ class ServerTransaction(ReplySink):
     """
 
     number: int
-    application: int
+    cluster_index: int
     cluster: StateCluster
     address: str
     packed: list[bytes] = field(default_factory=list)
@@ -186,7 +186,7 @@ class ServerTransaction(ReplySink):
 
 @dataclass
 class TransactionPlan:
-    """The transactions of one EXEC, by (application number, server address), in sending order.
+    """The transactions of one EXEC, by (index of the cluster, server address), in sending order.
 
     Args:
         places: The places of each queued command's replies.
@@ -201,8 +201,8 @@ class TransactionPlan:
 class TransactionPlanner:
     """Splits queued commands by the current owners of their slots."""
 
-    def __init__(self, commands: QueuedCommands, applications: StateClusters) -> None:
-        self._commands, self._applications = commands, applications
+    def __init__(self, commands: QueuedCommands, clusters: StateClusters) -> None:
+        self._commands, self._clusters = commands, clusters
 
     def plan(
         self, session: Session, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], WatchedVersion]
@@ -242,16 +242,16 @@ class TransactionPlanner:
             yield
         return tuple(places)
 
-    def _transaction_at(self, plan: TransactionPlan, application: int, slot: int) -> ServerTransaction:
+    def _transaction_at(self, plan: TransactionPlan, cluster_index: int, slot: int) -> ServerTransaction:
         """Return the transaction at a slot's server."""
-        cluster = self._applications.each[application]
+        cluster = self._clusters[cluster_index]
         master = cluster.slots.owners[slot]
         if master is None:
             raise ClusterDownError
-        key = application, cluster.active_server(master)
+        key = cluster_index, cluster.active_server(master)
         found = plan.transactions.get(key)
         if found is None:
-            found = ServerTransaction(len(plan.transactions), application, cluster, key[1])
+            found = ServerTransaction(len(plan.transactions), cluster_index, cluster, key[1])
             plan.transactions[key] = found
         return found
 

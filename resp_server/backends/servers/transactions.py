@@ -58,8 +58,8 @@ class TransactionHost(Protocol):
     def command(self, request: Request) -> Command:
         """Return the command of a queued request."""
 
-    def portions_of(self, request: Request) -> Iterable[Request]:
-        """Split a queued request into portions, to check the rights to all of its keys."""
+    def chunks_of(self, request: Request) -> Iterable[Request]:
+        """Split a queued request into chunks, to check the rights to all of its keys."""
 
     def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
         """Return the queued requests that state servers, or this proxy, answer."""
@@ -83,7 +83,7 @@ class Transactions:
         watched, session.last_command = session.watched, name
         session.end_transaction()
         self._server.stats.command_stats(name).calls += 1
-        index = batch.expect(session.is_silent)
+        index = batch.expect(session.replies_suppressed)
         deliver(self._answer(context, requests, watched, batch), batch, index)
 
     async def _answer(
@@ -113,8 +113,8 @@ class Transactions:
     def _before(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
         """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
         for each in requests if not session.user.is_unrestricted else ():
-            for portion in self._host.portions_of(each):
-                denied = session.user.denial(self._host.command(each), portion)
+            for chunk in self._host.chunks_of(each):
+                denied = session.user.denial(self._host.command(each), chunk)
                 if denied is not None:  # the rights changed meanwhile; servers do not know this user
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield

@@ -216,7 +216,7 @@ def test_bytes_that_wait_for_the_count_are_counted() -> None:
 
 def test_a_silent_reply_is_computed_and_not_sent() -> None:
     parts = iter([[b"a"], [b"b"]])
-    assert b"".join(steps_of(Sliced(parts, lambda: None, count=2, is_silent=True))) == b""
+    assert b"".join(steps_of(Sliced(parts, lambda: None, count=2, is_suppressed=True))) == b""
     assert next(parts, None) is None
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from resp_server.protocol.errors import QueryBufferError
 from resp_server.protocol.request_parser import (
+    CHUNK_STEPS,
     INLINE_BYTES_MAX,
     LONG_WORD_BYTES,
-    PORTION_STEPS,
     WORD_OVERHEAD_BYTES,
     LongRequest,
     LongWord,
@@ -197,10 +197,10 @@ def test_splitting_takes_nothing_that_has_a_line_end_in_it() -> None:
     assert split_requests(data) == ([], data)
 
 
-@pytest.mark.parametrize("count", [PORTION_STEPS - 1, PORTION_STEPS, 3 * PORTION_STEPS + 1])
+@pytest.mark.parametrize("count", [CHUNK_STEPS - 1, CHUNK_STEPS, 3 * CHUNK_STEPS + 1])
 @pytest.mark.parametrize("word", [b"", b"a", b"a" * 300], ids=len)
 def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -> None:
-    parser = RequestParser(in_portions=True)
+    parser = RequestParser(in_chunks=True)
     data = PING * 2 + b"*%d\r\n" % count + b"$%d\r\n%b\r\n" % (len(word), word) * count + PING
     requests, words = [], [0]
     for chunk in (data[:100_000], data[100_000:]):
@@ -209,12 +209,12 @@ def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -
             words.append(len(parser._words))
             requests += parser.feed(b"")
     assert [*map(list, requests)] == [[b"PING"], [b"PING"], [word] * count, [b"PING"]]
-    assert all(later - sooner <= PORTION_STEPS for sooner, later in pairwise(words))
+    assert all(later - sooner <= CHUNK_STEPS for sooner, later in pairwise(words))
     assert not parser.buffered_bytes
 
 
 def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() -> None:
-    parser = RequestParser(in_portions=True)
+    parser = RequestParser(in_chunks=True)
     data = b"*2\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n$1\r\nb\r\n"
     for start in range(0, len(data), 65_536):
         requests = parser.feed(data[start : start + 65_536])
@@ -224,7 +224,7 @@ def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() ->
 
 
 def test_an_error_ends_a_parser_that_works_in_portions() -> None:
-    parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_portions=True)
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_chunks=True)
     assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
     assert isinstance(parser.error, QueryBufferError)
     assert not parser.has_more
@@ -261,7 +261,7 @@ VALUES = RequestLimits(value_bytes_max=2 * len(LONG))
 
 def parsed_with_long_words(data: bytes, size: int) -> tuple[list[list[bytes]], RequestParser]:
     """Parse data in chunks of a size; return the requests, with their long words joined, and the parser."""
-    parser, found = RequestParser(VALUES, in_portions=True), []
+    parser, found = RequestParser(VALUES, in_chunks=True), []
     for at in range(0, len(data), size):
         found += parser.feed(data[at : at + size])
         while parser.has_more:
@@ -305,7 +305,7 @@ def test_a_long_value_has_its_limit_and_its_line_end(size: int) -> None:
 
 
 def test_the_buffer_s_limit_counts_a_long_value_that_has_not_arrived_whole() -> None:
-    parser = RequestParser(RequestLimits(value_bytes_max=1 << 30, query_buffer_bytes_max=2 << 20), in_portions=True)
+    parser = RequestParser(RequestLimits(value_bytes_max=1 << 30, query_buffer_bytes_max=2 << 20), in_chunks=True)
     parser.feed(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$100000000\r\n")
     for _ in range(40):
         parser.feed(b"x" * 65_536)

@@ -47,6 +47,6 @@ def test_skip_silences_itself_and_one_command() -> None:
         skipping.begin_command()
         if not silences:
             skipping.set_reply_mode(ReplyMode.SKIP_NEXT)
-        silences.append(skipping.is_silent)
+        silences.append(skipping.replies_suppressed)
     assert silences == [True, True, False, False]
     assert skipping.can_use_fast_path

@@ -1,4 +1,4 @@
-"""Sends requests about all keys to each side, and filters the keys that a user sees."""
+"""Sends requests about all keys to each backend, and filters the keys that a user sees."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
         return decide(key).owner is not Owner.STATE
 
     has_common = any(rule.owner is Owner.PREFER_STATE for rule in ownership.rules)
-    mapped = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
-    if mapped:
-        names_of = partial(_names_of, decide, [rule for rule in mapped if not has_fields(rule)], user)
-        fields = FieldRules([rule for rule in mapped if has_fields(rule)], ownership.matcher.decider)
+    aliased = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
+    if aliased:
+        names_of = partial(_names_of, decide, [rule for rule in aliased if not has_fields(rule)], user)
+        fields = FieldRules([rule for rule in aliased if has_fields(rule)], ownership.matcher.decider)
         return KeyFilter(
             lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, True, fields, user.can_read
         )
@@ -59,20 +59,20 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
 
 
 def _names_of(
-    decide: Callable[[bytes], Decision], mapped: Sequence[Rule], user: Account, state_key: bytes
+    decide: Callable[[bytes], Decision], aliased: Sequence[Rule], user: Account, state_key: bytes
 ) -> Sequence[bytes]:
     """Return the names by which clients know a state's key: its own, unless a rule has it, and those of rules."""
     own = decide(state_key)
     names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
-    for rule in mapped:
+    for rule in aliased:
         name = rule.mapping.key_of(StateName(state_key, None)) if rule.mapping is not None else None
         if name is not None and decide(name).rule is rule:
             names.append(name)
     return [name for name in names if user.can_read(name)]
 
 
-class ClientSides:
-    """Sends one client's requests about all keys to each side.
+class ClientBackends:
+    """Sends one client's requests about all keys to each backend.
 
     Args:
         seen: Returns the epochs that the client has seen.
@@ -81,7 +81,7 @@ class ClientSides:
     def __init__(
         self,
         upstream: Upstream,
-        applications: StateClusters,
+        clusters: StateClusters,
         session: Session,
         seen: SeenEpochs,
         defer: Defer,
@@ -91,7 +91,7 @@ class ClientSides:
         has_states: bool,
         is_named: bool,
     ) -> None:
-        self._upstream, self._applications, self._session, self._seen = upstream, applications, session, seen
+        self._upstream, self._clusters, self._session, self._seen = upstream, clusters, session, seen
         self._database, self._has_states, self._is_named = database, has_states, is_named
         self.node_count = upstream.node_count
         self.defer, self.to_owner = defer, to_owner
@@ -110,4 +110,4 @@ class ClientSides:
             return ask(lambda sink, index: sink.put(index, NO_KEYS[role]))
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)
-        return started(KeyspaceQuery(self._applications, request, session.protocol, self._seen, readable).answer())
+        return started(KeyspaceQuery(self._clusters, request, session.protocol, self._seen, readable).answer())

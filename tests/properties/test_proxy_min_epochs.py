@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.backends.servers.epoch_floors import EpochFloors, has_reached, indexes_behind
+from resp_server.backends.servers.min_epochs import MinEpochs, has_reached, indexes_behind
 from resp_server.backends.servers.replica_choice import BEHIND_S_MAX, ReplicaChoice
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, SeenEpochs, latest, union_of
 
@@ -30,7 +30,7 @@ class Guarded(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.floors = EpochFloors()
+        self.min_epochs = MinEpochs()
         self.by_name = {name: Server() for name in SERVERS}
         self.active = dict.fromkeys(SLOTS, "a")
         self.seen: dict[int, dict[str, JobEpoch]] = {slot: {} for slot in SLOTS}
@@ -49,7 +49,7 @@ class Guarded(RuleBasedStateMachine):
     def ask(self, slot: int, job: str) -> None:
         """A reply is of the epoch that was told last, as `STATE FOLLOW` has it."""
         server = self.by_name[self.active[slot]]
-        if not has_reached(server.announced, self.floors.by_slot[slot]):
+        if not has_reached(server.announced, self.min_epochs.by_slot[slot]):
             return
         server.announced = dict(server.reached)
         found = server.announced.get(job, REMOVED)
@@ -61,14 +61,14 @@ class Guarded(RuleBasedStateMachine):
         for slot in slots:
             before = self.active[slot]
             if before != name:
-                self.floors.raise_to([slot], dict(self.by_name[before].announced))
+                self.min_epochs.raise_to([slot], dict(self.by_name[before].announced))
                 self.active[slot] = name
 
     @invariant()
-    def whoever_has_seen_more_than_a_floor_is_asked(self) -> None:
+    def whoever_has_seen_more_than_the_min_epochs_is_asked(self) -> None:
         for slot in SLOTS:
-            floor = self.floors.by_slot[slot]
-            assert has_reached(latest(floor, self.seen[slot]), floor)
+            min_epochs = self.min_epochs.by_slot[slot]
+            assert has_reached(latest(min_epochs, self.seen[slot]), min_epochs)
 
 
 TestGuarded = Guarded.TestCase
@@ -105,14 +105,14 @@ def test_what_parts_are_from_is_each_once() -> None:
     assert union_of((one,), ()) == (one,)
 
 
-def test_slots_that_leave_together_share_a_floor() -> None:
-    floors = EpochFloors()
-    floors.raise_to(range(100), {"j": (1, 5)})
-    floors.raise_to(range(50), {"j": (1, 4), "k": (1, 1)})
-    assert floors.by_slot[0] is floors.by_slot[49]
-    assert floors.by_slot[0] == {"j": (1, 5), "k": (1, 1)}
-    assert floors.by_slot[50] is floors.by_slot[99]
-    assert floors.by_slot[100] is EMPTY_EPOCHS
+def test_slots_that_leave_together_share_their_min_epochs() -> None:
+    min_epochs = MinEpochs()
+    min_epochs.raise_to(range(100), {"j": (1, 5)})
+    min_epochs.raise_to(range(50), {"j": (1, 4), "k": (1, 1)})
+    assert min_epochs.by_slot[0] is min_epochs.by_slot[49]
+    assert min_epochs.by_slot[0] == {"j": (1, 5), "k": (1, 1)}
+    assert min_epochs.by_slot[50] is min_epochs.by_slot[99]
+    assert min_epochs.by_slot[100] is EMPTY_EPOCHS
 
 
 def test_a_job_that_is_gone_everywhere_holds_nothing_up() -> None:

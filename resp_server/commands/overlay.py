@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.command.handler import OneOrMore, command
 from resp_server.command.spec import CommandSpec
-from resp_server.pipeline.context import CommandContext, SwapControl
+from resp_server.pipeline.context import CommandContext, OverlayControl
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 
@@ -74,8 +74,8 @@ def state_shadow(context: CommandContext) -> Reply:
     return _control(context).shadow()
 
 
-def _control(context: CommandContext) -> SwapControl:
-    control = context.server.swap_control
+def _control(context: CommandContext) -> OverlayControl:
+    control = context.server.overlay_control
     if control is None:
         raise GenericError("this is no proxy with an upstream; only such a proxy has owners of keys")
     return control
