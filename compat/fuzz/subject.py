@@ -7,7 +7,7 @@ clients send. The options:
     4   the server is still loading     8   the chunks come over two connections in turn
     16  an epoch changes keys after each chunk (with two connections: after one chunk for each)
     32  the clients' user is restricted: it has key patterns, and commands that it may not run
-    64  the clients are at a proxy in front of two such nodes (with 2: of two applications)
+    64  the clients are at a proxy in front of two such nodes (with 2: of two clusters)
     128 the rest of the input is the replies of a proxy's servers; its first byte chooses the clients' requests
         (REQUESTS). With 8 the servers send it without waiting for a request. With 64 it is the replies of a proxy's
         upstream (UPSTREAM_REQUESTS), whose servers reply correctly; with 4 the servers send it, too; with 16 there are

@@ -167,7 +167,7 @@ class SwapTarget(ProxyTarget):
         self._kind = options
         super().__init__(options & ~(LOADING | USER), loop, replies if options & BOTH_SCRIPTED else None)
 
-    def _dispatcher(self, server: ServerContext, applications: StateClusters, number: int) -> ProxyDispatcher:
+    def _dispatcher(self, server: ServerContext, clusters: StateClusters, number: int) -> ProxyDispatcher:
         greeter = self._new_server(Keyspace())
         self._servers.append(greeter)
         for host in UPSTREAM_HOSTS:
@@ -175,7 +175,7 @@ class SwapTarget(ProxyTarget):
             self._loop.listening[f"{host}:{PORT}"] = lambda: ScriptedServer(greeter, self._upstream_replies)
         url = UpstreamUrl.parse(_url_of(self._kind))
         upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, DEDICATED_CONNECTIONS_MAX)
-        made = OverlayDispatcher(server, applications, upstream, self._ownership())
+        made = OverlayDispatcher(server, clusters, upstream, self._ownership())
         upstream.start()
         made.start()
         return made

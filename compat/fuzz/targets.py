@@ -137,7 +137,7 @@ class Target:
 
 
 class ProxyTarget(Target):
-    """A proxy in front of two servers with half of the slots each, or of two applications with a server each.
+    """A proxy in front of two servers with half of the slots each, or of two clusters with a server each.
 
     replies: the bytes that its servers send on each connection, after the greeting; None: real replies.
     """
@@ -158,25 +158,25 @@ class ProxyTarget(Target):
         for host, node_topology in zip(hosts, topologies, strict=True):
             self._add(host, node_topology)
         many = [StateCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))]
-        applications = self._applications = StateClusters(many, needs_key_formats=self._has_upstream)
+        clusters = self._clusters = StateClusters(many, needs_key_formats=self._has_upstream)
         proxy = self._new_server(
             Keyspace(),
-            dispatcher=lambda server: self._dispatcher(server, applications, number),
+            dispatcher=lambda server: self._dispatcher(server, clusters, number),
             connection=ProxyConnection,
         )
         self._restrict(proxy)
-        proxy.context.state_servers = applications.info_fields
-        self._relay = connect_pubsub(applications, proxy.context)
-        applications.start()
+        proxy.context.state_servers = clusters.info_fields
+        self._relay = connect_pubsub(clusters, proxy.context)
+        clusters.start()
         for cluster, node_topology in zip(many, topologies, strict=False):
             cluster.apply_topology(node_topology, "the target")
         return proxy
 
-    def _dispatcher(self, server: ServerContext, applications: StateClusters, number: int) -> ProxyDispatcher:
-        return ProxyDispatcher(server, applications)
+    def _dispatcher(self, server: ServerContext, clusters: StateClusters, number: int) -> ProxyDispatcher:
+        return ProxyDispatcher(server, clusters)
 
     def _add(self, host: str, node_topology: Topology) -> None:
-        """Start a server at an address. The second of two applications has a job of another name."""
+        """Start a server at an address. The second of two clusters has a job of another name."""
         keyspace = self._keyspace()
         if self._servers and self._options & NODE:
             keyspace = Keyspace()
@@ -194,7 +194,7 @@ class ProxyTarget(Target):
 
     @property
     def is_idle(self) -> bool:
-        connections = [connection for cluster in self._applications.each for connection in cluster.connections.values()]
+        connections = [connection for cluster in self._clusters for connection in cluster.connections.values()]
         # With scripted replies, the proxy's own background requests never end.
         return super().is_idle and (self._replies is not None or all(connection.is_idle for connection in connections))
 
@@ -202,7 +202,7 @@ class ProxyTarget(Target):
         for address in self._addresses:
             del self._loop.listening[address]
         self._relay.stop()
-        self._applications.stop()
+        self._clusters.stop()
         for server in self._servers:
             _close(server)
         super().close()

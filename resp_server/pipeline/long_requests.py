@@ -157,8 +157,8 @@ def _chunk_replies(
         reply = command.execute(context, [chunk])[0]
         on_chunk(chunk)
         if isinstance(reply, Sliced):
-            for chunk in reply.chunks:
-                yield [] if split.joined is Joined.ONE_OK else chunk
+            for items in reply.chunks:
+                yield [] if split.joined is Joined.ONE_OK else items
             reply.release()
         elif isinstance(reply, Pending):
             yield reply
