@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
-from resp_server.backends.servers.request_policy import SPLIT, policy_of
-from resp_server.command.policy import RequestPolicy
+from resp_server.backends.servers.request_policy import destination_of
+from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.settings.server import REDIS_VERSION
@@ -45,13 +45,12 @@ GROUPS = {
 AS_MISSING = "as for a missing key: no state is of this kind"
 MISSING_KINDS = ("stream",)
 
-POLICY_TEXTS = {
-    RequestPolicy.LOCAL: "the proxy itself",
-    RequestPolicy.BY_KEYS: "the key's server",
-    RequestPolicy.ALL_SHARDS: "all servers",
-    RequestPolicy.BY_CURSOR: "the servers in turn",
-    RequestPolicy.ALL_JOBS: "all servers",
-    RequestPolicy.ONE_JOB: "a server of the job",
+DESTINATION_TEXTS = {
+    Destination.LOCAL: "the proxy itself",
+    Destination.STATES: "the key's server",
+    Destination.ALL_KEYS: "all servers",
+    Destination.ALL_JOBS: "all servers",
+    Destination.ONE_JOB: "a server of the job",
 }
 # The reasons why some commands reply with an error of Redis, by patterns of their names.
 REASONS = {
@@ -155,10 +154,10 @@ def _proxy(command: Command) -> str:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"
-    policy = policy_of(command)
-    if policy is RequestPolicy.BY_KEYS and SPLIT in command.facts.tips:
+    destination = destination_of(command)
+    if destination is Destination.STATES and command.policy.is_split_by_slot:
         return "the keys' servers, split"
-    return POLICY_TEXTS[policy]
+    return "the servers in turn" if command.policy.role is Role.SCAN else DESTINATION_TEXTS[destination]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -31,7 +31,6 @@ PENDING = (
     "UpstreamCluster",
     "UpstreamPool",
     "answer_clients",
-    "route_in_steps",
 )
 
 

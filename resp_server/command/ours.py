@@ -18,9 +18,7 @@ from resp_server.command.policy import (
     Joined,
     Policy,
     Redaction,
-    RequestPolicy,
     Role,
-    SlotSplit,
     Split,
     ValueSet,
     Verb,
@@ -28,13 +26,13 @@ from resp_server.command.policy import (
 from resp_server.command.refusals import debug_refused, wait_refused, waitaof_refused
 from resp_server.protocol.errors import NoScriptError, cluster_disabled
 
-_LOCAL = RequestPolicy.LOCAL
-_PROXY = Destination.LOCAL
+_LOCAL = Destination.LOCAL
+_SHARED = Destination.UPSTREAM
 _NOT_COMPARED = Policy(comparison=Comparison.NEVER)
 _UNORDERED = Policy(comparison=Comparison.UNORDERED)
-_OF_FIELDS = Split(Joined.LIST, 3, is_counted=True)
-_OF_MEMBERS = Policy(split=Split(Joined.LIST, 1))
-_SUMMED = SlotSplit(1, Joined.SUM)
+_OF_FIELDS = Split(Joined.LIST, prefix_size=3, is_counted=True)
+_OF_MEMBERS = Policy(split=Split(Joined.LIST, prefix_size=1))
+_SUMMED = Split(Joined.SUM, is_by_slot=True)
 _NOT_CACHED = Policy(is_cacheable=False)
 _DENIED_BY_DEFAULT = Policy(denial=Denial.UNLESS_ALLOWED)
 _ALWAYS_DENIED = Policy(denial=Denial.ALWAYS)
@@ -42,7 +40,7 @@ _ALWAYS_DENIED = Policy(denial=Denial.ALWAYS)
 
 def _subscribing(verb: Verb, kind: bytes) -> Policy:
     return Policy(
-        with_upstream=_PROXY, split=Split(Joined.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
+        destination=_LOCAL, split=Split(Joined.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
     )
 
 
@@ -51,57 +49,56 @@ def _time(of_field: bytes) -> Policy:
 
 
 def _state(
-    at_proxy: RequestPolicy | None = None, *, is_internal: bool = False, split: Split | None = None, channel_at: int = 0
+    destination: Destination = _LOCAL, *, is_internal: bool = False, split: Split | None = None, channel_at: int = 0
 ) -> Policy:
-    return Policy(at_proxy=at_proxy, is_internal=is_internal, with_upstream=_PROXY, split=split, channel_at=channel_at)
+    return Policy(destination=destination, is_internal=is_internal, split=split, channel_at=channel_at)
 
 
 ROWS: Mapping[str, Policy] = {
     # -- connections and transactions
-    "asking": Policy(with_upstream=_PROXY),
-    "auth": Policy(role=Role.AUTH, with_upstream=_PROXY, redaction=Redaction.ALL),
-    "client": Policy(with_upstream=_PROXY, keeps_caching=True),
-    "client|caching": Policy(role=Role.CLIENT_CACHING, with_upstream=_PROXY, keeps_caching=True),
-    "client|reply": Policy(role=Role.CLIENT_REPLY, with_upstream=_PROXY, keeps_caching=True, runs_in_transaction=False),
-    "client|tracking": Policy(role=Role.CLIENT_TRACKING, with_upstream=_PROXY, keeps_caching=True),
-    "client|unblock": Policy(role=Role.CLIENT_UNBLOCK, with_upstream=_PROXY, keeps_caching=True),
-    "discard": Policy(role=Role.DISCARD, with_upstream=_PROXY, is_queued=False),
-    "echo": Policy(with_upstream=_PROXY),
-    "exec": Policy(role=Role.EXEC, with_upstream=_PROXY, is_queued=False),
-    "hello": Policy(role=Role.HELLO, with_upstream=_PROXY, runs_in_transaction=False, redaction=Redaction.CREDENTIALS),
-    "multi": Policy(role=Role.MULTI, with_upstream=_PROXY, is_queued=False),
-    "ping": Policy(with_upstream=_PROXY, runs_while_subscribed=True),
-    "quit": Policy(with_upstream=_PROXY, is_queued=False, runs_while_subscribed=True),
-    "readonly": Policy(with_upstream=_PROXY),
-    "readwrite": Policy(with_upstream=_PROXY),
-    "reset": Policy(role=Role.RESET, with_upstream=_PROXY, is_queued=False, runs_while_subscribed=True),
-    "select": Policy(role=Role.SELECT, with_upstream=Destination.SELECT, runs_in_transaction=False),
-    "unwatch": Policy(role=Role.UNWATCH, with_upstream=_PROXY),
+    "asking": Policy(destination=_LOCAL),
+    "auth": Policy(role=Role.AUTH, destination=_LOCAL, redaction=Redaction.ALL),
+    "client": Policy(destination=_LOCAL, keeps_caching=True),
+    "client|caching": Policy(role=Role.CLIENT_CACHING, destination=_LOCAL, keeps_caching=True),
+    "client|reply": Policy(role=Role.CLIENT_REPLY, destination=_LOCAL, keeps_caching=True, runs_in_transaction=False),
+    "client|tracking": Policy(role=Role.CLIENT_TRACKING, destination=_LOCAL, keeps_caching=True),
+    "client|unblock": Policy(role=Role.CLIENT_UNBLOCK, destination=_LOCAL, keeps_caching=True),
+    "discard": Policy(role=Role.DISCARD, destination=_LOCAL, is_queued=False),
+    "echo": Policy(destination=_LOCAL),
+    "exec": Policy(role=Role.EXEC, destination=_LOCAL, is_queued=False),
+    "hello": Policy(role=Role.HELLO, destination=_LOCAL, runs_in_transaction=False, redaction=Redaction.CREDENTIALS),
+    "multi": Policy(role=Role.MULTI, destination=_LOCAL, is_queued=False),
+    "ping": Policy(destination=_LOCAL, runs_while_subscribed=True),
+    "quit": Policy(destination=_LOCAL, is_queued=False, runs_while_subscribed=True),
+    "readonly": Policy(destination=_LOCAL),
+    "readwrite": Policy(destination=_LOCAL),
+    "reset": Policy(role=Role.RESET, destination=_LOCAL, is_queued=False, runs_while_subscribed=True),
+    "select": Policy(role=Role.SELECT, destination=Destination.SELECT, runs_in_transaction=False),
+    "unwatch": Policy(role=Role.UNWATCH, destination=_LOCAL),
     "watch": Policy(role=Role.WATCH, is_queued=False, split=Split(Joined.ONE_OK)),
     # -- keys
     "copy": Policy(writes_other_database=True),
-    "dbsize": Policy(role=Role.DBSIZE, at_proxy=RequestPolicy.ALL_SHARDS, with_upstream=Destination.ALL_KEYS),
+    "dbsize": Policy(role=Role.DBSIZE, destination=Destination.ALL_KEYS),
     "dump": _NOT_COMPARED,
-    "del": Policy(split_by_slot=_SUMMED),
-    "exists": Policy(split=Split(Joined.SUM), split_by_slot=_SUMMED, field_command=FieldCommand(b"HEXISTS")),
+    "del": Policy(split=_SUMMED),
+    "exists": Policy(split=_SUMMED, field_command=FieldCommand(b"HEXISTS")),
     "expiretime": _time(b"HEXPIRETIME"),
-    "keys": Policy(role=Role.KEYS, at_proxy=RequestPolicy.ALL_SHARDS, with_upstream=Destination.ALL_KEYS),
+    "keys": Policy(role=Role.KEYS, destination=Destination.ALL_KEYS),
     "move": Policy(role=Role.MOVE, writes_other_database=True),
     "pexpiretime": _time(b"HPEXPIRETIME"),
     "pttl": _time(b"HPTTL"),
-    "randomkey": Policy(role=Role.RANDOMKEY, at_proxy=RequestPolicy.ALL_SHARDS, with_upstream=Destination.ALL_KEYS),
-    "scan": Policy(role=Role.SCAN, at_proxy=RequestPolicy.BY_CURSOR, with_upstream=Destination.ALL_KEYS),
+    "randomkey": Policy(role=Role.RANDOMKEY, destination=Destination.ALL_KEYS),
+    "scan": Policy(role=Role.SCAN, destination=Destination.ALL_KEYS),
     "sort_ro": Policy(role=Role.SORT_RO),
     "swapdb": Policy(role=Role.SWAPDB),
     "touch": Policy(
-        split=Split(Joined.SUM),
-        split_by_slot=_SUMMED,
+        split=_SUMMED,
         field_command=FieldCommand(b"HEXISTS"),
         comparison=Comparison.NEVER,
     ),
     "ttl": _time(b"HTTL"),
     "type": Policy(field_command=FieldCommand(b"HEXISTS", FieldKind.TYPE)),
-    "unlink": Policy(split_by_slot=_SUMMED),
+    "unlink": Policy(split=_SUMMED),
     # -- values
     "get": Policy(field_command=FieldCommand(b"HGET")),
     "geohash": _OF_MEMBERS,
@@ -118,11 +115,10 @@ ROWS: Mapping[str, Policy] = {
     "hvals": _UNORDERED,
     "mget": Policy(
         role=Role.MGET,
-        split=Split(Joined.LIST),
-        split_by_slot=SlotSplit(1, Joined.LIST),
+        split=Split(Joined.LIST, is_by_slot=True),
         field_command=FieldCommand(b"HMGET"),
     ),
-    "mset": Policy(split_by_slot=SlotSplit(2, Joined.ONE_OK), value_set=ValueSet.MANY),
+    "mset": Policy(split=Split(Joined.ONE_OK, is_by_slot=True, item_size=2), value_set=ValueSet.MANY),
     "pfcount": Policy(may_replicate=True),
     "psetex": Policy(value_set=ValueSet.WITH_TTL),
     "set": Policy(value_set=ValueSet.ONE),
@@ -158,66 +154,64 @@ ROWS: Mapping[str, Policy] = {
     "sunsubscribe": _subscribing(Verb.UNSUBSCRIBE, b"s"),
     "unsubscribe": _subscribing(Verb.UNSUBSCRIBE, b""),
     # -- the server
-    "acl": Policy(at_proxy=_LOCAL, with_upstream=_PROXY),
-    "acl|deluser": Policy(at_proxy=_LOCAL, with_upstream=_PROXY, denial=Denial.UNLESS_ALLOWED),
-    "acl|load": Policy(at_proxy=_LOCAL, with_upstream=_PROXY, denial=Denial.UNLESS_ALLOWED),
-    "acl|save": Policy(at_proxy=_LOCAL, with_upstream=_PROXY, denial=Denial.UNLESS_ALLOWED),
-    "acl|setuser": Policy(
-        at_proxy=_LOCAL, with_upstream=_PROXY, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND
-    ),
-    "cluster": Policy(refusal=cluster_disabled, with_upstream=_PROXY),
-    "command": Policy(at_proxy=_LOCAL),
-    "config": Policy(at_proxy=_LOCAL),
-    "config|set": Policy(at_proxy=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
+    "acl": Policy(destination=_LOCAL),
+    "acl|deluser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|load": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|save": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|setuser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
+    "cluster": Policy(refusal=cluster_disabled, destination=_LOCAL),
+    "command": Policy(destination=_SHARED),
+    "config": Policy(destination=_SHARED),
+    "config|set": Policy(destination=_SHARED, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
     "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "info": Policy(role=Role.INFO, at_proxy=RequestPolicy.ALL_JOBS, with_upstream=Destination.BY_SECTIONS),
-    "lastsave": Policy(at_proxy=_LOCAL),
-    "latency": Policy(at_proxy=_LOCAL, with_upstream=_PROXY),
-    "lolwut": Policy(at_proxy=_LOCAL),
-    "memory": Policy(at_proxy=_LOCAL, comparison=Comparison.NEVER),
+    "info": Policy(role=Role.INFO, destination=Destination.ALL_JOBS),
+    "lastsave": Policy(destination=_SHARED),
+    "latency": Policy(destination=_LOCAL),
+    "lolwut": Policy(destination=_SHARED),
+    "memory": Policy(destination=_SHARED, comparison=Comparison.NEVER),
     "migrate": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
-    "module": Policy(at_proxy=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "module|help": Policy(at_proxy=_LOCAL),
-    "module|list": Policy(at_proxy=_LOCAL),
-    "monitor": Policy(role=Role.MONITOR, at_proxy=_LOCAL, with_upstream=_PROXY),
-    "object": Policy(at_proxy=_LOCAL, comparison=Comparison.NEVER),
+    "module": Policy(destination=_SHARED, denial=Denial.UNLESS_ALLOWED),
+    "module|help": Policy(destination=_SHARED),
+    "module|list": Policy(destination=_SHARED),
+    "monitor": Policy(role=Role.MONITOR, destination=_LOCAL),
+    "object": Policy(destination=_SHARED, comparison=Comparison.NEVER),
     "psync": _ALWAYS_DENIED,
     "replconf": _ALWAYS_DENIED,
     "replicaof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "role": Policy(at_proxy=_LOCAL),
+    "role": Policy(destination=_SHARED),
     "shutdown": _DENIED_BY_DEFAULT,
     "slaveof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "slowlog": Policy(at_proxy=_LOCAL, with_upstream=_PROXY),
+    "slowlog": Policy(destination=_LOCAL),
     "sync": _ALWAYS_DENIED,
-    "time": Policy(at_proxy=_LOCAL),
+    "time": Policy(destination=_SHARED),
     "wait": Policy(refusal=wait_refused, waits_for_writes=True),
     "waitaof": Policy(refusal=waitaof_refused, waits_for_writes=True),
     # -- states
-    "state": Policy(with_upstream=_PROXY),
-    "state|at": _state(_LOCAL, is_internal=True),
-    "state|confirm": _state(_LOCAL),
-    "state|describe": _state(RequestPolicy.ONE_JOB),
-    "state|expect": _state(_LOCAL, is_internal=True, split=Split(Joined.ONE_OK)),
-    "state|follow": _state(_LOCAL),
-    "state|help": _state(_LOCAL),
-    "state|history": Policy(role=Role.STATE_HISTORY, with_upstream=_PROXY),
-    "state|hold": _state(_LOCAL, is_internal=True),
-    "state|jobs": _state(RequestPolicy.ALL_JOBS),
-    "state|lag": Policy(role=Role.STATE_LAG, at_proxy=RequestPolicy.ALL_JOBS, with_upstream=_PROXY),
-    "state|list": Policy(role=Role.STATE_LIST, at_proxy=RequestPolicy.ALL_JOBS, with_upstream=_PROXY),
-    "state|locate": Policy(role=Role.STATE_LOCATE, with_upstream=_PROXY),
-    "state|mget": _state(split=Split(Joined.LIST)),
-    "state|notice": _state(_LOCAL, is_internal=True),
-    "state|notify": _state(_LOCAL, is_internal=True),
-    "state|owner": _state(_LOCAL),
-    "state|owners": _state(_LOCAL),
-    "state|publish": _state(_LOCAL, is_internal=True, channel_at=3),
-    "state|release": _state(_LOCAL),
-    "state|reload": _state(_LOCAL),
-    "state|shadow": _state(_LOCAL),
-    "state|topology": _state(_LOCAL),
-    "state|within": _state(_LOCAL, is_internal=True),
+    "state": Policy(destination=_LOCAL),
+    "state|at": _state(is_internal=True),
+    "state|confirm": _state(),
+    "state|describe": _state(Destination.ONE_JOB),
+    "state|expect": _state(is_internal=True, split=Split(Joined.ONE_OK)),
+    "state|follow": _state(),
+    "state|help": _state(),
+    "state|history": Policy(role=Role.STATE_HISTORY, destination=Destination.STATES),
+    "state|hold": _state(is_internal=True),
+    "state|jobs": _state(Destination.ALL_JOBS),
+    "state|lag": Policy(role=Role.STATE_LAG, destination=Destination.ALL_JOBS),
+    "state|list": Policy(role=Role.STATE_LIST, destination=Destination.ALL_JOBS),
+    "state|locate": Policy(role=Role.STATE_LOCATE, destination=Destination.STATES),
+    "state|mget": _state(Destination.STATES, split=Split(Joined.LIST)),
+    "state|notice": _state(is_internal=True),
+    "state|notify": _state(is_internal=True),
+    "state|owner": _state(),
+    "state|owners": _state(),
+    "state|publish": _state(is_internal=True, channel_at=3),
+    "state|release": _state(),
+    "state|reload": _state(),
+    "state|shadow": _state(),
+    "state|topology": _state(),
+    "state|within": _state(is_internal=True),
 }
 # Their single requests are the most frequent ones, so compiled look-ups find them first.
 MOST_USED = (

@@ -1,4 +1,4 @@
-"""The fields of a command beside Redis' facts: the servers that answer it, its split, the sessions that may send it.
+"""The fields of a command beside Redis' facts: what answers it, its split, the sessions that may send it.
 
 `ours` has the row of each command for which this is not the default.
 """
@@ -16,33 +16,33 @@ from resp_server.protocol.errors import ReplyError
 Refusal = Callable[[], ReplyError]
 
 
-class RequestPolicy(Enum):
-    """Which servers answer a command at a proxy."""
-
-    LOCAL = auto()  # the proxy itself
-    BY_KEYS = auto()  # the owners of the request's keys
-    ALL_SHARDS = auto()  # every shard, about its own keys
-    BY_CURSOR = auto()  # the owner of the cursor's slot
-    ALL_JOBS = auto()  # every shard, about the jobs that it serves
-    ONE_JOB = auto()  # one server of the application that has the job
-
-
 class Destination(Enum):
-    """The destination of a request at a proxy with an upstream: the states, the upstream, both, or the proxy itself."""
+    """What answers a request: a row of `ours` may name it, and the router has one for each request.
 
-    LOCAL = auto()
-    STATES = auto()
-    UPSTREAM = auto()
-    BOTH = auto()
-    PORTIONS = auto()  # both, for a long read: the upstream's keys in one request, the states' keys in chunks
-    ALL_KEYS = auto()  # both: a command about all keys
-    SELECT = auto()  # the proxy; the upstream says whether it has the database
-    BY_SECTIONS = auto()  # INFO: the sections decide
-    MAPPED = auto()  # the states, by a request that has the states' own names of its keys
-    PREFERRED = auto()  # the states if they have the only key, otherwise the upstream
-    DROPPED = auto()  # the proxy: a write that gets OK and is not run
-    DENIED = auto()  # an error
-    BY_KEYS = auto()  # the keys decide: only in a `RoutedCommand`, never in a `Route`
+    "This process" is the proxy, or the server that gets the request. Without an upstream, the state servers answer what
+    the upstream shares with them, and this process what the upstream would answer alone.
+    """
+
+    LOCAL = auto()  # this process
+    STATES = auto()  # the state servers that own the request's keys
+    UPSTREAM = auto()  # the upstream
+    ALL_KEYS = auto()  # all state servers and the upstream, about their keys
+    ALL_JOBS = auto()  # all state servers, about their jobs; INFO's sections may need the upstream in place of them
+    ONE_JOB = auto()  # one of the state servers that have the job
+    SELECT = auto()  # this process, after the upstream has confirmed that it has the database
+    # Of requests with keys, at a proxy with an upstream:
+    BY_KEYS = auto()  # the owners of the keys, which the router finds: only in a `RoutedCommand`, never in a `Route`
+    BOTH = auto()  # the state servers and the upstream, each for its own keys
+    ALIASED = auto()  # the state servers, by a request that has the states' own names of its keys
+    PREFERRED = auto()  # the state servers if they have the only key, otherwise the upstream
+    DROPPED = auto()  # this process: a write that gets OK and is not run
+    DENIED = auto()  # this process, by an error: only in a `RoutedCommand`, never in a `Route`
+
+
+# Those of commands without keys that state servers answer.
+OF_SERVERS = frozenset((Destination.ALL_KEYS, Destination.ALL_JOBS, Destination.ONE_JOB))
+# Those of requests that are answered in the same way whether there is an upstream or not.
+WITHOUT_UPSTREAM = frozenset((Destination.LOCAL, Destination.STATES, Destination.ALL_JOBS, Destination.ONE_JOB))
 
 
 class Denial(Enum):
@@ -74,7 +74,7 @@ class Redaction(Enum):
 
 
 class Joined(Enum):
-    """How the replies to the chunks of a long request are joined."""
+    """How the replies to the parts of a request are joined."""
 
     LIST = auto()
     SUM = auto()
@@ -107,18 +107,6 @@ class FieldCommand(NamedTuple):
 
     name: bytes
     kind: FieldKind = FieldKind.VALUE
-
-
-class SlotSplit(NamedTuple):
-    """How a request with keys of several slots is split.
-
-    Args:
-        words: The words of each key.
-        joined: How the replies are joined.
-    """
-
-    words: int
-    joined: Joined
 
 
 class Verb(Enum):
@@ -176,15 +164,21 @@ class Role(Enum):
 
 
 class Split(NamedTuple):
-    """How a long request is split into chunks.
+    """How a request with many keys, members or channels is split into parts.
+
+    A long read is split into chunks, if it is answered by state servers or by this process. A write never is.
 
     Args:
-        prefix_words: The number of words after the name that each chunk repeats.
-        is_counted: The last of them is the number of the words after it.
+        is_by_slot: A request with keys of several slots is split, too; otherwise it needs keys of one slot.
+        item_size: The number of arguments of each key, member or channel: 2 for pairs.
+        prefix_size: The number of arguments before the first of them, which each part repeats.
+        is_counted: The last argument of the prefix is the number of the arguments after it.
     """
 
     joined: Joined
-    prefix_words: int = 0
+    is_by_slot: bool = False
+    item_size: int = 1
+    prefix_size: int = 0
     is_counted: bool = False
 
 
@@ -194,16 +188,14 @@ class Policy:
 
     Args:
         role: What other modules have code for.
-        at_proxy: Which servers answer the command at a proxy, if it has no keys.
+        destination: What answers it; None: the owners of its keys, or without keys what `UPSTREAM` stands for.
         is_internal: Proxies send it to servers, and refuse it from clients.
-        with_upstream: What answers it at a proxy with an upstream; None: the owners of its keys, or the upstream.
         denial: Whether it reaches the upstream.
-        split_by_slot: How a request with keys of several slots is split; None: it needs keys of one slot.
         field_command: Its counterpart about a field of a hash; None: there is none.
         value_set: How it sets strings; None: it is no plain write of strings.
         blocks_by_option: It blocks only with the option BLOCK.
         keeps_caching: CLIENT CACHING is not about this command, but about the next one that is another.
-        split: How a long request is split; None: it is not.
+        split: How a request with many keys, members or channels is split; None: it is not.
         channels: What the command does with subscriptions.
         channel_at: The position of the channel to which it publishes; 0: none.
         publishes: It may send messages, itself or by the commands that it runs.
@@ -223,11 +215,9 @@ class Policy:
     """
 
     role: Role | None = None
-    at_proxy: RequestPolicy | None = None
+    destination: Destination | None = None
     is_internal: bool = False
-    with_upstream: Destination | None = None
     denial: Denial = Denial.NO
-    split_by_slot: SlotSplit | None = None
     field_command: FieldCommand | None = None
     value_set: ValueSet | None = None
     blocks_by_option: bool = False
@@ -249,3 +239,8 @@ class Policy:
     kills_a_script: bool = False
     changes_role: bool = False
     writes_other_database: bool = False
+
+    @property
+    def is_split_by_slot(self) -> bool:
+        """Whether a request with keys of several slots is split; otherwise it needs keys of one slot."""
+        return self.split is not None and self.split.is_by_slot

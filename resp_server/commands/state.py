@@ -14,7 +14,7 @@ from typing import Any
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import OneOrMore, command, integer
-from resp_server.command.policy import RequestPolicy
+from resp_server.command.policy import OF_SERVERS
 from resp_server.command.spec import ANY_SLOTS, CommandSpec
 from resp_server.commands.string import values_reply
 from resp_server.pipeline.context import CommandContext
@@ -341,7 +341,7 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     request = words[count:]
     target = context.server.table.find(request)
     target.check_arity(request)
-    if target.policy.at_proxy in (None, RequestPolicy.LOCAL):
+    if target.policy.destination not in OF_SERVERS:
         raise GenericError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 

@@ -44,7 +44,7 @@ SHAPES: Mapping[Joined, type] = {
 
 def request_chunks(command: Command, split: Split, request: Request, words: int = CHUNK_WORDS) -> Iterator[Request]:
     """Split a request into chunks of so many words."""
-    start = command.words + split.prefix_words
+    start = command.words + split.prefix_size
     prefix = request[:start]
     for at in range(start, len(request), words):
         for chunk in of_bounded_size(request[at : at + words]):
@@ -107,7 +107,7 @@ def _check_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
 
 def split_of(command: Command, request: Request) -> Split | None:
     """Return how a long request is split; None: it runs unsplit. GenericError if it is too long for that."""
-    split = command.policy.split
+    split = None if command.facts.is_write else command.policy.split
     if split is not None and not (split.is_counted and not _is_counted(command, split, request)):
         return split
     if not may_run_unsplit(request):
@@ -123,7 +123,7 @@ def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> GenericErr
 
 
 def _is_counted(command: Command, split: Split, request: Request) -> bool:
-    start = command.words + split.prefix_words
+    start = command.words + split.prefix_size
     return request[start - 1] == b"%d" % (len(request) - start)
 
 
@@ -136,12 +136,12 @@ def in_chunks(
     on_chunk: OnChunk,
 ) -> Sliced:
     """Run a long request in chunks, on a view of its own."""
-    _check_limits(context, command, request[command.words + split.prefix_words :])
+    _check_limits(context, command, request[command.words + split.prefix_size :])
     view = context.pin()
     chunks = _chunk_replies(
         ExecContext(context.session, context.server, view), command, split, request, check, on_chunk
     )
-    count = len(request) - command.words - split.prefix_words if split.joined is Joined.LIST else None
+    count = len(request) - command.words - split.prefix_size if split.joined is Joined.LIST else None
     has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
     return Sliced(chunks, partial(context.unpin, view), SHAPES[split.joined], count, has_effect=has_effect)
 

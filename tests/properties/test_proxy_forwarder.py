@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
-from resp_server.backends.routing.key_matcher import KeyMatcher, OwnedFormat, PlainSide
+from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest
+from resp_server.command.policy import Destination
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
@@ -125,7 +126,7 @@ class Scene:
 
     def use_upstream(
         self,
-        patterns: Mapping[int, Sequence[tuple[bytes, int]]],
+        patterns: Mapping[int, Sequence[ForwardedKeys]],
         connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
     ) -> None:
@@ -301,7 +302,7 @@ def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
         [Rule(text, KeyFormat.parse(text), owner, database=number) for text, owner, number in rules],
     )
     scene = Scene()
-    scene.use_upstream(owners.patterns_by_database)
+    scene.use_upstream(owners.forwarded_by_database)
 
     def side_of(words: tuple[bytes, ...]) -> str:
         keys = words[1:2] if words[0] in (b"GET", b"SET") else words[1:]
@@ -333,7 +334,7 @@ def test_without_an_upstream_requests_in_another_database_take_the_general_path(
 def test_before_the_owners_are_known_requests_in_any_database_take_the_general_path() -> None:
     scene = Scene()
     scene.use_upstream({})
-    scene.forwarder.set_patterns({}, [(b"*", PlainSide.NEITHER)])
+    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
     assert [scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [
         0,
         0,
@@ -343,7 +344,7 @@ def test_before_the_owners_are_known_requests_in_any_database_take_the_general_p
 
 def test_the_first_pattern_of_a_key_decides() -> None:
     scene = Scene()
-    scene.use_upstream({0: [(b"a:b", PlainSide.NEITHER), (b"a:*", PlainSide.STATES)]})
+    scene.use_upstream({0: [ForwardedKeys(b"a:b", Destination.BY_KEYS), ForwardedKeys(b"a:*", Destination.STATES)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
         assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", key)), 2) == size
     assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
@@ -380,7 +381,7 @@ def test_cached_replies_come_in_the_order_of_the_requests(
         read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
         read_of((b"GET", b"c:1"), 1, 2): b"$6\r\nin one\r\n",
     }
-    of_each = [(b"j:*", PlainSide.STATES), (b"c:*", PlainSide.CACHED)]
+    of_each = [ForwardedKeys(b"j:*", Destination.STATES), ForwardedKeys(b"c:*", Destination.UPSTREAM, is_cached=True)]
     patterns = dict.fromkeys(range(3), of_each)
     cache = SimpleNamespace(get=cached.get, hits=0)
     scene.use_upstream(patterns, cache=cache if has_cache else None)
@@ -409,7 +410,7 @@ def test_cached_replies_come_in_the_order_of_the_requests(
 
 def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:
     scene, sink = Scene(), ForwarderSink()
-    scene.use_upstream({0: [(b"*", PlainSide.UPSTREAM)]})
+    scene.use_upstream({0: [ForwardedKeys(b"*", Destination.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
     assert scene.forwarder.forward(sink, data, 2, is_of_states=True) == len(data)
     assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
-from resp_server.backends.routing.key_matcher import PlainSide
+from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.command.keys import keys_of
+from resp_server.command.policy import Destination
 from resp_server.native import CORE
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.serving.server import Server
@@ -31,14 +32,18 @@ from tests.properties.test_core_agrees import COMPILED, apply, endings, reads, r
 pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
 
 # Of the keys that a store has, some are the upstream's by a rule, and some depend on the request.
-SIDES = [(b"j:v:1", PlainSide.UPSTREAM), (b"j:m:l*", PlainSide.NEITHER), (b"j:*", PlainSide.STATES)]
+SOME_FORWARDED = [
+    ForwardedKeys(b"j:v:1", Destination.UPSTREAM),
+    ForwardedKeys(b"j:m:l*", Destination.BY_KEYS),
+    ForwardedKeys(b"j:*", Destination.STATES),
+]
 OF_UPSTREAM = (b"j:v:1", b"j:m:large")
 
 
 class Scene:
     """A state server with a store, and a proxy's reads of the same store."""
 
-    def __init__(self, store: LmdbStore, sides: list[tuple[bytes, PlainSide]]) -> None:
+    def __init__(self, store: LmdbStore, forwarded: list[ForwardedKeys]) -> None:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
         apply(store, 0)
@@ -48,7 +53,7 @@ class Scene:
         cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
-        commands.set_patterns({0: sides})
+        commands.set_patterns({0: forwarded})
         self.reads = forwarder.StoredReads(self.proxy.context)
         self.reads.use(commands, SimpleNamespace(current_view=lambda: self.view))
 
@@ -76,11 +81,11 @@ class Scene:
         return [key for key, _ in keys_of(self.server.context.table.find(words).facts, words) or ()]
 
 
-def run(test: Any, sides: list[tuple[bytes, PlainSide]] = SIDES) -> None:
+def run(test: Any, forwarded: list[ForwardedKeys] = SOME_FORWARDED) -> None:
     async def with_scene() -> None:
         with TemporaryDirectory() as folder:
             store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
-            scene = Scene(store, sides)
+            scene = Scene(store, forwarded)
             try:
                 test(scene)
             finally:
@@ -133,7 +138,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
             replies, left = scene.ask(data, protocol)
             assert (left, replies) == (0, scene.ask_server(data, protocol)), words
 
-    run(test, [(b"j:*", PlainSide.STATES)])
+    run(test, [ForwardedKeys(b"j:*", Destination.STATES)])
 
 
 def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:

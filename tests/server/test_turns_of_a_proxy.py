@@ -10,7 +10,8 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
-from resp_server.backends.servers.request_policy import RequestPolicy, policy_of
+from resp_server.backends.servers.request_policy import destination_of
+from resp_server.command.policy import Destination
 from resp_server.command.table import Command
 from resp_server.protocol.replies import encode
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
@@ -57,9 +58,11 @@ def differing() -> Iterator[Command]:
     """
     as_at_a_server = ("server", "cluster", "connection", "scripting", "generic")
     for command in served():
-        policy, is_split = policy_of(command), command.policy.split is not None
-        is_local = policy is RequestPolicy.LOCAL and command.facts.group in as_at_a_server
-        is_alike = policy is RequestPolicy.BY_KEYS and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS
+        destination, is_split = destination_of(command), command.policy.split is not None
+        is_local = destination is Destination.LOCAL and command.facts.group in as_at_a_server
+        is_alike = (
+            destination is Destination.STATES and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS
+        )
         if is_split or not (is_local or is_alike):
             yield command
 

@@ -37,7 +37,7 @@ from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.key_matcher import PlainSide
+from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.routing.long_words import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership, OwnershipChange
 from resp_server.backends.routing.result_cache import ResultCache
@@ -55,10 +55,11 @@ from resp_server.backends.servers.dispatcher import (
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.servers.transactions import BackendExec, Watched
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
-from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask
+from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, ask
+from resp_server.forwarding.raw_replies import is_error
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.dispatcher import QUEUED, keys_read
 from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
@@ -71,16 +72,14 @@ from resp_server.session.transaction import Transaction, WatchedVersion
 from state_backend import VERSION
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
-PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED)
+PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED)
 # Requests that do not wait for the upstream, or may not have to.
-NOT_FOR_UPSTREAM = (
-    Destination.LOCAL,
-    Destination.STATES,
-    Destination.MAPPED,
+NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {
+    Destination.ALIASED,
     Destination.PREFERRED,
     Destination.DROPPED,
     Destination.DENIED,
-)
+}
 NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"
 ACL_LOAD, AUTH, HELLO, SELECT = (b"ACL", b"LOAD"), (b"AUTH",), (b"HELLO",), (b"SELECT",)
 NOT_BY_SUBSCRIBERS = "another database cannot be selected by a subscriber, or a client that tracks keys"
@@ -220,9 +219,9 @@ class OverlayDispatcher(ProxyDispatcher):
         if self.forwarder is None:
             return
         if self._ownership.is_known:
-            self.forwarder.set_patterns(self._ownership.matcher.patterns_by_database)
+            self.forwarder.set_patterns(self._ownership.matcher.forwarded_by_database)
         else:
-            self.forwarder.set_patterns({}, [(b"*", PlainSide.NEITHER)])
+            self.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
 
     def poll(self, poller: Any) -> None:
         super().poll(poller)
@@ -311,7 +310,7 @@ class OverlayDispatcher(ProxyDispatcher):
         command = route.routed.command
         if not state.records_reads or session.transaction is not None or command is None:
             return
-        if route.destination is Destination.PORTIONS or (route.destination is Destination.MAPPED and is_long(request)):
+        if route.is_in_chunks or (route.destination is Destination.ALIASED and is_long(request)):
             self._tracking.enqueue_resend(state, None)  # all keys: to list so many would take too long
         elif route.destination in (Destination.BOTH, Destination.PREFERRED):
             self._tracking.enqueue_resend(state, keys_read(command, request))
@@ -385,12 +384,13 @@ class OverlayDispatcher(ProxyDispatcher):
             found, batch = await self._found_route(context, request, batch)
         if found is None:
             is_answered = self._answer_sentinel(request, session, batch)
-        elif found.destination is Destination.STATES:
-            is_answered = False
         elif found.destination is Destination.LOCAL:
             unanswered = await self._answer_local(context, found.routed, request, batch)
             is_answered = unanswered is None
             batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
+        elif found.destination in WITHOUT_UPSTREAM:
+            is_history = found.routed.policy.role is Role.STATE_HISTORY
+            is_answered = is_history and self._answer_history(context, found.routed, request, batch)
         else:
             is_answered = self._answer_beyond_states(context, found, request, batch)
         return None if is_answered else await super().handle(context, route, request, batch)
@@ -481,7 +481,7 @@ class OverlayDispatcher(ProxyDispatcher):
         elif self._is_long_read_of_states(route, request, session):
             batch.is_last = True
             return self._forward_long(context, cast(Request, route.request), batch)
-        elif route.destination is Destination.PORTIONS:
+        elif route.is_in_chunks:
             batch.is_last = True
             batch.answer(
                 partial(self._long.answer_in_chunks, context, route, request, batch), session.replies_suppressed
@@ -493,7 +493,7 @@ class OverlayDispatcher(ProxyDispatcher):
     def _watch_routed(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
         session = context.session
         batch.is_last = True
-        if route.destination is Destination.MAPPED and route.request is not None:
+        if route.destination is Destination.ALIASED and route.request is not None:
             self._watch(context, route.request, batch)
             return
         sent, upstream = route.request or request, self.backend.upstream_of(session)
@@ -503,28 +503,31 @@ class OverlayDispatcher(ProxyDispatcher):
     @staticmethod
     def _is_long_read_of_states(route: Route, request: Request, session: Session) -> bool:
         """Return whether the states get a long request under their names, to which rules of users do not apply."""
-        is_complete = route.destination is Destination.MAPPED and route.convert is None
+        is_complete = route.destination is Destination.ALIASED and route.convert is None
         return is_complete and is_long(request) and session.user.is_unrestricted
 
     def _log_in(self, context: CommandContext, request: LoginRequest, batch: ReplyBatch) -> None:
         """Log a client in as a user of the upstream. The proxy has no users then; the upstream checks all rights."""
         session = context.session
 
-        def then() -> bytes:
+        async def answering() -> Answer:
+            answer = await self._logins.open(session.id, request.login)
+            if is_error(answer.reply):
+                return answer
             if session.id not in self._server.sessions:
                 self._leave(session)  # the client has left meanwhile
-                return b""
+                return Answer(b"")
             self._dedicated.leave(session)  # its connection is logged in as the previous user
             session.authenticate(self._server.users.default)
             reply = OK if request.rest is None else self.reply_to(context, request.rest)
             assert isinstance(reply, bytes)  # HELLO replies at once
-            return reply
+            return Answer(reply)
 
         if self._dedicated.holds_state(session):
             raise GenericError("another user cannot log in between WATCH and EXEC, or as a subscriber")
         session.last_command = self._table.find(AUTH if request.rest is None else HELLO).name
         self._stats.command_stats(session.last_command).calls += 1
-        self._logins.open(session.id, request.login, then, batch, batch.expect(session.replies_suppressed))
+        batch.answer(answering, session.replies_suppressed)
 
     def _leave(self, session: Session) -> None:
         """End a client's connections, login and subscriptions at the upstream."""
@@ -550,7 +553,7 @@ class OverlayDispatcher(ProxyDispatcher):
             return None
         if self._dedicated.has_own(client, databases.of(database).pools):
             return None
-        return self.cached.for_forwarder(self._ownership.has_exactly_cached)
+        return self.cached.for_forwarder(self._ownership.matcher.has_exactly_cached)
 
     def _queue_routed(
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
@@ -603,11 +606,7 @@ class OverlayDispatcher(ProxyDispatcher):
         if len(request) > UNSPLIT_WORDS_MAX:
             return False  # a transaction of states refuses such a request when it is queued
         route = self.router.route(request, database)
-        return (
-            route is None
-            or route.destination in (Destination.LOCAL, Destination.STATES)
-            or route.destination in PARTLY_OF_STATES
-        )
+        return route is None or route.destination in WITHOUT_UPSTREAM or route.destination in PARTLY_OF_STATES
 
     def has_keys(self, session: Session) -> bool:
         return True  # the router has decided
@@ -625,7 +624,14 @@ class OverlayDispatcher(ProxyDispatcher):
             batch.add(b"" if session.replies_suppressed else OK)
         else:
             batch.is_last = True
-            databases.open(number, partial(session.select, number), batch, batch.expect(session.replies_suppressed))
+            batch.answer(partial(self._select_new, databases, number, session), session.replies_suppressed)
+
+    @staticmethod
+    async def _select_new(databases: Databases, number: int, session: Session) -> Answer:
+        """Select a database of which it is not known whether the upstream has it."""
+        await databases.open(number)
+        session.select(number)
+        return Answer(OK)
 
     async def _answer_local(
         self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
@@ -644,8 +650,6 @@ class OverlayDispatcher(ProxyDispatcher):
             self.check_rights(context, routed, request)
             if self._dedicated.unblock(request, session, batch):
                 return None
-        if role is Role.STATE_HISTORY and transaction is None:
-            return None if self._answer_history(context, routed, request, batch) else batch
         return batch
 
     def _answer_history(
@@ -653,9 +657,11 @@ class OverlayDispatcher(ProxyDispatcher):
     ) -> bool:
         """Request the history of a state's key from its server; GenericError for a key that is not a state's.
 
-        False: the proxy refuses the request.
+        False: the proxy queues or refuses the request.
         """
         session, command = context.session, routed.command
+        if session.transaction is not None:
+            return False
         assert command is not None
         command.check_arity(request)
         if not self._may_forward(context, command, request):

@@ -29,7 +29,6 @@ from resp_server.forwarding.answers import (
     SeenEpochs,
     Turns,
     all_of,
-    ask,
     in_steps,
     started,
 )
@@ -118,7 +117,7 @@ class OverlayPlan:
     async def _route_of_long(self, request: LongRequest) -> Route | None:
         router = self._overlay.router
         route = await in_steps(router.route_in_steps(request, self.database), self._overlay.defer)
-        if route is not None and route.destination is Destination.PORTIONS:  # it was short enough to be queued
+        if route is not None and route.is_in_chunks:  # it was short enough to be queued
             return router.route(request, self.database)
         return route
 
@@ -144,9 +143,10 @@ class OverlayPlan:
             return self._select(request[1])
         if destination is Destination.ALL_KEYS:
             return await self._add_listing(routed, request)
-        if destination in (Destination.BOTH, Destination.PREFERRED, Destination.MAPPED):
+        if destination in (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED):
             return await self._add_split(route, request)
-        self.needs_states |= destination is Destination.STATES
+        # A command that names a state, such as STATE MGET, does not count.
+        self.needs_states |= destination is Destination.STATES and routed.destination is not Destination.STATES
         if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
             self._upstream.cache_by(request)
         return self._add_for_states(request)
@@ -162,7 +162,7 @@ class OverlayPlan:
 
     async def _add_split(self, route: Route, request: Request) -> Split:
         """Add a read that both backends may answer."""
-        read = alias_split(route) if route.destination is Destination.MAPPED else split_by_backend(route, request)
+        read = alias_split(route) if route.destination is Destination.ALIASED else split_by_backend(route, request)
         self.needs_states = True
         at = self._upstream.begin_command(self.database) if read.upstream else 0
         for each in read.upstream:
@@ -248,7 +248,7 @@ class OverlayExec(BackendExec):
         unchecked = _unchecked_databases(self._requests, databases, self._session)
         for number in await in_steps(unchecked, self._overlay.defer):
             try:
-                await ask(partial(databases.open, number, _nothing))
+                await databases.open(number)
             except ReplyError as error:
                 self._upstream.refusals[number] = error
 
@@ -358,7 +358,3 @@ def _unchecked_databases(requests: Sequence[Request], databases: Databases, sess
             with suppress(GenericError):
                 found.add(databases.number_of(request[1]))
     return {number for number in found if number != session.db and not databases.is_open(number)}
-
-
-def _nothing() -> None:
-    """Do nothing when a database is found."""

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from resp_server.backends.overlay.preferred_reads import ABSENT
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.router import Route
-from resp_server.backends.servers.request_policy import SUMMED
+from resp_server.backends.servers.request_policy import merge_parts
 from resp_server.command.policy import Destination
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
-from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.protocol.request_parser import Request
 
 # The backends.
@@ -39,9 +38,6 @@ def split_by_backend(route: Route, request: Request) -> SplitRead:
     if route.destination is Destination.PREFERRED:
         return _preferred(route, request)
     request = request if route.request is None else route.request
-    command = route.routed.command
-    assert command is not None  # `routing.SPLIT` has commands of Redis only
-    is_sum = SUMMED in command.facts.tips
     others = {*route.state_keys, *route.preferred, *route.fields}
     theirs = [at for at in range(1, len(request)) if at not in others]
     ours = list(route.state_keys)
@@ -63,13 +59,13 @@ def split_by_backend(route: Route, request: Request) -> SplitRead:
         error = next(filter(is_error, replies), None)
         if error is not None:
             return error
-        return (yield from result_of(sum_of_replies(replies) if is_sum else array_in_order(replies, places)))
+        return (yield from result_of(merge_parts(route.routed.policy, replies, places)))
 
     return SplitRead(upstream, states, join)
 
 
 def alias_split(route: Route) -> SplitRead:
-    """Return the request of `Destination.MAPPED`, which is for the states only."""
+    """Return the request of `Destination.ALIASED`, which is for the states only."""
     assert route.request is not None
     convert = route.convert
     requests = [route.request] if route.of_key is None else [route.request, route.of_key]

@@ -20,12 +20,11 @@ from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.backends.servers.chunked_request import answer_in_chunks
 from resp_server.backends.servers.dispatcher import CHUNK_KEYS
-from resp_server.backends.servers.request_policy import SUMMED
+from resp_server.backends.servers.request_policy import merge_parts
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policy import Destination
+from resp_server.command.policy import WITHOUT_UPSTREAM
 from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps
-from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX, request_chunks, too_long
 from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
@@ -76,12 +75,12 @@ class LongRequests:
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
         route = yield from self._overlay.router.route_in_steps(request, session.next_db)
-        if route is None or route.destination in (Destination.LOCAL, Destination.STATES):
+        if route is None or route.destination in WITHOUT_UPSTREAM:
             return route
         yield from self.check_rights(context, route.routed, request)
-        if session.transaction is not None and route.destination is Destination.PORTIONS:
+        if session.transaction is not None and route.is_in_chunks:
             if len(request) > UNSPLIT_WORDS_MAX:
-                assert route.routed.command is not None  # `routing.SPLIT` has commands of Redis only
+                assert route.routed.command is not None  # only commands of Redis are split
                 raise too_long(route.routed.command)  # EXEC could not wait for its chunks
             return self._overlay.router.route(request, session.next_db)
         return route
@@ -98,7 +97,7 @@ class LongRequests:
     ) -> Answer:
         """Answer a read with keys of both backends."""
         command, session = route.routed.command, context.session
-        assert command is not None  # `routing.SPLIT` has commands of Redis only
+        assert command is not None  # only commands of Redis are split
         split = command.policy.split
         assert split is not None
         requests, places = await in_steps(_split(route, request), self._defer)
@@ -112,8 +111,7 @@ class LongRequests:
         futures.append(started(answer_in_chunks(others, send_chunk, split, session.protocol, BATCH_BYTES_MAX)))
 
         def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-            is_sum = SUMMED in command.facts.tips
-            return sum_of_replies(replies) if is_sum else array_in_order(replies, places[-len(replies) :])
+            return merge_parts(route.routed.policy, replies, places[-len(replies) :])
 
         return await joined(futures, merge, self._defer)
 

@@ -26,7 +26,7 @@ from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policy import Destination, RequestPolicy, Role
+from resp_server.command.policy import Destination, Role
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, SeenEpochs, ask, joined, started
@@ -98,14 +98,14 @@ class OverlayBackend:
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
-            if not self._servers.answer(self._table.find(request), RequestPolicy.BY_KEYS, request, session, batch):
+            if not self._servers.answer(self._table.find(request), Destination.STATES, request, session, batch):
                 raise GenericError("the request is malformed")
         elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
             batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
         elif route.destination is Destination.PREFERRED:
             self._send_preferred(route, request, session, batch)
-        elif route.destination is Destination.MAPPED:
+        elif route.destination is Destination.ALIASED:
             self._send_aliased(route, request, session, batch)
         elif route.destination is Destination.DROPPED:
             self.dropped_writes += 1
@@ -179,11 +179,11 @@ class OverlayBackend:
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Split a read over both backends, and merge the replies in the order of the keys."""
         command = route.routed.command
-        assert command is not None  # `routing.SPLIT` has commands of Redis only
+        assert command is not None  # only commands of Redis are split
         senders = self._senders(session, route.routed, batch.seen)
 
         def to_owners(part: Request) -> ReplyFuture:
-            found = split_by_slot(command.facts, part, self._servers.target_of)
+            found = split_by_slot(command, part, self._servers.target_of)
             assert found is not None  # it has keys
             return started(self._servers.parts_answer(*found, session, batch.seen), batch.seen)
 
@@ -213,7 +213,7 @@ class OverlayBackend:
             self._send_tracked(route, request, named, state, session, batch)
             return
         if convert is None:
-            if not self._servers.answer(command, RequestPolicy.BY_KEYS, request, session, batch):
+            if not self._servers.answer(command, Destination.STATES, request, session, batch):
                 raise GenericError("the request is malformed")
             return
         to_states = self._senders(session, route.routed, batch.seen).to_states
@@ -236,7 +236,7 @@ class OverlayBackend:
         """Send such a request for a client that tracks keys, and track the names in the client's request."""
         command, convert, client_command = self._table.find(request), route.convert, route.routed.command
         assert client_command is not None  # an alias has Redis' own commands only
-        found = split_by_slot(command.facts, request, self._servers.target_of)
+        found = split_by_slot(command, request, self._servers.target_of)
         if found is None:
             raise GenericError("the request is malformed")
         parts, merge = found

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.router import Route
-from resp_server.backends.servers.request_policy import SUMMED
+from resp_server.backends.servers.request_policy import merge_parts
 from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error
-from resp_server.forwarding.reply_splitter import array_in_order, sum_of_replies
 from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
@@ -75,8 +74,6 @@ async def split_read(
     Args:
         to_owners: Sends a read of the states' keys, which may be of several slots.
     """
-    command = route.routed.command
-    assert command is not None  # `routing.SPLIT` has commands of Redis only
     request = request if route.request is None else route.request
     others = {*route.state_keys, *route.preferred, *route.fields}
     of_upstream = [at for at in range(1, len(request)) if at not in others]
@@ -92,7 +89,7 @@ async def split_read(
     places = [[at - 1 for at in group] for group in groups if group]
 
     def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-        return sum_of_replies(replies) if SUMMED in command.facts.tips else array_in_order(replies, places)
+        return merge_parts(route.routed.policy, replies, places)
 
     return await joined(parts, merge, senders.defer)
 

@@ -16,7 +16,7 @@ from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
 from resp_server.command.keys import key_runs
-from resp_server.command.policy import Joined, SlotSplit
+from resp_server.command.policy import Joined, Split
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.forwarding.reply_stages import Merge
@@ -109,8 +109,10 @@ def plan_of(routed: RoutedCommand, request: Request) -> Plan | Steps[Plan]:
     positions = next((positions for positions, _ in runs if positions), ())
     if not positions:
         return _without_keys(routed, request)
-    split = routed.policy.split_by_slot
-    if split is None or len(runs) > 1 or len(positions) == 1 or len(request) != 1 + split.words * len(positions):
+    split = routed.policy.split
+    if split is None or not split.is_by_slot or len(runs) > 1 or len(positions) == 1:
+        return Plan([Part(slot_of(request[positions[0]]), request)])
+    if len(request) != 1 + split.item_size * len(positions):
         return Plan([Part(slot_of(request[positions[0]]), request)])
     return _split(split, request, positions)
 
@@ -121,7 +123,7 @@ def first_slot(routed: RoutedCommand, request: Request) -> int | None:
     return next((slot_of(request[positions[0]]) for positions, _ in runs if positions), None)
 
 
-def _split(split: SlotSplit, request: Request, positions: Sequence[int]) -> Steps[Plan]:
+def _split(split: Split, request: Request, positions: Sequence[int]) -> Steps[Plan]:
     places: dict[int, array[int]] = {}  # no lists: to free a million numbers would take too long
     for place, at in enumerate(positions):
         slot = slot_of(request[at])
@@ -136,7 +138,7 @@ def _split(split: SlotSplit, request: Request, positions: Sequence[int]) -> Step
     for slot, some in places.items():
         words = [request[0]]
         for number, place in enumerate(some, len(parts)):
-            words += request[positions[place] : positions[place] + split.words]
+            words += request[positions[place] : positions[place] + split.item_size]
             if not number % KEYS_AT_ONCE:
                 yield
         parts.append(Part(slot, words))

@@ -6,13 +6,13 @@ client first selects its database; the upstream's reply says whether there is su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
-from resp_server.backends.redis.connection import UpstreamSink
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.answers import ask
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError
 
@@ -64,9 +64,16 @@ class Databases:
             pool.start()
         return pool
 
-    def open(self, number: int, then: Callable[[], None], sink: UpstreamSink, index: int) -> None:
-        """Check whether the upstream has a database: if so, call back; otherwise the sink gets the error."""
-        self.of(number).send_to_node(0, 0, 2, PING, _Opening(self, number, then, sink), index)
+    async def open(self, number: int) -> None:
+        """Wait until it is known that the upstream has a database; ReplyError if it has not."""
+        upstream = self.of(number)
+        try:
+            await ask(partial(upstream.send_to_node, 0, 0, 2, PING))
+        except Exception as error:
+            self.forget_unused(number)
+            if OUT_OF_RANGE in str(error):
+                raise GenericError(OUT_OF_RANGE) from error
+            raise
 
     def forget_unused(self, number: int) -> None:
         """Forget a database without connections."""
@@ -87,21 +94,3 @@ class Databases:
         """Close all connections."""
         for pool in self:
             pool.stop()
-
-
-class _Opening:
-    """Takes the reply to the first request to a database."""
-
-    def __init__(self, databases: Databases, number: int, then: Callable[[], None], sink: UpstreamSink) -> None:
-        self._databases, self._number, self._then, self._sink = databases, number, then, sink
-
-    def put(self, index: int, reply: RawReply) -> None:
-        try:
-            self._then()
-            self._sink.put(index, b"+OK\r\n")
-        except Exception as error:
-            self._sink.fail(index, error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._databases.forget_unused(self._number)
-        self._sink.fail(index, GenericError(OUT_OF_RANGE) if OUT_OF_RANGE in str(error) else error)

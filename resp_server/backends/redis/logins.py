@@ -5,14 +5,15 @@ A login is a user and a password. Each AUTH is checked by the upstream, over the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from resp_server.backends.redis.connection import UpstreamSink
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.pool import UpstreamPool
-from resp_server.forwarding.raw_replies import RawReply, is_error
+from resp_server.forwarding.answers import Answer, ask
+from resp_server.forwarding.raw_replies import is_error
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError, WrongPassError
 
@@ -62,8 +63,8 @@ class Logins:
         """Return the databases over the connections of a client's login."""
         return self._of.get(client, self.own)
 
-    def open(self, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink, index: int) -> None:
-        """Log a client in; the sink gets the reply that `then` returns, or the upstream's error.
+    async def open(self, client: int, login: Login) -> Answer:
+        """Log a client in; return the upstream's reply, which is an error if it refuses the login.
 
         GenericError if there are too many logins.
         """
@@ -77,14 +78,20 @@ class Logins:
                 )
             databases = self._by_login[login] = Databases(self.own.of(0).for_login(*login))
             databases.of(0).start()
-        opening = _Opening(self, client, login, then, sink)
-        databases.of(0).send_to_node(0, 0, 2, login.request, opening, index)
+        try:
+            answer = await ask(partial(databases.of(0).send_to_node, 0, 0, 2, login.request))
+        except Exception as error:
+            self._forget_refused(login)
+            if WRONG_PASSWORD in str(error):
+                raise WrongPassError from error
+            raise
+        if is_error(answer.reply):
+            self._forget_refused(login)
+        else:
+            self._of[client] = self._by_login[login]
+        return answer
 
-    def opened(self, client: int, login: Login) -> None:
-        """Use a login for a client's requests from now on."""
-        self._of[client] = self._by_login[login]
-
-    def refused(self, login: Login) -> None:
+    def _forget_refused(self, login: Login) -> None:
         """Forget a login that the upstream refuses, unless clients use it: Redis keeps their connections, too."""
         databases = self._by_login.get(login)
         if databases is not None and databases not in self._of.values():
@@ -108,27 +115,3 @@ class Logins:
         for login, databases in list(self._by_login.items()):
             if id(databases) not in used:
                 self._by_login.pop(login).stop()
-
-
-class _Opening:
-    """Takes the reply to AUTH."""
-
-    def __init__(
-        self, logins: Logins, client: int, login: Login, then: Callable[[], bytes], sink: UpstreamSink
-    ) -> None:
-        self._logins, self._client, self._login, self._then, self._sink = logins, client, login, then, sink
-
-    def put(self, index: int, reply: RawReply) -> None:
-        if is_error(reply):
-            self._logins.refused(self._login)
-            self._sink.put(index, reply)
-            return
-        try:
-            self._logins.opened(self._client, self._login)
-            self._sink.put(index, self._then())
-        except Exception as error:
-            self._sink.fail(index, error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._logins.refused(self._login)
-        self._sink.fail(index, WrongPassError() if WRONG_PASSWORD in str(error) else error)

@@ -42,9 +42,14 @@ class RoutedCommand(NamedTuple):
     policy: Policy = NO_POLICY
 
     @property
+    def is_served(self) -> bool:
+        """Whether states answer the command."""
+        return self.command is not None and self.command.handler is not None
+
+    @property
     def is_split(self) -> bool:
         """Whether a read is split over the states and the upstream. Writes never are."""
-        return self.is_read and self.policy.split_by_slot is not None
+        return self.is_read and self.policy.is_split_by_slot
 
 
 class PlainCommand(NamedTuple):
@@ -146,8 +151,8 @@ class RoutedCommands:
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed and name not in self._own:
             destination = Destination.DENIED
-        elif policy.with_upstream is not None and not is_allowed:
-            destination = policy.with_upstream
+        elif policy.destination not in (None, Destination.UPSTREAM) and not is_allowed:
+            destination = policy.destination
         elif facts.key_specs or needs_getkeys:
             destination = Destination.BY_KEYS
         flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)

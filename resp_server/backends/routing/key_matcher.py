@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 from resp_server.backends.routing.key_patterns import covers, glob_of, key_pattern
 from resp_server.backends.routing.rules import Owner, Rule
+from resp_server.command.policy import Destination
 from state_backend.model.descriptor import KeyFormat
 
 
@@ -45,16 +45,23 @@ def all_upstreams(key: bytes) -> Decision:
     return UPSTREAMS
 
 
-class PlainSide(IntEnum):
-    """The side that answers plain requests for a key, by the same name (`forwarder.pyx` has the same numbers)."""
+class ForwardedKeys(NamedTuple):
+    """Keys whose forwardable requests have one destination, so that the compiled forwarder may forward them.
 
-    NEITHER = 0  # it depends on the request, or on what the states have
-    STATES = 1
-    UPSTREAM = 2
-    CACHED = 3  # the upstream, whose replies may be cached
+    Args:
+        pattern: A Redis pattern that matches exactly these keys.
+        destination: Only those of `STATES` and `UPSTREAM` are forwarded; all others take the general path.
+        is_cached: Replies of the upstream may be cached.
+    """
+
+    pattern: bytes
+    destination: Destination
+    is_cached: bool = False
 
 
-PLAIN_SIDES = {Owner.STATE: PlainSide.STATES, Owner.UPSTREAM: PlainSide.UPSTREAM}
+# What a rule says about the owner of keys decides about forwardable requests: with PREFER_STATE, it depends on what the
+# states have, and with SHADOW, replies are compared.
+DESTINATIONS = {Owner.STATE: Destination.STATES, Owner.UPSTREAM: Destination.UPSTREAM}
 
 
 class KeyMatcher:
@@ -62,8 +69,11 @@ class KeyMatcher:
 
     The key formats are about database 0, unless a rule puts all keys of a format into another one.
 
-    patterns_by_database: Redis patterns that match exactly the keys of rules and formats, in this order, and the sides
-    that answer plain requests for these keys. A key that matches none is the upstream's.
+    Attributes:
+        forwarded_by_database: The keys of rules and formats, in this order. A key that matches none is the upstream's.
+        has_shadows: Replies about some keys are compared.
+        has_cached: Replies about some keys may be cached.
+        has_exactly_cached: And some of these exactly until the key changes.
     """
 
     def __init__(self, formats: Sequence[OwnedFormat] = (), rules: Sequence[Rule] = ()) -> None:
@@ -85,11 +95,15 @@ class KeyMatcher:
             by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
         self._with_states = {rule.database for rule in rules if rule.has_state_keys} | ({0} if by_format else set())
-        self.patterns_by_database = {
-            database: [(glob_of(rule.keys), _plain_side(rule)) for rule in rules if rule.database == database]
-            for database in self._deciders
+        self.forwarded_by_database = {
+            database: [_forwarded(rule) for rule in rules if rule.database == database] for database in self._deciders
         }
-        self.patterns_by_database[0] += [(glob_of(key_format), PlainSide.STATES) for key_format, _ in by_format]
+        self.forwarded_by_database[0] += [
+            ForwardedKeys(glob_of(key_format), Destination.STATES) for key_format, _ in by_format
+        ]
+        self.has_shadows = any(rule.owner is Owner.SHADOW for rule in rules)
+        self.has_cached = any(rule.cache_s for rule in rules)
+        self.has_exactly_cached = any(rule.is_cached_exactly for rule in rules)
         # On the path of each request, in database 0.
         self.decide = self._deciders[0]
 
@@ -134,10 +148,11 @@ class KeyMatcher:
         return f"the states', by the rule '{decision.rule.name}'"
 
 
-def _plain_side(rule: Rule) -> PlainSide:
-    if rule.cache_s:
-        return PlainSide.CACHED
-    return PlainSide.NEITHER if rule.mapping is not None else PLAIN_SIDES.get(rule.owner, PlainSide.NEITHER)
+def _forwarded(rule: Rule) -> ForwardedKeys:
+    destination = DESTINATIONS.get(rule.owner, Destination.BY_KEYS)
+    if rule.mapping is not None:
+        destination = Destination.ALIASED
+    return ForwardedKeys(glob_of(rule.keys), destination, bool(rule.cache_s))
 
 
 class _Candidate(NamedTuple):

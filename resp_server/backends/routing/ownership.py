@@ -306,9 +306,6 @@ class Ownership:
 
     def _use_matcher(self, matcher: KeyMatcher) -> None:
         self.matcher = matcher
-        self.has_shadows = any(rule.owner is Owner.SHADOW for rule in self.rules)
-        self.has_cached = any(rule.cache_s for rule in self.rules)
-        self.has_exactly_cached = any(rule.is_cached_exactly for rule in self.rules)
         # On the path of each request.
         self.decide: Callable[[bytes], Decision] = matcher.decide
 

@@ -1,6 +1,7 @@
 """The destination of a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
 
-The keys of a long request are decided in steps, so that other clients are served between them.
+`route_of` returns a request's route, by a routing table. The keys of a long request are decided in steps
+(`route_in_steps`), so that other clients are served between them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from resp_server.backends.routing.key_aliases import (
     field_read,
     with_names,
 )
-from resp_server.backends.routing.key_matcher import Decision
+from resp_server.backends.routing.key_matcher import Decision, KeyMatcher
 from resp_server.backends.routing.long_words import long_words, too_long, without_long_words
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule, Writes
@@ -56,31 +57,26 @@ NAMED_KEYS_MAX = 8
 
 
 class Route(NamedTuple):
-    """The destination of a request, and what it needs for that.
-
-    For `Destination.BOTH`:
-
-    For `Destination.PREFERRED`:
-
-    For `Destination.MAPPED`:
-
-    For `Destination.UPSTREAM`:
+    """What answers a request, and what it needs for that.
 
     Args:
-        state_keys: The positions of the states' keys.
-        preferred: The states' reads for keys that the states answer if they have them, by position.
-        fields: The requests for keys that are fields of states' keys, by position.
-        preferred: The only key.
-        unserved: The error if the states have it, but do not serve the command.
-        convert: Makes the reply to the client's request of the states' replies to `request` and, if there is one, to
-            `of_key`.
-        is_blocking: The reply may come much later, so the client needs a connection of its own.
+        state_keys: For `Destination.BOTH`, the positions of the states' keys.
+        is_blocking: For `Destination.UPSTREAM`: the reply may come much later, so the client needs a connection of its
+            own.
+        request: What the backend gets instead of the client's request; None: the client's request.
+        fields: For `Destination.BOTH`, the requests for keys that are fields of states' keys, by position.
+        convert: For `Destination.ALIASED`: makes the reply to the client's request of the states' replies to `request`
+            and, if there is one, to `of_key`.
+        of_key: For `Destination.ALIASED`, a read of the whole key.
+        preferred: The states' reads for keys that the states answer if they have them, by position. For
+            `Destination.PREFERRED`, that for the only key.
+        unserved: For `Destination.PREFERRED`, the error if the states have the key, but do not serve the command.
         shadowed: The keys to compare.
         cache_s: How long the reply about `cached_keys` may be cached.
         changed: The keys that the request may change, if any key is cached; None: all keys.
         is_fenced: Its reply may be newer than a reply that is cached exactly, so the cache has to know all changes
             before it.
-        request: What the side gets instead of the client's request; None: the client's request.
+        is_in_chunks: For `Destination.BOTH`: the upstream's keys are read by one request, the states' in chunks.
     """
 
     destination: Destination
@@ -98,6 +94,7 @@ class Route(NamedTuple):
     cached_keys: Sequence[bytes] = ()
     changed: Sequence[bytes] | None = ()
     is_fenced: bool = False
+    is_in_chunks: bool = False
 
 
 class Shadowed(NamedTuple):
@@ -144,281 +141,254 @@ class GetkeysCache:
         return tuple(request) in self._keys
 
 
-class Router:
-    """Decides the destination of requests. commands: the facts of each command. getkeys_cache: see `GetkeysCache`.
+class RoutingTable(NamedTuple):
+    """What a route depends on, beside the request and the selected database.
 
     Args:
-        allowed, own: See `RoutedCommands`.
-
-    Attributes:
+        commands: How each command is routed.
+        keys: The owners of keys at one time.
+        is_known: The owners are known: before that, no key may be answered.
+        getkeys_cache: See `GetkeysCache`.
         own_database: The upstream's number of the clients' database 0.
     """
 
-    def __init__(
-        self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = (), own: Collection[str] = ()
-    ) -> None:
-        self.commands = RoutedCommands(table, allowed, own)
-        self.getkeys_cache = GetkeysCache()
-        self.own_database = 0
-        self.ownership = ownership
+    commands: RoutedCommands
+    keys: KeyMatcher
+    is_known: bool
+    getkeys_cache: GetkeysCache
+    own_database: int
 
-    def route(self, request: Request, database: int = 0) -> Route | None:
-        """Return the route of a request; None for an unknown command. ReplyError for a request that no side may answer.
+    def check_known(self) -> None:
+        """Raise LoadingError before the owners of keys are known."""
+        if not self.is_known:
+            raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
-        Args:
-            database: The one that the client has selected.
-        """
-        long_at = long_words(request)
-        routed = self.commands.of(request)
-        if long_at and (routed is None or routed.destination not in (Destination.BY_KEYS, Destination.UPSTREAM)):
-            raise too_long()
-        if long_at:
-            request = without_long_words(request, long_at)
-        if routed is None:
-            return None
-        if routed.destination is Destination.BY_KEYS:
-            self._check_known()
-            if routed.single_key_at and routed.single_key_at < len(request):
-                positions: Sequence[int] = (routed.single_key_at,)
-            else:
-                positions = self._positions(routed, request)
-            if routed.policy.writes_other_database and (other := other_key(routed.name, request)) is not None:
-                return self._over_databases(routed, request, other, database)
-            decide = self.ownership.matcher.decider(database) if database else self.ownership.decide
-            others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
-            return self._by_keys(routed, request, positions, others, database, long_at)
-        if routed.destination is Destination.ALL_KEYS:
-            self._check_known()
-            if routed.command is not None:
-                routed.command.check_arity(request)
-            return Route(Destination.ALL_KEYS, routed)
-        if routed.destination is Destination.DENIED:
-            raise GenericError(
-                f"command '{routed.name}' is not passed on to the upstream: send it to the upstream's own address"
-            )
-        if routed.destination is Destination.BY_SECTIONS:
-            is_own = any(word.lower() in OWN_SECTIONS for word in request[1:])
-            return Route(Destination.LOCAL if is_own else Destination.UPSTREAM, routed)
-        if routed.policy.role is Role.SWAPDB:
-            self._check_swap(request)
-        may_change = (
-            self.ownership.has_cached and routed.destination is Destination.UPSTREAM and "write" in routed.facts.flags
-        )
-        is_blocking = routed.destination is Destination.UPSTREAM and (
-            "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
-        )
-        return Route(routed.destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
-
-    def needs_getkeys(self, request: Request) -> bool:
-        """Return whether only COMMAND GETKEYS of the upstream can find the keys of a request."""
-        routed = self.commands.of(request)
-        return routed is not None and routed.needs_getkeys and not self.getkeys_cache.has(request)
-
-    def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
-        """Return the route of a request, in steps if it is long. A long read of both sides gets `PORTIONS`."""
-        long_at = long_words(request)
-        routed = self.commands.of(request)
-        if (
-            routed is None
-            or routed.destination is not Destination.BY_KEYS
-            or routed.single_key_at
-            or len(request) <= KEYS_AT_ONCE
-        ):
-            return self.route(request, database)
-        self._check_known()
-        if long_at:
-            request = without_long_words(request, long_at)
-        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
-            raise GenericError(
-                f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
-            )
-        positions = self._positions(routed, request, is_long=True)
-        if routed.policy.role is Role.WATCH and len(positions) > WATCHED_KEYS_MAX:
-            raise GenericError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
-        if any(at in positions for at in long_at):
-            raise too_long()
-        decide = self.ownership.matcher.decider(database)
-        # An array, because to free a million tuples would take too long.
-        others_at = array("L")
-        others: list[tuple[int, Decision]] = []  # the first of them
-        dropped, owned_count, dropped_count, has_names = bytearray(), 0, 0, False
-        for first in range(0, len(positions), KEYS_AT_ONCE):
-            some = positions[first : first + KEYS_AT_ONCE]
-            found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
-            others_at.extend([at for at, _ in found])
-            if len(others) < (WATCHED_KEYS_MAX if routed.policy.role is Role.WATCH else OTHERS_MAX):
-                others += found
-            owned = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
-            owned_count += len(owned)
-            if owned and not routed.is_read and routed.policy.role is not Role.WATCH:
-                if long_at:
-                    raise too_long()
-                plan = write_plan(routed.name, request, owned)
-                if plan.refused is not None:
-                    raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
-                dropped = dropped or bytearray(len(request))
-                dropped_count += len(plan.dropped)
-                for at in plan.dropped:
-                    dropped[at] = 1
-            has_names = has_names or any(made.rule is not None and made.rule.mapping is not None for _, made in found)
-            yield
-        # To list the keys of a long write would take too long, so all cached keys count as changed.
-        changed = (
-            None if self.ownership.has_cached and not routed.is_read and routed.policy.role is not Role.WATCH else ()
-        )
-        if not others:
-            route = self._by_keys(routed, request, positions[:SHADOWED_KEYS_MAX], others, database, ())
-            is_fenced = routed.is_read and self.ownership.has_exactly_cached
-            return route._replace(changed=changed, is_fenced=is_fenced, cache_s=0.0)
-        if dropped_count:
-            route = yield from _without_dropped(routed, request, dropped, dropped_count == len(positions))
-            return route._replace(changed=changed)
-        if not routed.is_read and routed.policy.role is not Role.WATCH:
-            return self._to_upstream(routed, request)._replace(changed=changed)
-        is_served = routed.command is not None and routed.command.handler is not None
-        if owned_count == len(positions) and is_served and not has_names:
-            return Route(Destination.STATES, routed)
-        if routed.is_split:
-            return Route(Destination.PORTIONS, routed, others_at)
-        return self._by_keys(routed, request, positions, others, database, long_at)
-
-    def _over_databases(self, routed: RoutedCommand, request: Request, other: OtherKey, database: int) -> Route:
-        """Return the route of a MOVE or COPY to another database: the first key is in the selected one."""
-        number = self._client_number(other.number)
-        found = self.ownership.matcher.decider(number)(request[other.at])
-        if found.owner is Owner.STATE and write_plan(routed.name, request, [(other.at, found)]).refused is not None:
-            raise self._refusal(request, other.at, found, number)
-        source = self.ownership.matcher.decider(database)(request[1])
-        others = [] if source.owner is Owner.UPSTREAM else [(1, source)]
-        route = self._by_keys(routed, request, (1,), others, database, ())
-        return route._replace(changed=None if self.ownership.has_cached else ())
-
-    def _check_swap(self, request: Request) -> None:
-        """Raise GenericError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
-        self._check_known()
-        for word in request[1:3]:
-            if is_number(word) and self.ownership.matcher.has_states(self._client_number(int(word))):
-                raise GenericError(
-                    f"database {int(word)} has keys of states, which would hide the upstream's; use others"
-                )
-
-    def _client_number(self, number: int) -> int:
+    def client_number(self, number: int) -> int:
         """Return the number by which clients select a database of the upstream. -1: they cannot."""
         return 0 if number == self.own_database else number or -1
 
-    def _by_keys(
-        self,
-        routed: RoutedCommand,
-        request: Request,
-        positions: Sequence[int],
-        others: Sequence[tuple[int, Decision]],
-        database: int,
-        long_at: Collection[int],
-    ) -> Route:
-        """Return the route of a request with keys.
+    def positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
+        """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
+        if routed.needs_getkeys:
+            return self.getkeys_cache.positions(routed.name, request)
+        runs = [positions for positions, flags in key_runs(routed.facts, request) or () if "not_key" not in flags]
+        if len(runs) == 1:
+            return runs[0]
+        return [at for run in runs for at in run] if is_long else sorted({at for run in runs for at in run})
 
-        Args:
-            others: The positions and decisions of keys that states may have.
-        """
-        if long_at and not set(long_at).isdisjoint(positions):
+    def owners_text(self, request: Request, positions: Sequence[int], database: int) -> str:
+        """Return the owners of keys for an error."""
+        named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
+        return ", ".join(f"key '{client_text(key)}' is {self.keys.owner_text(key, database)}" for key in named)
+
+    def refusal(self, request: Request, at: int, decision: Decision, database: int) -> GenericError:
+        """Return the error of a write with a state's key."""
+        text, rule = self.owners_text(request, [at], database), decision.rule
+        if rule is not None and rule.writes is Writes.DROP:
+            text += f"; the rule '{rule.name}' drops plain SET, SETEX, PSETEX and MSET only"
+        return GenericError(text)
+
+
+def route_of(request: Request, table: RoutingTable, database: int = 0) -> Route | None:
+    """Return the route of a request; None for an unknown command. ReplyError for a request that no backend may answer.
+
+    Args:
+        database: The one that the client has selected.
+    """
+    long_at = long_words(request)
+    routed = table.commands.of(request)
+    if long_at:
+        if routed is None or routed.destination not in (Destination.BY_KEYS, Destination.UPSTREAM):
             raise too_long()
-        owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
-        if not others:
-            route = self._to_upstream(routed, request)
-            if self.ownership.has_cached and not (long_at and routed.is_read):
-                route = _cached(route, request, positions, self.ownership.matcher.decider(database))
-            if not self.ownership.has_shadows or not routed.is_read or route.is_blocking:
-                return route
-            return route._replace(
-                shadowed=_shadowed(routed, request, positions, self.ownership.matcher.decider(database))
-            )
-        if long_at:
-            raise too_long()
+        request = without_long_words(request, long_at)
+    if routed is None:
+        return None
+    if routed.destination is Destination.BY_KEYS:
+        return _route_by_keys(routed, request, table, database, long_at)
+    return _route_by_command(routed, request, table)
+
+
+def _route_by_keys(
+    routed: RoutedCommand, request: Request, table: RoutingTable, database: int, long_at: Collection[int]
+) -> Route:
+    table.check_known()
+    if routed.single_key_at and routed.single_key_at < len(request):
+        positions: Sequence[int] = (routed.single_key_at,)
+    else:
+        positions = table.positions(routed, request)
+    if routed.policy.writes_other_database and (other := other_key(routed.name, request)) is not None:
+        return _route_over_databases(routed, request, table, other, database)
+    decide = table.keys.decider(database) if database else table.keys.decide
+    others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+    return _KeyedRequest(table, routed, request, database, positions, others, long_at).route()
+
+
+def _route_over_databases(
+    routed: RoutedCommand, request: Request, table: RoutingTable, other: OtherKey, database: int
+) -> Route:
+    """Return the route of a MOVE or COPY to another database: the first key is in the selected one."""
+    number = table.client_number(other.number)
+    found = table.keys.decider(number)(request[other.at])
+    if found.owner is Owner.STATE and write_plan(routed.name, request, [(other.at, found)]).refused is not None:
+        raise table.refusal(request, other.at, found, number)
+    source = table.keys.decider(database)(request[1])
+    others = [] if source.owner is Owner.UPSTREAM else [(1, source)]
+    route = _KeyedRequest(table, routed, request, database, (1,), others, ()).route()
+    return route._replace(changed=None if table.keys.has_cached else ())
+
+
+def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTable) -> Route:
+    """Return the route of a request whose command decides about it."""
+    destination = routed.destination
+    if destination is Destination.ALL_KEYS:
+        table.check_known()
         if routed.command is not None:
             routed.command.check_arity(request)
-        if routed.policy.role is Role.WATCH and len(owned) < len(positions):
-            return self._both(routed, request, others)
-        if len(owned) < len(others) and routed.is_read:
-            return self._preferred(routed, request, positions, others, database)
-        if not owned:
-            return self._changing(self._to_upstream(routed, request), request, positions)
-        if not routed.is_read and routed.policy.role is not Role.WATCH:
-            return self._write(routed, request, positions, owned, database)
-        is_served = routed.command is not None and routed.command.handler is not None
-        if len(owned) == len(positions) and is_served:
-            return self._states(routed, request, owned, database)
-        if routed.is_split:
-            return self._both(routed, request, owned)
-        if len(owned) < len(positions):
+        return Route(Destination.ALL_KEYS, routed)
+    if destination is Destination.DENIED:
+        raise GenericError(
+            f"command '{routed.name}' is not passed on to the upstream: send it to the upstream's own address"
+        )
+    if routed.policy.role is Role.INFO and destination is Destination.ALL_JOBS:
+        is_own = any(section.lower() in OWN_SECTIONS for section in request[1:])
+        return Route(destination if is_own else Destination.UPSTREAM, routed)
+    if routed.policy.role is Role.SWAPDB:
+        _check_swap(request, table)
+    if destination is not Destination.UPSTREAM:
+        return Route(destination, routed)
+    may_change = table.keys.has_cached and "write" in routed.facts.flags
+    is_blocking = "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
+    return Route(destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
+
+
+def _check_swap(request: Request, table: RoutingTable) -> None:
+    """Raise GenericError for a SWAPDB that would put keys of the upstream under the names of states' keys."""
+    table.check_known()
+    for number in request[1:3]:
+        if is_number(number) and table.keys.has_states(table.client_number(int(number))):
             raise GenericError(
-                f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
+                f"database {int(number)} has keys of states, which would hide the upstream's; use others"
             )
-        raise GenericError(self._owners_text(request, [owned[0][0]], database))
 
-    def of_states(self, request: Request, at: int, database: int = 0) -> Request:
-        """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
-        self._check_known()
-        found = self.ownership.matcher.decider(database)(request[at])
-        names = _state_names(request, [(at, found)])
-        is_upstreams = found.owner is Owner.UPSTREAM
-        if is_upstreams or (at in names and names[at].field is not None):
-            what = "keys of the upstream" if is_upstreams else "fields of a state's key"
-            name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
-            raise GenericError(f"{name} is not available for {what}: {self._owners_text(request, [at], database)}")
-        return with_names(request, names)
 
-    def _preferred(
+def request_of_states(request: Request, at: int, table: RoutingTable, database: int = 0) -> Request:
+    """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
+    table.check_known()
+    found = table.keys.decider(database)(request[at])
+    names = _state_names(request, [(at, found)])
+    is_upstreams = found.owner is Owner.UPSTREAM
+    if is_upstreams or (at in names and names[at].field is not None):
+        what = "keys of the upstream" if is_upstreams else "fields of a state's key"
+        name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
+        raise GenericError(f"{name} is not available for {what}: {table.owners_text(request, [at], database)}")
+    return with_names(request, names)
+
+
+class _KeyedRequest:
+    """A request with keys, and the owners of the keys.
+
+    Args:
+        others: The positions and decisions of keys that states may have.
+        long_at: The positions of long arguments.
+    """
+
+    __slots__ = ("_database", "_long_at", "_others", "_owned", "_positions", "_request", "_routed", "_table")
+
+    def __init__(
         self,
+        table: RoutingTable,
         routed: RoutedCommand,
         request: Request,
+        database: int,
         positions: Sequence[int],
         others: Sequence[tuple[int, Decision]],
-        database: int,
-    ) -> Route:
+        long_at: Collection[int],
+    ) -> None:
+        self._table, self._routed, self._request, self._database = table, routed, request, database
+        self._positions, self._others, self._long_at = positions, others, long_at
+        self._owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
+
+    def route(self) -> Route:
+        """Return the route; ReplyError if no backend may answer the request."""
+        routed, others, owned = self._routed, self._others, self._owned
+        if self._long_at and (others or not set(self._long_at).isdisjoint(self._positions)):
+            raise too_long()
+        if not others:
+            return self._of_upstream()
+        if routed.command is not None:
+            routed.command.check_arity(self._request)
+        is_watch = routed.policy.role is Role.WATCH
+        if is_watch and len(owned) < len(self._positions):
+            return self._both(others)
+        if len(owned) < len(others) and routed.is_read:
+            return self._preferred()
+        if not owned:
+            return self._changing(self.to_upstream())
+        if not routed.is_read and not is_watch:
+            return self._write()
+        if len(owned) == len(self._positions) and routed.is_served:
+            return self._states()
+        if routed.is_split:
+            return self._both(owned)
+        if len(owned) < len(self._positions):
+            raise self._needs_one_side()
+        raise GenericError(self._owners_text([owned[0][0]]))
+
+    def _of_upstream(self) -> Route:
+        """Return the route of a request whose keys are all the upstream's."""
+        routed, keys, route = self._routed, self._table.keys, self.to_upstream()
+        if keys.has_cached and not (self._long_at and routed.is_read):
+            route = _cached(route, self._request, self._positions, keys.decider(self._database))
+        if not keys.has_shadows or not routed.is_read or route.is_blocking:
+            return route
+        return route._replace(shadowed=_shadowed(routed, self._request, self._positions, keys.decider(self._database)))
+
+    def to_upstream(self) -> Route:
+        """Return the route of a request that the upstream gets unchanged."""
+        is_blocking = "blocking" in self._routed.facts.flags and not _is_nonblocking_read(self._routed, self._request)
+        return Route(Destination.UPSTREAM, self._routed, is_blocking=is_blocking)
+
+    def _preferred(self) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
+        routed, request = self._routed, self._request
         if "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request):
-            raise GenericError(
-                f"command '{routed.name}' cannot block: {self._owners_text(request, positions, database)}"
-            )
-        if len(positions) == 1:
-            ((at, found),) = others
+            raise GenericError(f"command '{routed.name}' cannot block: {self._owners_text(self._positions)}")
+        if len(self._positions) == 1:
+            ((at, found),) = self._others
             read = _state_read(routed, request, at, found)
             unserved = None
             if not read.reads:
-                unserved = GenericError(f"{self._owners_text(request, positions, database)}, and the states have it")
+                unserved = GenericError(f"{self._owners_text(self._positions)}, and the states have it")
             return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if not routed.is_split:
-            raise GenericError(
-                f"command '{routed.name}' needs its keys on one side: {self._owners_text(request, positions, database)}"
-            )
-        return self._both(routed, request, others)
+            raise self._needs_one_side()
+        return self._both(self._others)
 
-    def _states(
-        self, routed: RoutedCommand, request: Request, owned: Sequence[tuple[int, Decision]], database: int
-    ) -> Route:
+    def _states(self) -> Route:
         """Return the route of a request with keys of states only."""
-        names = _state_names(request, owned)
+        routed, request = self._routed, self._request
+        names = _state_names(request, self._owned)
         if not names:
             return Route(Destination.STATES, routed)
         if routed.policy.role is Role.WATCH or all(name.field is None for name in names.values()):
-            return Route(Destination.MAPPED, routed, request=with_names(request, names))
-        if routed.is_split and len(owned) > 1:
-            return self._both(routed, request, owned)
+            return Route(Destination.ALIASED, routed, request=with_names(request, names))
+        if routed.is_split and len(self._owned) > 1:
+            return self._both(self._owned)
         (at, name), *others = names.items()
         read = None if others or name.field is None else field_read(routed.name, request, name.key, name.field)
         if read is None:
             raise GenericError(
-                f"command '{routed.name}' is not available for fields of a state's key: "
-                f"{self._owners_text(request, [at], database)}"
+                f"command '{routed.name}' is not available for fields of a state's key: {self._owners_text([at])}"
             )
-        return Route(Destination.MAPPED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
+        return Route(Destination.ALIASED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
 
-    def _both(self, routed: RoutedCommand, request: Request, others: Sequence[tuple[int, Decision]]) -> Route:
+    def _both(self, others: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split.
 
         Args:
-            others: As in `_by_keys`.
+            others: The positions and decisions of the keys that states get.
         """
+        routed, request = self._routed, self._request
         owned = [at for at, found in others if found.owner is Owner.STATE]
         preferred = {
             at: _state_read(routed, (request[0], request[at]), 1, found)
@@ -426,16 +396,14 @@ class Router:
             if found.owner is Owner.PREFER_STATE
         }
         of_states = [(at, found) for at, found in others if at not in preferred]
-        names, is_fenced = _state_names(request, of_states), self.ownership.has_exactly_cached
+        names, is_fenced = _state_names(request, of_states), self._table.keys.has_exactly_cached
         if not names:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
         for at, (key, field) in names.items():
-            read = (
-                None
-                if field is None or routed.policy.role is Role.WATCH
-                else field_read(routed.name, request, key, field)
-            )
+            if field is None or routed.policy.role is Role.WATCH:
+                continue
+            read = field_read(routed.name, request, key, field)
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
@@ -444,58 +412,131 @@ class Router:
             Destination.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced
         )
 
-    def _to_upstream(self, routed: RoutedCommand, request: Request) -> Route:
-        is_blocking = "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request)
-        return Route(Destination.UPSTREAM, routed, is_blocking=is_blocking)
-
-    def _write(
-        self,
-        routed: RoutedCommand,
-        request: Request,
-        positions: Sequence[int],
-        owned: Sequence[tuple[int, Decision]],
-        database: int,
-    ) -> Route:
-        plan = write_plan(routed.name, request, owned)
+    def _write(self) -> Route:
+        """Return the route of a write with keys of states."""
+        plan = write_plan(self._routed.name, self._request, self._owned)
         if plan.refused is not None:
-            raise self._refusal(request, plan.refused, dict(owned)[plan.refused], database)
+            decision = dict(self._owned)[plan.refused]
+            raise self._table.refusal(self._request, plan.refused, decision, self._database)
         if not plan.dropped:
-            return self._changing(self._to_upstream(routed, request), request, positions)
-        if len(plan.dropped) == len(positions):
-            return Route(Destination.DROPPED, routed)
-        return self._changing(
-            Route(Destination.UPSTREAM, routed, request=without_pairs(request, plan.dropped)), request, positions
+            return self._changing(self.to_upstream())
+        if len(plan.dropped) == len(self._positions):
+            return Route(Destination.DROPPED, self._routed)
+        left = without_pairs(self._request, plan.dropped)
+        return self._changing(Route(Destination.UPSTREAM, self._routed, request=left))
+
+    def _changing(self, route: Route) -> Route:
+        """Return a write's route with the keys that the write may change, if any key is cached."""
+        if not self._table.keys.has_cached:
+            return route
+        return route._replace(changed=[self._request[at] for at in self._positions])
+
+    def _needs_one_side(self) -> GenericError:
+        return GenericError(
+            f"command '{self._routed.name}' needs its keys on one side: {self._owners_text(self._positions)}"
         )
 
-    def _changing(self, route: Route, request: Request, positions: Sequence[int]) -> Route:
-        """Return a write's route with the keys that the write may change, if any key is cached."""
-        if not self.ownership.has_cached:
-            return route
-        return route._replace(changed=[request[at] for at in positions])
+    def _owners_text(self, positions: Sequence[int]) -> str:
+        return self._table.owners_text(self._request, positions, self._database)
 
-    def _refusal(self, request: Request, at: int, decision: Decision, database: int) -> GenericError:
-        """Return the error of a write with a state's key."""
-        text, rule = self._owners_text(request, [at], database), decision.rule
-        if rule is not None and rule.writes is Writes.DROP:
-            text += f"; the rule '{rule.name}' drops plain SET, SETEX, PSETEX and MSET only"
-        return GenericError(text)
 
-    def _owners_text(self, request: Request, positions: Sequence[int], database: int) -> str:
-        named = [request[at] for at in positions[:NAMED_KEYS_MAX]]
-        return ", ".join(f"key '{client_text(key)}' is {self.ownership.owner_text(key, database)}" for key in named)
+def route_in_steps(request: Request, table: RoutingTable, database: int = 0) -> Steps[Route | None]:
+    """Return the route of a request, in steps if it is long. A long read of both backends is split in chunks."""
+    routed = table.commands.of(request)
+    is_by_keys = routed is not None and routed.destination is Destination.BY_KEYS and not routed.single_key_at
+    if routed is None or not is_by_keys or len(request) <= KEYS_AT_ONCE:
+        return route_of(request, table, database)
+    long_at = long_words(request)
+    table.check_known()
+    if long_at:
+        request = without_long_words(request, long_at)
+    found = _LongRequest(table, routed, request, database, long_at)
+    for first in range(0, len(found.positions), KEYS_AT_ONCE):
+        found.decide(first)
+        yield
+    return (yield from found.route())
 
-    def _check_known(self) -> None:
-        if not self.ownership.is_known:
-            raise LoadingError("the key formats of the states are not known yet; retry in a moment")
 
-    def _positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
-        """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
-        if routed.needs_getkeys:
-            return self.getkeys_cache.positions(routed.name, request)
-        runs = [positions for positions, flags in key_runs(routed.facts, request) or () if "not_key" not in flags]
-        if len(runs) == 1:
-            return runs[0]
-        return [at for run in runs for at in run] if is_long else sorted({at for run in runs for at in run})
+class _LongRequest:
+    """A long request, whose keys are decided in steps.
+
+    Attributes:
+        positions: The positions of its keys.
+    """
+
+    def __init__(
+        self, table: RoutingTable, routed: RoutedCommand, request: Request, database: int, long_at: Collection[int]
+    ) -> None:
+        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
+            raise GenericError(
+                f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
+            )
+        self.positions = table.positions(routed, request, is_long=True)
+        is_watch = routed.policy.role is Role.WATCH
+        if is_watch and len(self.positions) > WATCHED_KEYS_MAX:
+            raise GenericError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
+        if any(at in self.positions for at in long_at):
+            raise too_long()
+        self._table, self._routed, self._request, self._database = table, routed, request, database
+        self._long_at, self._decide = long_at, table.keys.decider(database)
+        self._is_write = not routed.is_read and not is_watch
+        # An array, because to free a million tuples would take too long.
+        self._others_at = array("L")
+        self._others: list[tuple[int, Decision]] = []  # the first of them
+        self._others_max = WATCHED_KEYS_MAX if is_watch else OTHERS_MAX
+        self._dropped = bytearray()
+        self._owned_count = self._dropped_count = 0
+        self._has_aliases = False
+
+    def decide(self, first: int) -> None:
+        """Find the owners of the next keys; GenericError for a write with a key of a state."""
+        request, decide = self._request, self._decide
+        some = self.positions[first : first + KEYS_AT_ONCE]
+        found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
+        self._others_at.extend([at for at, _ in found])
+        if len(self._others) < self._others_max:
+            self._others += found
+        owned = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
+        self._owned_count += len(owned)
+        if owned and self._is_write:
+            self._drop(owned)
+        self._has_aliases |= any(made.rule is not None and made.rule.mapping is not None for _, made in found)
+
+    def _drop(self, owned: Sequence[tuple[int, Decision]]) -> None:
+        """Note which keys' writes are dropped; GenericError for a key whose writes are refused."""
+        if self._long_at:
+            raise too_long()
+        plan = write_plan(self._routed.name, self._request, owned)
+        if plan.refused is not None:
+            decision = dict(owned)[plan.refused]
+            raise self._table.refusal(self._request, plan.refused, decision, self._database)
+        self._dropped = self._dropped or bytearray(len(self._request))
+        self._dropped_count += len(plan.dropped)
+        for at in plan.dropped:
+            self._dropped[at] = 1
+
+    def route(self) -> Steps[Route]:
+        """Return the route, when the owners of all keys are found."""
+        table, routed = self._table, self._routed
+        # To list the keys of a long write would take too long, so all cached keys count as changed.
+        changed = None if table.keys.has_cached and self._is_write else ()
+        if not self._others:
+            some = self.positions[:SHADOWED_KEYS_MAX]
+            route = _KeyedRequest(table, routed, self._request, self._database, some, (), ()).route()
+            is_fenced = routed.is_read and table.keys.has_exactly_cached
+            return route._replace(changed=changed, is_fenced=is_fenced, cache_s=0.0)
+        if self._dropped_count:
+            is_all = self._dropped_count == len(self.positions)
+            route = yield from _without_dropped(routed, self._request, self._dropped, is_all)
+            return route._replace(changed=changed)
+        keyed = _KeyedRequest(table, routed, self._request, self._database, self.positions, self._others, self._long_at)
+        if self._is_write:
+            return keyed.to_upstream()._replace(changed=changed)
+        if self._owned_count == len(self.positions) and routed.is_served and not self._has_aliases:
+            return Route(Destination.STATES, routed)
+        if routed.is_split:
+            return Route(Destination.BOTH, routed, self._others_at, is_in_chunks=True)
+        return keyed.route()
 
 
 def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
@@ -509,6 +550,50 @@ def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray
         if at % KEYS_AT_ONCE == 1:
             yield
     return Route(Destination.UPSTREAM, routed, request=left)
+
+
+class Router:
+    """Has the current routing table, and routes requests by it.
+
+    Args:
+        allowed, own: See `RoutedCommands`.
+
+    Attributes:
+        commands: How each command is routed.
+        getkeys_cache: See `GetkeysCache`.
+        own_database: The upstream's number of the clients' database 0.
+    """
+
+    def __init__(
+        self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = (), own: Collection[str] = ()
+    ) -> None:
+        self.commands = RoutedCommands(table, allowed, own)
+        self.getkeys_cache = GetkeysCache()
+        self.own_database = 0
+        self.ownership = ownership
+
+    @property
+    def table(self) -> RoutingTable:
+        """The routing table at this time."""
+        owners = self.ownership
+        return RoutingTable(self.commands, owners.matcher, owners.is_known, self.getkeys_cache, self.own_database)
+
+    def route(self, request: Request, database: int = 0) -> Route | None:
+        """Return the route of a request, as `route_of`."""
+        return route_of(request, self.table, database)
+
+    def route_in_steps(self, request: Request, database: int = 0) -> Steps[Route | None]:
+        """Return the route of a request in steps, as `route_in_steps`."""
+        return route_in_steps(request, self.table, database)
+
+    def of_states(self, request: Request, at: int, database: int = 0) -> Request:
+        """Return a request for states only, as `request_of_states`."""
+        return request_of_states(request, at, self.table, database)
+
+    def needs_getkeys(self, request: Request) -> bool:
+        """Return whether only COMMAND GETKEYS of the upstream can find the keys of a request."""
+        routed = self.commands.of(request)
+        return routed is not None and routed.needs_getkeys and not self.getkeys_cache.has(request)
 
 
 def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
@@ -540,8 +625,7 @@ def _shadowed(
     decide: Callable[[bytes], Decision],
 ) -> Sequence[Shadowed]:
     """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
-    is_served = routed.command is not None and routed.command.handler is not None
-    if not is_served or not is_comparable(routed.name, routed.facts):
+    if not routed.is_served or not is_comparable(routed.name, routed.facts):
         return ()
     if len(positions) > 1 and routed.policy.role is not Role.MGET:
         return ()
@@ -568,7 +652,7 @@ def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Deci
     assert decision.rule is not None
     name = decision.rule.state_name_of(request[at])
     exists = exists_request(name)
-    if routed.command is None or routed.command.handler is None:
+    if not routed.is_served:
         return StateRead(exists, ())
     if name.field is None:
         return StateRead(exists, [with_names(request, {at: name})])

@@ -17,18 +17,14 @@ from typing import Any, NamedTuple, cast
 from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.backends.servers.chunked_request import answer_in_chunks, pack_in_steps
 from resp_server.backends.servers.compiled import forwarder
-from resp_server.backends.servers.request_policy import (
-    SPLIT,
-    policy_of,
-    split_by_slot,
-)
+from resp_server.backends.servers.request_policy import destination_of, split_by_slot
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.servers_exec import ServersExec
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.servers.transaction_plan import TransactionPlanner
 from resp_server.backends.servers.transactions import BackendExec, Transactions, Watched, watch_states
 from resp_server.command.ours import MOST_USED
-from resp_server.command.policy import Joined, RequestPolicy, Role, Split
+from resp_server.command.policy import Destination, Joined, Role, Split
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import (
     Answer,
@@ -105,7 +101,7 @@ class CommandRoute(NamedTuple):
     """
 
     command: Command
-    policy: RequestPolicy
+    destination: Destination
     single_key_at: int
     command_stats: CommandStats
 
@@ -289,18 +285,17 @@ class ProxyDispatcher(Dispatcher):
             raise not_served(command.name)
         if context.session.transaction is None:
             return
-        policy = policy_of(command)
         self._check_queued(context.session, command, request)
         split = self._split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
             raise too_long(command, CHUNK_WORDS)  # EXEC could not wait for its chunks
-        may_be_split = bool(command.single_key_at) or SPLIT in command.facts.tips
-        if policy is RequestPolicy.BY_KEYS and not (may_be_split and self._clusters.single is not None):
-            split_by_slot(command.facts, request, self.servers.target_of)  # raises for keys of several slots
+        may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
+        if destination_of(command) is Destination.STATES and not (may_be_split and self._clusters.single is not None):
+            split_by_slot(command, request, self.servers.target_of)  # raises for keys of several slots
 
     def _check_queued(self, session: Session, command: Command, request: Request) -> None:
         """Raise GenericError for a command that cannot be queued here."""
-        is_known = policy_of(command) in (RequestPolicy.LOCAL, RequestPolicy.BY_KEYS)
+        is_known = destination_of(command) in (Destination.LOCAL, Destination.STATES)
         if not is_known or not command.policy.runs_in_transaction:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
 
@@ -309,7 +304,7 @@ class ProxyDispatcher(Dispatcher):
         split = super()._split_of(command, request)
         if split is None or split.joined is Joined.FRAMES:
             return split
-        if policy_of(command) is RequestPolicy.BY_KEYS and split.joined in (Joined.SUM, Joined.LIST):
+        if destination_of(command) is Destination.STATES and split.joined in (Joined.SUM, Joined.LIST):
             return split
         if not may_run_unsplit(request):
             raise too_long(command)
@@ -365,7 +360,7 @@ class ProxyDispatcher(Dispatcher):
         def send(chunk: Request) -> ReplyBatch:
             self._check(context, command, chunk)
             chunk_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
-            if not self.servers.answer(command, RequestPolicy.BY_KEYS, chunk, session, chunk_batch):
+            if not self.servers.answer(command, Destination.STATES, chunk, session, chunk_batch):
                 raise GenericError("the request is malformed")
             chunk_batch.seal()
             return chunk_batch
@@ -449,11 +444,11 @@ class ProxyDispatcher(Dispatcher):
         command = self._table.get(name) if b"|" not in name else None
         route = None
         if command is not None:
-            policy = policy_of(command)
+            destination = destination_of(command)
             route = CommandRoute(
                 command,
-                policy,
-                command.single_key_at if policy is RequestPolicy.BY_KEYS else 0,
+                destination,
+                command.single_key_at if destination is Destination.STATES else 0,
                 self._stats.command_stats(command.name),
             )
         if len(self._routes) < SPELLINGS_MAX:
@@ -468,13 +463,13 @@ class ProxyDispatcher(Dispatcher):
             command.check_arity(request)
         except ReplyError:
             return False
-        policy = policy_of(command)
+        destination = destination_of(command)
         # This proxy can answer a request to an empty database.
-        if policy is RequestPolicy.LOCAL or not self.has_keys(session):
+        if destination is Destination.LOCAL or not self.has_keys(session):
             return False
         if not self._may_forward(context, command, request):
             return False
-        is_forwarded = self.servers.answer(command, policy, request, session, batch)
+        is_forwarded = self.servers.answer(command, destination, request, session, batch)
         if is_forwarded:
             session.last_command = command.name
             self._stats.command_stats(command.name).calls += 1

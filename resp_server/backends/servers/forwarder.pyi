@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
+from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.routing.result_cache import ResultCache
 from resp_server.backends.servers.requests import RequestSender, ServerRequest
 from resp_server.backends.servers.server_stores import ServerStores
@@ -113,7 +114,7 @@ class Forwarder:
         commands: Sequence[tuple[str, bool, bool, CommandStats]],
     ) -> None: ...
     def set_patterns(
-        self, by_database: Mapping[int, Sequence[tuple[bytes, int]]], others: Sequence[tuple[bytes, int]] = ()
+        self, by_database: Mapping[int, Sequence[ForwardedKeys]], others: Sequence[ForwardedKeys] = ()
     ) -> None: ...
     def collect(self) -> None: ...
 

@@ -31,6 +31,7 @@ from resp_server.native.core cimport COMMANDS, FastPath, InputInterceptor, KeyFi
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
+from resp_server.command.policy import Destination
 from resp_server.session.epoch_feed import NO_EPOCHS, union_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
@@ -110,13 +111,18 @@ cdef class KeyPatterns:
     def __init__(self, patterns):
         cdef size_t i
         cdef KeyPattern* each
-        self.texts = [text for text, _ in patterns]
+        self.texts = [keys.pattern for keys in patterns]
         self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
         if self.patterns == NULL:
             raise MemoryError
-        for i, (text, backend) in enumerate(patterns):
+        for i, (text, destination, is_cached) in enumerate(patterns):
             each = &self.patterns[i]
-            each.text, each.size, each.backend = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), backend
+            each.text, each.size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
+            each.backend = GENERAL_PATH
+            if destination is Destination.STATES:
+                each.backend = STATES
+            elif destination is Destination.UPSTREAM:
+                each.backend = CACHED if is_cached else UPSTREAM_BACKEND
             each.literal = LITERAL.match(text).end()
             each.is_literal_and_star = text[each.literal:] == b"*"
         self.count = len(self.texts)
@@ -693,7 +699,7 @@ cdef class Forwarder:
             self.plans[i].has_many_keys = has_many_keys
 
     def set_patterns(self, by_database, others=()):
-        """Set which backend answers which keys of each database: (Redis pattern, a `Backend`); the first match decides.
+        """Set which backend answers which keys of each database: `ForwardedKeys`; the first match decides.
 
         A key that matches no pattern is the upstream's. others: the patterns of all other databases.
         """

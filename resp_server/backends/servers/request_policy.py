@@ -1,8 +1,8 @@
-"""Which servers answer a request, how it is split, and how their replies are merged, by its command's facts. Pure.
+"""Which servers answer a request, how it is split, and how their replies are merged, by its command's row. Pure.
 
-A request with keys is sent to the owner of their slot. A request with keys of several slots is split if a tip of the
-command allows it (`request_policy:multi_shard`). The replies are added up (`response_policy:agg_sum`) or put in order.
-The proxy itself answers commands without keys, except those about the keys or jobs of all servers.
+A request with keys is sent to the owner of their slot. A request with keys of several slots is split if the command's
+row allows it. The replies are added up or put in order. The proxy itself answers commands without keys, except those
+about the keys or jobs of all servers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import RequestPolicy, Role
-from resp_server.command.spec import CommandSpec
+from resp_server.command.policy import OF_SERVERS, Destination, Joined, Policy, Role
 from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
@@ -27,9 +26,6 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.account import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 
-SPLIT = "request_policy:multi_shard"
-SUMMED = "response_policy:agg_sum"
-
 # Keys of a request that are hashed in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128
 
@@ -39,11 +35,17 @@ SLOT_BITS = SLOTS.bit_length() - 1
 NO_KEY = (b"$-1\r\n", b"_\r\n")
 
 
-def policy_of(command: Command) -> RequestPolicy:
-    """Return which servers answer a command. The proxy itself refuses commands that sparkis does not have."""
+def destination_of(command: Command) -> Destination:
+    """Return what answers a command without an upstream: `LOCAL`, `STATES`, or one of `OF_SERVERS`.
+
+    The proxy itself refuses commands that sparkis does not have.
+    """
     if command.handler is None or command.facts.group in ("transactions", "pubsub"):
-        return RequestPolicy.LOCAL
-    return RequestPolicy.BY_KEYS if command.facts.key_specs else command.policy.at_proxy or RequestPolicy.LOCAL
+        return Destination.LOCAL
+    if command.facts.key_specs:
+        return Destination.STATES
+    named = command.policy.destination
+    return named if named in OF_SERVERS else Destination.LOCAL
 
 
 def within(user: Account) -> Request:
@@ -65,7 +67,7 @@ class TargetRequest(NamedTuple):
 
 
 def split_by_slot(
-    facts: CommandSpec, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
+    command: Command, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[TargetRequest], Merge] | None:
     """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
 
@@ -73,7 +75,7 @@ def split_by_slot(
         target_of: Returns the target of a key; may raise. None if the request is malformed: then the proxy itself
             replies with the error.
     """
-    steps = split_in_steps(facts, request, target_of)
+    steps = split_in_steps(command, request, target_of)
     while True:
         try:
             next(steps)
@@ -83,10 +85,10 @@ def split_by_slot(
 
 
 def split_in_steps(
-    facts: CommandSpec, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
+    command: Command, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> Steps[tuple[list[TargetRequest], Merge] | None]:
     """Do the same as `split_by_slot`, in steps."""
-    keys = [key for key, _ in keys_of(facts, request) or ()]
+    keys = [key for key, _ in keys_of(command.facts, request) or ()]
     if not keys:
         return None
     places: dict[Hashable, list[int]] = {}
@@ -96,14 +98,26 @@ def split_in_steps(
             yield
     if len(places) == 1:
         return [TargetRequest(next(iter(places)), request)], _only
-    if SPLIT not in facts.tips:
+    if not command.policy.is_split_by_slot:
         raise CrossSlotError
     parts = []
     for target, some in places.items():
         parts.append(TargetRequest(target, (request[0], *(keys[place] for place in some))))
         if not len(parts) % KEYS_AT_ONCE:
             yield
-    return parts, sum_of_replies if SUMMED in facts.tips else partial(array_in_order, places=list(places.values()))
+    return parts, partial(merge_parts, command.policy, places=list(places.values()))
+
+
+def merge_parts(
+    policy: Policy, replies: Sequence[RawReply], places: Sequence[Sequence[int]]
+) -> RawReply | Steps[RawReply]:
+    """Merge the replies to the parts of a read, whose command has this policy.
+
+    Args:
+        places: The places of each part's keys among all keys.
+    """
+    is_summed = policy.split is not None and policy.split.joined is Joined.SUM
+    return sum_of_replies(replies) if is_summed else array_in_order(replies, places)
 
 
 def _only(replies: Sequence[RawReply]) -> RawReply:

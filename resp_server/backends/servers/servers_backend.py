@@ -18,7 +18,7 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters, clash
 from resp_server.backends.servers.tracked_reads import tracked
-from resp_server.command.policy import RequestPolicy, Role
+from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -65,19 +65,19 @@ class ServersBackend:
         self.forwarder: Any = None  # forwards an MGET; None: it is not built, or there are several applications
 
     def answer(
-        self, command: Command, policy: RequestPolicy, request: Request, session: Session, batch: ReplyBatch
+        self, command: Command, destination: Destination, request: Request, session: Session, batch: ReplyBatch
     ) -> bool:
         """Add the pending reply to a request; False: the request is malformed, or needs no server."""
         protocol, is_suppressed = session.protocol, session.replies_suppressed
-        if policy in (RequestPolicy.ALL_SHARDS, RequestPolicy.BY_CURSOR):
-            if policy is RequestPolicy.BY_CURSOR:
+        if destination is Destination.ALL_KEYS:
+            if command.policy.role is Role.SCAN:
                 cursor(request[1])  # raises for an invalid cursor
             query = KeyspaceQuery(self._clusters, request, protocol, batch.seen, within(session.user))
             batch.answer(query.answer, is_suppressed)
             return True
-        if policy is RequestPolicy.ALL_JOBS:
+        if destination is Destination.ALL_JOBS:
             return self._query_jobs(command, request, session, batch)
-        if policy is RequestPolicy.ONE_JOB:
+        if destination is Destination.ONE_JOB:
             cluster = self._clusters_with(request[2].partition(b":")[0])[0]
             master = next(iter(cluster.slots.counts), None)
             if master is None:
@@ -95,7 +95,7 @@ class ServersBackend:
         is_mget = command.policy.role is Role.MGET
         if is_mget and tracking_state is None and self._forward_mget(command, request, session, batch):
             return True
-        found = split_by_slot(command.facts, request, self.target_of)
+        found = split_by_slot(command, request, self.target_of)
         if found is None:
             return False
         parts, merge = found
@@ -175,7 +175,7 @@ class ServersBackend:
         forwarder, packed, index = self.forwarder, pack(request), batch.expect(session.replies_suppressed)
 
         def send_by_slots() -> None:
-            found = split_by_slot(command.facts, request, self.target_of)
+            found = split_by_slot(command, request, self.target_of)
             assert found is not None  # it has keys
             deliver(self.parts_answer(*found, session, batch.seen), batch, index)
 

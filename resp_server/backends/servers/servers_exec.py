@@ -157,7 +157,7 @@ class ServersExec(BackendExec):
         error = next(filter(is_error, found), None)
         if error is not None:
             return error
-        split = yield from split_in_steps(self._commands.command(request).facts, request, self._commands.target_of)
+        split = yield from split_in_steps(self._commands.command(request), request, self._commands.target_of)
         assert split is not None
         merged: RawReply = yield from result_of(split[1](found))
         return merged

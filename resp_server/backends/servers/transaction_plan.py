@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
-from resp_server.backends.servers.request_policy import policy_of, split_in_steps
+from resp_server.backends.servers.request_policy import destination_of, split_in_steps
 from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest
 from resp_server.backends.servers.server_connection import ConnectionKey, ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policy import RequestPolicy, Role
+from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import Answer, ReplyFuture
@@ -220,13 +220,13 @@ class TransactionPlanner:
 
     def _add(self, plan: TransactionPlan, session: Session, request: Request) -> Steps[ReplyPlaces]:
         command = self._commands.command(request)
-        if policy_of(command) is not RequestPolicy.BY_KEYS or not self._commands.has_keys(session):
+        if destination_of(command) is not Destination.STATES or not self._commands.has_keys(session):
             return None
         at = command.single_key_at
         if 0 < at < len(request):
             transaction = self._transaction_at(plan, *self._commands.target_of(request[at]))
             return ((transaction.number, transaction.add(request)),)
-        found = yield from split_in_steps(command.facts, request, self._commands.target_of)
+        found = yield from split_in_steps(command, request, self._commands.target_of)
         if found is None:
             return None
         if command.policy.role is Role.SORT_RO:

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.backends.servers.batch import ReplyBatch
-from resp_server.backends.servers.request_policy import policy_of
+from resp_server.backends.servers.request_policy import destination_of
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.command.policy import RequestPolicy
+from resp_server.command.policy import Destination
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, deliver, in_steps
 from resp_server.forwarding.raw_replies import Steps, as_bytes, is_error
@@ -122,7 +122,7 @@ class Transactions:
         is_observed, monitors = session.is_observed, self._server.monitors
         for each in self._host.of_states(session, requests) if is_tracked or is_observed else ():
             command = self._host.command(each)
-            if is_observed and policy_of(command) is RequestPolicy.BY_KEYS:
+            if is_observed and destination_of(command) is Destination.STATES:
                 monitors.record(session, command, each)
             if is_tracked:
                 keys += keys_read(command, each)

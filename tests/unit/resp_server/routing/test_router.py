@@ -63,12 +63,12 @@ def destination(line: str, made: Router | None = None) -> Destination:
         *((line, Destination.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
         *(
             (line, Destination.LOCAL)
-            for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE JOBS", "ACL WHOAMI")
+            for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE OWNERS", "ACL WHOAMI")
         ),
-        *(
-            (line, Destination.LOCAL)
-            for line in ("INFO proxy", "INFO SPARKIS memory", "CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")
-        ),
+        *((line, Destination.LOCAL) for line in ("CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")),
+        *((line, Destination.ALL_JOBS) for line in ("INFO proxy", "INFO SPARKIS memory", "STATE JOBS", "STATE LAG")),
+        *((line, Destination.STATES) for line in ("STATE LOCATE a", "STATE MGET a b", "STATE HISTORY a")),
+        ("STATE DESCRIBE job:speed", Destination.ONE_JOB),
         *((line, Destination.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
         ("SELECT 0", Destination.SELECT),
     ],
@@ -274,7 +274,7 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
         return
     found, steps = routed_in_steps(*words)
     if isinstance(expected, Route) and expected.destination is Destination.BOTH and len(keys) > KEYS_AT_ONCE:
-        assert found is not None and found.destination is Destination.PORTIONS
+        assert found is not None and found.destination is Destination.BOTH and found.is_in_chunks
         assert list(found.state_keys) == list(expected.state_keys)
     else:
         assert found == expected

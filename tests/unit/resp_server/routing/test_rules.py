@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.backends.routing.key_matcher import KeyMatcher, OwnedFormat, PlainSide
+from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.rule_overlaps import overlaps
 from resp_server.backends.routing.rules import FILE_BYTES_MAX, Owner, RulesError, RulesFile, parse_rules
+from resp_server.command.policy import Destination
 
 
 def mistakes_of(text: str) -> list[str]:
@@ -162,14 +163,19 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
     text = '[[rule]]\nkeys = "a:<x>"\nowner = "state"\ndatabase = 2\n'
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
-    assert made.patterns_by_database == {0: [(b"*", PlainSide.STATES)], 2: [(b"a:*", PlainSide.STATES)]}
+    assert made.forwarded_by_database == {
+        0: [ForwardedKeys(b"*", Destination.STATES)],
+        2: [ForwardedKeys(b"a:*", Destination.STATES)],
+    }
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5), ("1.5m", 90), ("1h", 3600)])
 def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
-    assert KeyMatcher((), [rule]).patterns_by_database == {0: [(b"a:*", PlainSide.CACHED)]}
+    assert KeyMatcher((), [rule]).forwarded_by_database == {
+        0: [ForwardedKeys(b"a:*", Destination.UPSTREAM, is_cached=True)]
+    }
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server.backends.servers.request_policy import policy_of
+from resp_server.backends.servers.request_policy import destination_of
 from resp_server.command.ours import MOST_USED, ROWS
-from resp_server.command.policy import RequestPolicy
+from resp_server.command.policy import OF_SERVERS, Destination
 from resp_server.command.table import Command
 from resp_server.commands import command_table
 
 # The proxy answers all commands without keys of these groups, which are not about the keys or jobs of servers.
-LOCAL_GROUPS = ("cluster", "connection", "pubsub", "scripting", "transactions")
+LOCAL_GROUPS = ("pubsub", "scripting")
 
 
 def without_keys() -> Iterator[Command]:
@@ -26,9 +26,9 @@ def without_keys() -> Iterator[Command]:
 
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
 def test_a_command_without_keys_is_answered_by_servers_or_declared_to_be_the_proxys(command: Command) -> None:
-    is_declared = command.policy.at_proxy is not None
-    assert is_declared != (command.facts.group in LOCAL_GROUPS)
-    assert policy_of(command) is (command.policy.at_proxy or RequestPolicy.LOCAL)
+    declared = command.policy.destination
+    assert declared is not None or command.facts.group in LOCAL_GROUPS
+    assert destination_of(command) is (declared if declared in OF_SERVERS else Destination.LOCAL)
 
 
 def test_rows_are_those_of_commands() -> None:
