@@ -52,7 +52,7 @@ def states_of_server(server: Client) -> Iterator[AnalyzedState]:
 def compare(server: Client, rows: Sequence[AnalyzedKeys]) -> None:
     """Count the samples that the server does not have, for each row of keys that states may own."""
     for row in rows:
-        if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.mapping is not None):
+        if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.alias is not None):
             continue
         row.compared = len(row.samples)
         row.absent = row.compared - sum(server.call("EXISTS", each.name) for each in row.samples)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from resp_server.backends.overlay.dispatcher import OverlayDispatcher
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
+from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.connection import ProxyConnection
@@ -244,7 +244,7 @@ def _make_server(
         )
 
     if overlay is not None:
-        config = replace(config, proto_max_bulk_len=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+        config = replace(config, proto_max_bulk_len=FIRST_ARGUMENT_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
     if options.upstream_auth == "client":
         config = replace(config, password=secrets.token_hex())  # so that clients have to log in
     config = replace(config, server_password=None)  # no process logs in to a proxy with it

@@ -60,7 +60,7 @@ def _ownership(options: argparse.Namespace) -> Ownership:
         raise ValueError(f"--ownership: {error}") from None
 
 
-def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: int = 0) -> UpstreamRedis:
+def upstream_of(options: argparse.Namespace, connections: int = 1, dedicated_max: int = 0) -> UpstreamRedis:
     """Return the upstream of the options; CommandLineError."""
     mistakes, url = Mistakes(), None
     try:
@@ -71,7 +71,7 @@ def upstream_of(options: argparse.Namespace, connections: int = 1, pinned_max: i
         tls = _tls(options, url)
     mistakes.raise_if_any()
     assert url is not None
-    return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, tls, pinned_max)
+    return upstream_at(url, options.upstream_timeout / MS_PER_S, connections, tls, dedicated_max)
 
 
 def _tls(options: argparse.Namespace, url: UpstreamUrl | None) -> UpstreamTls | None:

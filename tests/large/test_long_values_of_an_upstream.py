@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compat.conformance.servers import Running
-from resp_server.backends.routing.long_words import VALUE_BYTES_MAX
+from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from tests.server.conftest import Peer
 from tests.server.swap import Swap
 

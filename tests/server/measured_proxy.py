@@ -9,7 +9,7 @@ from compat.waiting import WAIT_S_MAX
 from resp_server.backends.overlay.dispatcher import OverlayDispatcher
 from resp_server.backends.redis.upstream import upstream_at
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.backends.routing.long_words import FIRST_WORD_BYTES_MAX, VALUE_BYTES_MAX
+from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import RulesFile
 from resp_server.backends.servers.connection import ProxyConnection
@@ -84,7 +84,7 @@ class SwapProxy(Proxy):
     """A proxy with an upstream."""
 
     needs_key_formats = True
-    config = replace(CONFIG, proto_max_bulk_len=FIRST_WORD_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+    config = replace(CONFIG, proto_max_bulk_len=FIRST_ARGUMENT_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
 
     def __init__(self, store: LmdbStore, folder: Path, url: str, rules: str = "") -> None:
         self._url, self._folder = UpstreamUrl.parse(url), folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compat.conformance.wire import Connection
-from resp_server.backends.routing.long_words import VALUE_BYTES_MAX
+from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.protocol.request_parser import LONG_WORD_BYTES
 
 LONG = bytes(range(256)) * (5 << 12)

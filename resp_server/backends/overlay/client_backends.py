@@ -8,7 +8,7 @@ from functools import partial
 from resp_server.backends.overlay.keyspace import KeyFilter
 from resp_server.backends.overlay.state_listing import ToOwner
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.key_aliases import StateName
+from resp_server.backends.routing.key_aliases import StateKey
 from resp_server.backends.routing.key_matcher import Decision
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule
@@ -45,7 +45,7 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
         return decide(key).owner is not Owner.STATE
 
     has_common = any(rule.owner is Owner.PREFER_STATE for rule in ownership.rules)
-    aliased = [rule for rule in ownership.rules if rule.database == database and rule.lists_names]
+    aliased = [rule for rule in ownership.rules if rule.database == database and rule.lists_aliases]
     if aliased:
         names_of = partial(_names_of, decide, [rule for rule in aliased if not has_fields(rule)], user)
         fields = FieldRules([rule for rule in aliased if has_fields(rule)], ownership.matcher.decider)
@@ -63,9 +63,9 @@ def _names_of(
 ) -> Sequence[bytes]:
     """Return the names by which clients know a state's key: its own, unless a rule has it, and those of rules."""
     own = decide(state_key)
-    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.mapping is None) else []
+    names = [state_key] if own.owner is not Owner.UPSTREAM and (own.rule is None or own.rule.alias is None) else []
     for rule in aliased:
-        name = rule.mapping.key_of(StateName(state_key, None)) if rule.mapping is not None else None
+        name = rule.alias.key_of(StateKey(state_key, None)) if rule.alias is not None else None
         if name is not None and decide(name).rule is rule:
             names.append(name)
     return [name for name in names if user.can_read(name)]

@@ -35,23 +35,23 @@ class DedicatedRequests:
 
     def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
         """Return whether a client has a connection of its own, among those of some pools."""
-        return any(pool.pinned.get(client) is not None for pool in pools)
+        return any(pool.dedicated.get(client) is not None for pool in pools)
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""
         for pool in self._logins.pools:
-            dedicated = pool.pinned.get(session.id)
+            dedicated = pool.dedicated.get(session.id)
             if dedicated is not None:
                 dedicated.unwatch()
 
     def holds_state(self, session: Session) -> bool:
         """Return whether a client watches keys at the upstream, or is subscribed there."""
-        dedicated = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        dedicated = (pool.dedicated.get(session.id) for pool in self._logins.pools)
         return any(each is not None and each.holds_state for each in dedicated)
 
     def listens(self, session: Session) -> bool:
         """Return whether a client is subscribed at the upstream, monitors it, or tracks keys there."""
-        dedicated = (pool.pinned.get(session.id) for pool in self._logins.pools)
+        dedicated = (pool.dedicated.get(session.id) for pool in self._logins.pools)
         return any(
             each is not None and (each.is_listening or each.is_monitor or each.is_tracking) for each in dedicated
         )
@@ -59,7 +59,7 @@ class DedicatedRequests:
     def leave(self, session: Session) -> None:
         """Close the connection of a client that has left, or sent RESET."""
         for pool in self._logins.pools:
-            pool.pinned.release(session.id)
+            pool.dedicated.release(session.id)
 
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Send CLIENT UNBLOCK about a client that is blocked at the upstream; False if it is about no such client."""
@@ -67,7 +67,7 @@ class DedicatedRequests:
             return False
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return False
-        blocked = [(pool, pool.pinned.get(int(request[2]))) for pool in self._logins.pools]
+        blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in self._logins.pools]
         found = [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
         if not found:
             return False

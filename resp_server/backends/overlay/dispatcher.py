@@ -38,7 +38,7 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.key_matcher import ForwardedKeys
-from resp_server.backends.routing.long_words import VALUE_BYTES_MAX
+from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership, OwnershipChange
 from resp_server.backends.routing.result_cache import ResultCache
 from resp_server.backends.routing.router import Route, Router
@@ -203,9 +203,11 @@ class OverlayDispatcher(ProxyDispatcher):
         self._server.hello_fields = fields
 
     def _set_forwarder_commands(self) -> None:
-        """Have the forwarder forward the upstream's plain commands."""
+        """Have the forwarder forward the commands that may be forwarded to the upstream."""
         if self.forwarder is not None:
-            plain = [each for each in self.router.commands.plain_commands() if len(each.name) <= HOP_NAME_BYTES_MAX]
+            plain = [
+                each for each in self.router.commands.forwardable_commands() if len(each.name) <= HOP_NAME_BYTES_MAX
+            ]
             rows = [(*each, self._stats.command_stats(each.name)) for each in plain]
             self.forwarder.set_upstream(self._shared_connection, self._cache_of, rows)
 
@@ -238,7 +240,7 @@ class OverlayDispatcher(ProxyDispatcher):
             for at in session.watched:
                 if change.affects(at[1]):
                     session.watched[at] = CHANGED
-        for dedicated in chain.from_iterable(pool.pinned for pool in self._logins.pools):
+        for dedicated in chain.from_iterable(pool.dedicated for pool in self._logins.pools):
             dedicated.is_dirty |= any(map(change.affects, dedicated.watched))
         self._tracking.changed(None)
 
@@ -319,7 +321,7 @@ class OverlayDispatcher(ProxyDispatcher):
         """Return the pool of the node that sends a client the messages of channels; None: no node is known."""
         upstream = self.backend.upstream_of(session)
         for pool in upstream.pools:
-            own = pool.pinned.get(session.id)
+            own = pool.dedicated.get(session.id)
             if own is not None and own.is_listening and own.is_for_messages:
                 return pool
         return upstream.message_pool
@@ -457,7 +459,7 @@ class OverlayDispatcher(ProxyDispatcher):
             self.check_rights(context, routed, request)
         if routed.policy.kills_a_script:
             for pool in self.backend.upstream_of(session).masters:
-                pool.pinned.pin(session.id, session.protocol)
+                pool.dedicated.open(session.id, session.protocol)
         is_subscriber = session.subscriptions is not None and session.protocol == RESP2
         # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
         if is_subscriber and route.destination is not Destination.UPSTREAM and not routed.policy.runs_while_subscribed:

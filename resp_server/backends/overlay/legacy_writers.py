@@ -123,7 +123,7 @@ class LegacyWriterDetector:
         self._checks += 1
         try:
             answers = await all_of(
-                [self.check_upstream(key, database), self.check_states(exists_request(rule.state_name_of(key)))]
+                [self.check_upstream(key, database), self.check_states(exists_request(rule.state_key_of(key)))]
             )
         except Exception:  # it is not known
             return

@@ -15,7 +15,7 @@ from functools import partial
 from resp_server import native
 from resp_server.backends.overlay.overlay_backend import OverlayBackend
 from resp_server.backends.redis.routed_commands import RoutedCommand
-from resp_server.backends.routing.long_words import without_long_words
+from resp_server.backends.routing.long_arguments import without_long_arguments
 from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.backends.servers.chunked_request import answer_in_chunks
@@ -44,7 +44,7 @@ def is_long(request: Request) -> bool:
 def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
     """Split a request, without its long words, into requests of the same command, to check their keys."""
     facts = routed.facts
-    short = without_long_words(request, request.long_at) if request.long_at else request
+    short = without_long_arguments(request, request.long_at) if request.long_at else request
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
         yield short  # it has few keys
         return

@@ -88,7 +88,7 @@ def _of_shards(
 
 
 def _listens(pool: UpstreamPool, session: Session) -> bool:
-    own = pool.pinned.get(session.id)
+    own = pool.dedicated.get(session.id)
     return own is not None and own.is_listening
 
 

@@ -96,7 +96,7 @@ class OverlaySubscriptions:
         )
 
     def _dedicated(self, session: Session) -> Sequence[DedicatedConnection]:
-        own = (pool.pinned.get(session.id) for pool in self._upstream_of(session).pools)
+        own = (pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools)
         return [each for each in own if each is not None]
 
     def _parts(self, name: str, request: Request, session: Session) -> Sequence[SubscriptionPart]:
@@ -142,7 +142,7 @@ class OverlaySubscriptions:
             self._track(request, session, batch)
             return
         parts, upstream = self._parts(name, request, session), self._upstream_of(session)
-        dedicated = [part.pool.pinned.pin(session.id, session.protocol) for part in parts]
+        dedicated = [part.pool.dedicated.open(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
         if len(parts) > 1 and subscribes(name):
             self._hold(session.id)  # a node may send messages before another one has confirmed
@@ -202,7 +202,7 @@ class OverlaySubscriptions:
         if pool is None:
             raise unreachable(self._url, "no node is known")
         upstream.on_push = self._push
-        own = pool.pinned.pin(session.id, session.protocol)
+        own = pool.dedicated.open(session.id, session.protocol)
         own.has_module_subscription = own.is_for_messages = True
 
     def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -235,9 +235,9 @@ class OverlaySubscriptions:
         if not pools:
             raise unreachable(self._url, "no node is known")
         for each in pools:  # before a request is sent: an error means that no node tracks keys
-            each.pinned.pin(session.id, session.protocol)
+            each.dedicated.open(session.id, session.protocol)
             if tracking.is_redirected:
-                each.pinned.pin_listener(session.id)
+                each.dedicated.open_listener(session.id)
 
         def confirm(is_confirmed: bool) -> None:
             if is_on and is_confirmed and session.id in self._sessions:
@@ -250,7 +250,7 @@ class OverlaySubscriptions:
         replies = []
         for each in pools:
             replies.append(ReplyFuture())
-            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.pinned, session.id)
+            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.dedicated, session.id)
 
         def answering() -> Answering:
             first = joined(replies, lambda found: found[0], upstream.defer)
@@ -259,7 +259,7 @@ class OverlaySubscriptions:
         batch.answer(answering, session.replies_suppressed)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
-        own = [(pool, pool.pinned.get(session.id)) for pool in self._upstream_of(session).pools]
+        own = [(pool, pool.dedicated.get(session.id)) for pool in self._upstream_of(session).pools]
         return [pool for pool, each in own if each is not None and each.is_tracking]
 
     def _forget_cached(self, clients: Collection[int]) -> None:

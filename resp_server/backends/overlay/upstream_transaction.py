@@ -99,7 +99,7 @@ class UpstreamTransaction:
     async def answer(self) -> Answer:
         """Send the transaction; return the reply to EXEC. UnansweredError: the commands may have run or not."""
         dedicated, client = self._dedicated, self._session.id
-        if dedicated is not None and (self._pool is None or self._pool.pinned.get(client) is not dedicated):
+        if dedicated is not None and (self._pool is None or self._pool.dedicated.get(client) is not dedicated):
             raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
         pool = self._pool or self._any_pool
         assert pool is not None
@@ -121,7 +121,7 @@ class UpstreamTransaction:
 def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None, DedicatedConnection | None]:
     """Return the client's connection that watches keys at the upstream, with its pool."""
     for pool in upstream.pools:
-        dedicated = pool.pinned.get(session.id)
+        dedicated = pool.dedicated.get(session.id)
         if dedicated is not None and (dedicated.watched or dedicated.is_dirty):
             return pool, dedicated
     return None, None

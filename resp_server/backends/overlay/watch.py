@@ -43,7 +43,7 @@ async def watch_both(
     pool = upstream.pool_of(route.routed, sent)
     if any(each is not pool and _watches(each, session) for each in upstream.pools):
         raise CrossSlotError
-    dedicated = pool.pinned.pin(session.id, session.protocol)
+    dedicated = pool.dedicated.open(session.id, session.protocol)
     check_watch_limits({*session.watched, *((0, key) for key in dedicated.watched)}, theirs)
     targets = [(cluster_of(key), key) for key in ours]
     from_states = [started(watch_states(session.watched, targets))] if targets else []
@@ -61,5 +61,5 @@ async def _watch_upstream(
 
 
 def _watches(pool: UpstreamPool, session: Session) -> bool:
-    dedicated = pool.pinned.get(session.id)
+    dedicated = pool.dedicated.get(session.id)
     return dedicated is not None and bool(dedicated.watched)

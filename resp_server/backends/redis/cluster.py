@@ -109,8 +109,8 @@ class UpstreamCluster:
         True: parts of it are sent later, so that the client's later requests have to wait.
         """
         plan = plan_of(routed, request)
-        is_whole = isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters
-        if isinstance(plan, Plan) and is_whole and type(request) is not LongRequest:
+        is_one_part = isinstance(plan, Plan) and len(plan.parts) == 1 and not plan.on_all_masters
+        if isinstance(plan, Plan) and is_one_part and type(request) is not LongRequest:
             (part,) = plan.parts
             self._send_part(client, protocol, part.slot, pack(part.request), routed.is_read, sink, index, caching)
             return False
@@ -370,8 +370,8 @@ class UpstreamCluster:
             "upstream_waiting": sum(node.waiting for node in nodes),
             "upstream_losses": self._losses + sum(node.losses for node in nodes),
             "upstream_outages": self._outages + sum(node.breaker.times_opened for node in nodes),
-            "upstream_pinned": sum(len(node.pinned) for node in nodes),
-            "upstream_blocked": sum(node.pinned.blocked for node in nodes),
+            "upstream_pinned": sum(len(node.dedicated) for node in nodes),
+            "upstream_blocked": sum(node.dedicated.blocked for node in nodes),
         }
 
     def _unreachable(self) -> TryAgainError:
@@ -437,8 +437,8 @@ class UpstreamCluster:
 
     def _cut_subscribers(self) -> None:
         """Disconnect the clients that have subscribed at all masters: there is another one now."""
-        pinned = [each for node in self._nodes.values() for each in node.pinned if each.is_at_all_masters]
-        for client in {each.client for each in pinned}:
+        dedicated = [each for node in self._nodes.values() for each in node.dedicated if each.is_at_all_masters]
+        for client in {each.client for each in dedicated}:
             self.on_state_lost(client, "the upstream has another master, which it is not subscribed at")
 
     def request_table_again(self, number: int, reason: str) -> None:
@@ -461,9 +461,9 @@ class UpstreamCluster:
             self._losses += node.losses
             self._outages += node.breaker.times_opened
             node.on_failed = _ignore
-            for client in [each.client for each in node.pinned if each.is_listening or each.is_monitor]:
+            for client in [each.client for each in node.dedicated if each.is_listening or each.is_monitor]:
                 self.on_state_lost(client, "the node that it is subscribed at is no master of the upstream any more")
-            tracking = {abs(each.client) for each in node.pinned if each.is_tracking}
+            tracking = {abs(each.client) for each in node.dedicated if each.is_tracking}
             node.stop()
             self.on_moved(tracking)  # the node had keys that they read after an ASK, or was a master
 

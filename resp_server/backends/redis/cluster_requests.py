@@ -136,12 +136,12 @@ def _split(split: Split, request: Request, positions: Sequence[int]) -> Steps[Pl
         return Plan([Part(next(iter(places)), request)])
     parts: list[Part] = []
     for slot, some in places.items():
-        words = [request[0]]
+        arguments = [request[0]]
         for number, place in enumerate(some, len(parts)):
-            words += request[positions[place] : positions[place] + split.item_size]
+            arguments += request[positions[place] : positions[place] + split.item_size]
             if not number % KEYS_AT_ONCE:
                 yield
-        parts.append(Part(slot, words))
+        parts.append(Part(slot, arguments))
     merge: Merge = sum_of_replies
     if split.joined is Joined.LIST:
         merge = partial(array_in_order, places=list(places.values()))

@@ -60,7 +60,7 @@ class DedicatedConnection(UpstreamConnection):
         is_tracking: CLIENT TRACKING ON was sent.
     """
 
-    def __init__(self, owner: PinnedConnections, client: int, protocol: int) -> None:
+    def __init__(self, owner: DedicatedConnections, client: int, protocol: int) -> None:
         super().__init__(owner, protocol)
         self._owner = owner
         self._failure = ""
@@ -227,7 +227,7 @@ class DedicatedConnection(UpstreamConnection):
         return unreachable(self._owner.url, self._failure) if self._failure else super()._unreachable()
 
 
-class PinnedConnections:
+class DedicatedConnections:
     """The connections of single clients, the least recently used one first.
 
     Args:
@@ -261,7 +261,7 @@ class PinnedConnections:
             self._of[client] = found
         return found
 
-    def pin(self, client: int, protocol: int) -> DedicatedConnection:
+    def open(self, client: int, protocol: int) -> DedicatedConnection:
         """Return a client's connection, a new one if it has none; GenericError if too many clients have one."""
         found = self.get(client)
         if found is not None:
@@ -279,9 +279,9 @@ class PinnedConnections:
         made = self._of[client] = DedicatedConnection(self, client, protocol)
         return made
 
-    def pin_listener(self, client: int) -> DedicatedConnection:
-        """Return the second connection of a client, for its invalidations; GenericError as `pin`."""
-        return self.pin(-client, LISTENER_PROTOCOL)
+    def open_listener(self, client: int) -> DedicatedConnection:
+        """Return the second connection of a client, for its invalidations; GenericError as `open`."""
+        return self.open(-client, LISTENER_PROTOCOL)
 
     def listener_of(self, client: int) -> DedicatedConnection | None:
         """Return the second connection of a client, if it has one."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from resp_server.backends.redis.connection import UpstreamRequest
-from resp_server.backends.redis.dedicated_connection import PING, DedicatedConnection, PinnedConnections
+from resp_server.backends.redis.dedicated_connection import PING, DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.pushed_frames import INVALIDATE, first_word, invalidated_keys
 from resp_server.backends.redis.upstream import Upstream
@@ -66,7 +66,7 @@ class KeyChanges:
     def is_current(self) -> bool:
         """Return whether the changes at all nodes that have keys are reported now."""
         return bool(self._nodes) and all(
-            (node := self._nodes.get(pool)) is not None and node.is_on and not node.is_over
+            (node := self._nodes.get(pool)) is not None and node.is_on and not node.is_finished
             for pool in self._upstream.masters
         )
 
@@ -127,7 +127,7 @@ class KeyChanges:
         for node in list(self._nodes.values()):
             node.end_if_late()
         for pool, node in list(self._nodes.items()):
-            if pool not in pools or node.is_over:
+            if pool not in pools or node.is_finished:
                 self._failure = node.failure or self._failure
                 del self._nodes[pool]
                 node.stop()
@@ -154,25 +154,25 @@ class KeyChanges:
 
 
 class _Node:
-    """The connection to one node. is_over: it was lost, or the pool has another server now."""
+    """The connection to one node. is_finished: it was lost, or the pool has another server now."""
 
     def __init__(self, pool: UpstreamPool, prefixes: Sequence[bytes], changes: KeyChanges) -> None:
         self._pool, self._url, self._changes = pool, pool.url, changes
         self._is_lost = self.is_on = False
-        self._pinned: DedicatedConnection | None = None
+        self._dedicated: DedicatedConnection | None = None
         self._fences: deque[list[Callable[[], None]]] = deque()  # one for each PING in flight
-        self._connections = PinnedConnections(pool, 1)
+        self._connections = DedicatedConnections(pool, 1)
         self._connections.on_push = self._push
         self._connections.on_state_lost = self._lost
-        words = [word for prefix in prefixes for word in (b"PREFIX", prefix)]
-        packed = pack((b"CLIENT", b"TRACKING", b"ON", b"BCAST", *words))
+        options = [option for prefix in prefixes for option in (b"PREFIX", prefix)]
+        packed = pack((b"CLIENT", b"TRACKING", b"ON", b"BCAST", *options))
         try:
-            self._pinned = self._connections.pin(OWN, PROTOCOL)
+            self._dedicated = self._connections.open(OWN, PROTOCOL)
         except ReplyError:  # the node is down
             self._is_lost = True
             return
-        self._pinned.is_tracking = True
-        self._pinned.add(UpstreamRequest(packed, self, 0, is_read=False))
+        self._dedicated.is_tracking = True
+        self._dedicated.add(UpstreamRequest(packed, self, 0, is_read=False))
 
     @property
     def failure(self) -> str:
@@ -181,13 +181,13 @@ class _Node:
 
     def fence(self, then: Callable[[], None]) -> None:
         """Call back when all changes are known that the node made before now. Fences of one round share a PING."""
-        if not self.is_on or self._pinned is None:
+        if not self.is_on or self._dedicated is None:
             then()
-        elif self._fences and self._pinned.has_unsent:
+        elif self._fences and self._dedicated.has_unsent:
             self._fences[-1].append(then)
         else:
             self._fences.append([then])
-            self._pinned.add(UpstreamRequest(PING, _PongSink(self), 0, is_read=False))
+            self._dedicated.add(UpstreamRequest(PING, _PongSink(self), 0, is_read=False))
 
     def passed(self) -> None:
         """Handle PONG: end the oldest fence."""
@@ -204,11 +204,11 @@ class _Node:
 
     def end_if_late(self) -> None:
         """Close the connection if the upstream has not replied in time."""
-        if self._pinned is not None and self._pinned.is_late(self._pool.clock(), self._pool.timeout_s):
-            self._pinned.cut(f"it did not reply within {self._pool.timeout_s:g} s")
+        if self._dedicated is not None and self._dedicated.is_late(self._pool.clock(), self._pool.timeout_s):
+            self._dedicated.cut(f"it did not reply within {self._pool.timeout_s:g} s")
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self._is_lost or self._pool.url is not self._url
 
     def stop(self) -> None:

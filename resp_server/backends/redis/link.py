@@ -69,11 +69,11 @@ class UpstreamProtocol(asyncio.Protocol):
             open_addresses.add(self._address)
             keep_alive(sock, KEEPALIVE_S)  # blocking commands have no time limit, so only probes find a dead upstream
 
-    async def greet(self, words: list[tuple[bytes, ...]], role: RoleCheck) -> None:
+    async def greet(self, requests: list[tuple[bytes, ...]], role: RoleCheck) -> None:
         """Send the requests that open a connection, and wait for their replies; HandshakeError if one is refused."""
         # CLIENT SETNAME only helps people who read CLIENT LIST, so a user without the right to it may log in. A user
         # without the right to ROLE may log in, too; then the role is not checked.
-        self._handshake = Handshake(words, (b"CLIENT", b"ROLE"), role.refusal)
+        self._handshake = Handshake(requests, (b"CLIENT", b"ROLE"), role.refusal)
         await self._handshake.run(self._transport)
         self._handshake = None
 

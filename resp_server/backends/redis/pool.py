@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from resp_server.backends.redis.breaker import Breaker
 from resp_server.backends.redis.command_facts import facts_in
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
-from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, PinnedConnections
+from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.hello import hello_fields
 from resp_server.backends.redis.role import AnyRole, RoleCheck
 from resp_server.backends.redis.routed_commands import RoutedCommand
@@ -55,7 +55,7 @@ class UpstreamPool:
 
     on_facts: called after each reconnection with the facts of the upstream's commands, because its modules may have
     changed; None: the facts are not requested. on_hello: called with the fields of its reply to HELLO. on_failed:
-    called after each failure. on_state_lost: called with a client whose pinned connection was lost together with its
+    called after each failure. on_state_lost: called with a client whose dedicated connection was lost together with its
     state at the upstream, such as watched keys.
 
     Args:
@@ -64,7 +64,7 @@ class UpstreamPool:
     Attributes:
         role: Checks the server's role.
         locator: Finds the master by sentinels; None: the URL has the server's address.
-        pinned: The connections of single clients.
+        dedicated: The connections of single clients.
         tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
         on_push: Called with a client and a frame that it gets without a request.
     """
@@ -75,7 +75,7 @@ class UpstreamPool:
         timeout_s: float = UPSTREAM_TIMEOUT_S,
         connections: int = UPSTREAM_CONNECTIONS,
         tls: UpstreamTls | None = None,
-        pinned_max: int = DEDICATED_CONNECTIONS_MAX,
+        dedicated_max: int = DEDICATED_CONNECTIONS_MAX,
     ) -> None:
         self.url, self.tls = url, tls
         self.role = RoleCheck()
@@ -94,18 +94,18 @@ class UpstreamPool:
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # called in a Redis Cluster only
         self.defer: Defer
-        self.pinned = PinnedConnections(self, pinned_max)
+        self.dedicated = DedicatedConnections(self, dedicated_max)
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
-        self.pinned.on_push = lambda client, frame: self.on_push(client, frame)
-        self.pinned.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
-        self._of_any_role = PinnedConnections(_AnyRoleEvents(self), ROLE_CHANGES_MAX)
+        self.dedicated.on_push = lambda client, frame: self.on_push(client, frame)
+        self.dedicated.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
+        self._of_any_role = DedicatedConnections(_AnyRoleEvents(self), ROLE_CHANGES_MAX)
         # The compiled core's poller, which polls clients' and servers' sockets; None: asyncio does.
         self.poller: Any = None
 
     @property
     def is_unused(self) -> bool:
         """Return whether no connection is open or has pending requests."""
-        return not len(self.pinned) and not any(
+        return not len(self.dedicated) and not any(
             each.is_open or each.pending_count for each in self._connections.values()
         )
 
@@ -118,7 +118,7 @@ class UpstreamPool:
         return self._with_url(self.url.with_login(user, password))
 
     def _with_url(self, url: UpstreamUrl) -> UpstreamPool:
-        made = UpstreamPool(url, self.timeout_s, self._count, self.tls, self.pinned.count_max)
+        made = UpstreamPool(url, self.timeout_s, self._count, self.tls, self.dedicated.count_max)
         made.locator, made.role = self.locator, self.role
         made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made
@@ -145,7 +145,7 @@ class UpstreamPool:
             self.locator.remove(self)
         for connection in self._connections.values():
             connection.stop()
-        self.pinned.stop()
+        self.dedicated.stop()
         self._of_any_role.stop()
 
     node_count = 1
@@ -167,7 +167,7 @@ class UpstreamPool:
         """
         if routed.policy.changes_role:
             sent = UpstreamRequest(pack(request), sink, index, is_read=False)
-            self._of_any_role.pin(client, protocol).send_request(sent, protocol)
+            self._of_any_role.open(client, protocol).send_request(sent, protocol)
             return True
         if type(request) is LongRequest:
             send = partial(self.send, client, protocol, is_read=routed.is_read, prefix=caching)
@@ -196,40 +196,40 @@ class UpstreamPool:
         self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, prefix=prefix))
 
     def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:
-        """Send a request over the client's pinned connection, if it has one, otherwise over a shared connection.
+        """Send a request over the client's dedicated connection, if it has one, otherwise over a shared connection.
 
         Long requests have a shared connection of their own, so that short ones do not wait behind them. A long one is
         its client's only request without a reply, so the order of the client's requests is kept.
         """
         try:
-            pinned = self.track(client, protocol) if client in self.tracked else self.pinned.get(client)
+            dedicated = self.track(client, protocol) if client in self.tracked else self.dedicated.get(client)
         except ReplyError as error:
             request.sink.fail(request.index, error)
             return
-        if pinned is None and not isinstance(request.packed, bytes):
+        if dedicated is None and not isinstance(request.packed, bytes):
             self._long_connection(protocol).add(request)
-        elif pinned is None:
+        elif dedicated is None:
             self._connection(client, protocol).add(request)
         else:
-            pinned.send_request(request, protocol)
+            dedicated.send_request(request, protocol)
 
     def track(self, client: int, protocol: int) -> DedicatedConnection:
-        """Return the pinned connection of a client in `tracked`, which tracks keys from now on; ReplyError."""
-        pinned = self.pinned.pin(client, protocol)
-        if not pinned.is_tracking:
+        """Return the dedicated connection of a client in `tracked`, which tracks keys from now on; ReplyError."""
+        dedicated = self.dedicated.open(client, protocol)
+        if not dedicated.is_tracking:
             for each in self.tracked[client]:
                 sink = _TrackingSink(self, client, each)
                 TrackingRequest(each, protocol, sink, 0, partial(self._is_tracked, client, each)).send(
-                    self.pinned, client
+                    self.dedicated, client
                 )
-        return pinned
+        return dedicated
 
     def _is_tracked(self, client: int, tracking: Tracking) -> bool:
         return any(each is tracking for each in self.tracked.get(client, ()))
 
     def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
-        """Return the shared connection for a client's requests; None: the client has a pinned connection."""
-        if client in self.tracked or self.pinned.get(client) is not None:
+        """Return the shared connection for a client's requests; None: the client has a dedicated connection."""
+        if client in self.tracked or self.dedicated.get(client) is not None:
             return None
         return self._connection(client, protocol)
 
@@ -251,7 +251,7 @@ class UpstreamPool:
         *,
         caching: bytes = b"",
     ) -> None:
-        """Send a blocking command over the client's pinned connection; GenericError if too many clients have one."""
+        """Send a blocking command over the client's dedicated connection; GenericError if too many clients have one."""
         if type(request) is LongRequest:
             send_long(request, partial(self.send_blocking, client, protocol, prefix=caching), sink, index, self.defer)
             return
@@ -272,18 +272,18 @@ class UpstreamPool:
         mark_write: bytes = MARK_WRITE,
         prefix: bytes = b"",
     ) -> None:
-        """Send a blocking command over the client's pinned connection.
+        """Send a blocking command over the client's dedicated connection.
 
         Args:
             is_about_writes: It is WAIT or WAITAOF.
             mark_write: See `DedicatedConnection.send_wait`.
         """
-        pinned = self.pinned.pin(client, protocol)
+        dedicated = self.dedicated.open(client, protocol)
         request = UpstreamRequest(packed, sink, index, is_read=False, prefix=prefix, is_blocking=True)
         if is_about_writes:
-            pinned.send_wait(request, protocol, mark_write)
+            dedicated.send_wait(request, protocol, mark_write)
         else:
-            pinned.send_request(request, protocol)
+            dedicated.send_request(request, protocol)
 
     @property
     def pools(self) -> Sequence[UpstreamPool]:
@@ -329,7 +329,7 @@ class UpstreamPool:
     @property
     def waiting(self) -> int:
         """The number of requests without a reply."""
-        return sum(each.pending_count for each in (*self._connections.values(), *self.pinned))
+        return sum(each.pending_count for each in (*self._connections.values(), *self.dedicated))
 
     @property
     def open_connections(self) -> int:
@@ -359,7 +359,7 @@ class UpstreamPool:
             "upstream_waiting": self.waiting,
             "upstream_losses": self.losses,
             "upstream_outages": self.breaker.times_opened,
-            **self.pinned.info_fields(),
+            **self.dedicated.info_fields(),
         }
 
     def located(self) -> UpstreamUrl:
@@ -374,8 +374,8 @@ class UpstreamPool:
         for connection in self._connections.values():
             connection.cut("the master has moved")
             connection.try_now()
-        for pinned in self.pinned:
-            pinned.cut("the master has moved")
+        for dedicated in self.dedicated:
+            dedicated.cut("the master has moved")
         self._connection(0, 2).connect()
 
     # -- called by connections ----------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class UpstreamPool:
         self._asks_role = False
         reason = self.role.refusal(b"ROLE", reply)
         if reason:
-            for each in (*self._connections.values(), *self.pinned):
+            for each in (*self._connections.values(), *self.dedicated):
                 each.cut(reason)
 
     def _connection(self, client: int, protocol: int) -> UpstreamConnection:
@@ -437,7 +437,7 @@ class UpstreamPool:
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self._clock.tick()
-        connections = [*self._connections.values(), *self.pinned, *self._of_any_role]
+        connections = [*self._connections.values(), *self.dedicated, *self._of_any_role]
         for idle in [each for each in self._of_any_role if each.is_idle]:
             self._of_any_role.release(idle.client)
         late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)

@@ -86,16 +86,16 @@ def invalidated_keys(frame: RawReply) -> Sequence[bytes] | None:
 
 
 def words_in(frame: bytes) -> Sequence[bytes]:
-    """Return the words of an array or a push of bulk strings; FrameError for another frame."""
-    words, at = [], frame.index(b"\r\n") + 2
+    """Return the strings of an array or a push of bulk strings; FrameError for another frame."""
+    strings, at = [], frame.index(b"\r\n") + 2
     while at < len(frame):
         head = BULK.match(frame, at)
         if head is None:
             raise FrameError("a message, or an invalidation, with a part that is no text")
         start, size = head.end(), int(head[1])
-        words.append(frame[start : start + size])
+        strings.append(frame[start : start + size])
         at = start + size + 2
-    return words
+    return strings
 
 
 def in_protocol(frame: bytes, protocol: int) -> bytes:

@@ -52,7 +52,7 @@ class RoutedCommand(NamedTuple):
         return self.is_read and self.policy.is_split_by_slot
 
 
-class PlainCommand(NamedTuple):
+class ForwardableCommand(NamedTuple):
     """A command of which the first argument is the only key, or all arguments are keys."""
 
     name: str
@@ -107,8 +107,8 @@ class RoutedCommands:
         if "no_multi" in routed.facts.flags:
             raise GenericError("Command not allowed inside a transaction")
 
-    def plain_commands(self) -> Sequence[PlainCommand]:
-        """Return the commands whose keys are at fixed positions and decide the side, the most used ones first."""
+    def forwardable_commands(self) -> Sequence[ForwardableCommand]:
+        """Return the commands whose keys are at fixed positions and decide the backend, the most used ones first."""
         names = [*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]
         found = []
         for name in dict.fromkeys(names):
@@ -122,14 +122,15 @@ class RoutedCommands:
                 continue
             facts = routed.facts
             has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
-            is_plain = has_fixed_keys and len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
+            has_one_spec = len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
             if (
-                is_plain
+                has_fixed_keys
+                and has_one_spec
                 and not routed.needs_getkeys
                 and not routed.policy.writes_other_database
                 and not {"blocking", "movablekeys"} & set(facts.flags)
             ):
-                found.append(PlainCommand(name, routed.is_read, facts.last_key == -1))
+                found.append(ForwardableCommand(name, routed.is_read, facts.last_key == -1))
         return found
 
     def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:

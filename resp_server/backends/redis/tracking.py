@@ -1,9 +1,9 @@
-"""CLIENT TRACKING of a client at a node of the upstream, over the client's pinned connection, maybe with REDIRECT.
+"""CLIENT TRACKING of a client at a node of the upstream, over the client's dedicated connection, maybe with REDIRECT.
 
 With REDIRECT, the upstream has no connection of the client that gets the invalidations. So the client that tracks keys
-gets a second pinned connection to the node, in RESP3, to which the node redirects them:
+gets a second dedicated connection to the node, in RESP3, to which the node redirects them:
 
-    upstream --replies--------> pinned connection -> client
+    upstream --replies--------> dedicated connection -> client
              --invalidations--> its listener ------> tracking table -> client that REDIRECT names
 
 From the tracking table on, they are sent like invalidations of states. Replies and invalidations have no common order,
@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.redis.connection import UpstreamRequest, UpstreamSink
-from resp_server.backends.redis.dedicated_connection import DedicatedConnection, PinnedConnections
+from resp_server.backends.redis.dedicated_connection import DedicatedConnection, DedicatedConnections
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
@@ -61,16 +61,16 @@ class TrackingRequest:
     index: int
     is_wanted: Callable[[], bool] = lambda: True
 
-    def send(self, pinned: PinnedConnections, client: int) -> None:
+    def send(self, dedicated: DedicatedConnections, client: int) -> None:
         """Send the request, over connections that are made if there are none; ReplyError: too many clients have one."""
-        own = pinned.pin(client, self.protocol)
+        own = dedicated.open(client, self.protocol)
         own.is_tracking = self.tracking.request[2].upper() == b"ON"
         if self.tracking.is_redirected:
-            listener = pinned.pin_listener(client)
+            listener = dedicated.open_listener(client)
             listener.is_tracking = True
             listener.with_upstream_id(partial(self._send_redirected, own))
             return
-        former = pinned.listener_of(client)
+        former = dedicated.listener_of(client)
         if former is not None:
             former.is_tracking = False
         self._send(own, self.tracking.request)
@@ -87,12 +87,12 @@ class TrackingRequest:
             self._send(own, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)))
 
 
-def _redirected(words: Iterator[bytes], target: bytes) -> Iterator[bytes]:
+def _redirected(options: Iterator[bytes], target: bytes) -> Iterator[bytes]:
     """Return valid options with another client in REDIRECT."""
-    for word in words:
-        yield word
-        if word.upper() == b"PREFIX":
-            yield next(words)
-        elif word.upper() == b"REDIRECT":
-            next(words)
+    for option in options:
+        yield option
+        if option.upper() == b"PREFIX":
+            yield next(options)
+        elif option.upper() == b"REDIRECT":
+            next(options)
             yield target

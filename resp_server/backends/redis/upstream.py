@@ -28,8 +28,8 @@ class Upstream(Protocol):
         defer: Calls back in a later turn.
         on_facts: Called with the upstream's commands.
         on_hello: Called with the fields of its reply to HELLO.
-        on_state_lost: Called with a client whose pinned connection was lost with its state, such as watched keys, and
-            with the reason.
+        on_state_lost: Called with a client whose dedicated connection was lost with its state, such as watched keys,
+            and with the reason.
         on_moved: Called when keys have moved to other nodes, with clients that have to forget all keys that they have
             cached.
         on_push: Called with a client and a frame that it gets without a request.
@@ -148,16 +148,16 @@ class Upstream(Protocol):
 
 
 def upstream_at(
-    url: UpstreamUrl, timeout_s: float, connections: int, tls: UpstreamTls | None, pinned_max: int
+    url: UpstreamUrl, timeout_s: float, connections: int, tls: UpstreamTls | None, dedicated_max: int
 ) -> Upstream:
     """Return the connections to the upstream of a URL.
 
     Args:
-        connections, pinned_max: Those of each node.
+        connections, dedicated_max: Those of each node.
     """
 
     def pool_at(server: UpstreamUrl) -> UpstreamPool:
-        return UpstreamPool(server, timeout_s, connections, tls, pinned_max)
+        return UpstreamPool(server, timeout_s, connections, tls, dedicated_max)
 
     if url.is_cluster:
         return UpstreamCluster(url, pool_at)

@@ -131,15 +131,15 @@ class UpstreamUrl:
 
     def greeting(self, protocol: int) -> list[tuple[bytes, ...]]:
         """Return the first requests over a connection. RESP2 needs no HELLO, which Redis before 6 does not know."""
-        words: list[tuple[bytes, ...]] = []
+        requests: list[tuple[bytes, ...]] = []
         if self.password is not None:
             names = (self.user.encode("utf-8", "surrogateescape"),) if self.user else ()
-            words.append((b"AUTH", *names, self.password.encode("utf-8", "surrogateescape")))
+            requests.append((b"AUTH", *names, self.password.encode("utf-8", "surrogateescape")))
         if protocol != 2:
-            words.append((b"HELLO", b"%d" % protocol))
+            requests.append((b"HELLO", b"%d" % protocol))
         if self.database:
-            words.append((b"SELECT", b"%d" % self.database))
-        return [*words, (b"CLIENT", b"SETNAME", CLIENT_NAME), ROLE, (b"PING",)]
+            requests.append((b"SELECT", b"%d" % self.database))
+        return [*requests, (b"CLIENT", b"SETNAME", CLIENT_NAME), ROLE, (b"PING",)]
 
 
 def _address(text: str, default_port: int) -> Address:

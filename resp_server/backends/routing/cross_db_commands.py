@@ -27,13 +27,13 @@ def other_key(name: str, request: Request) -> OtherKey | None:
     """Return the key that a MOVE or COPY writes in the database that it names; None if it names none."""
     if policy_of(name).role is Role.MOVE:
         return OtherKey(1, int(request[2])) if len(request) == 3 and is_number(request[2]) else None
-    words = [word.upper() for word in request[COPY_DESTINATION + 1 : -1]]
-    if b"DB" not in words:
+    options = [option.upper() for option in request[COPY_DESTINATION + 1 : -1]]
+    if b"DB" not in options:
         return None
-    number = request[COPY_DESTINATION + 1 + words.index(b"DB") + 1]
+    number = request[COPY_DESTINATION + 1 + options.index(b"DB") + 1]
     return OtherKey(COPY_DESTINATION, int(number)) if is_number(number) else None
 
 
-def is_number(word: bytes) -> bool:
-    """Return whether a word may be the number of a database."""
-    return word.isdigit() and len(word) <= 10
+def is_number(argument: bytes) -> bool:
+    """Return whether an argument may be the number of a database."""
+    return argument.isdigit() and len(argument) <= 10

@@ -1,4 +1,4 @@
-"""Keys that clients know by another name than the state: `dash/<account>/apdex` is `golden:byAccount:<account>`.
+"""Aliases: clients know a state's key by another name, such as `dash/<account>/apdex` for `golden:byAccount:<account>`.
 
 Both names are key formats with the same placeholders. A placeholder takes the shortest text that fits, the last one all
 that is left. With `field`, a key is one field of a hash of the state. Pure.
@@ -21,8 +21,8 @@ from state_backend.model.descriptor import KeyFormat
 NO_VALUES: Mapping[str, bytes] = {}
 
 
-class StateName(NamedTuple):
-    """The place of a key's value in a state.
+class StateKey(NamedTuple):
+    """A key of a state, or one field of it, by the state's own name.
 
     Args:
         field: None for the whole key.
@@ -33,8 +33,8 @@ class StateName(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NameMapping:
-    """The names of the keys of one rule.
+class KeyAlias:
+    """The names by which clients know the states' keys of one rule, or fields of these keys.
 
     Args:
         keys: The clients'.
@@ -45,12 +45,12 @@ class NameMapping:
     state_key: KeyFormat
     field: KeyFormat | None = None
 
-    def state_name_of(self, key: bytes) -> StateName:
+    def state_key_of(self, key: bytes) -> StateKey:
         """Return the state's name of a key that the rule covers."""
         values = _values(self._of_key, self.keys, key) or NO_VALUES
-        return StateName(_text(self.state_key, values), None if self.field is None else _text(self.field, values))
+        return StateKey(_text(self.state_key, values), None if self.field is None else _text(self.field, values))
 
-    def key_of(self, name: StateName) -> bytes | None:
+    def key_of(self, name: StateKey) -> bytes | None:
         """Return the clients' name of a state's key, or of a field; None: it has none."""
         values = _values(self._of_state_key, self.state_key, name.key)
         of_field = NO_VALUES
@@ -60,14 +60,14 @@ class NameMapping:
         if values is None:
             return None
         key = _text(self.keys, {**values, **of_field})
-        return key if self.state_name_of(key) == name else None
+        return key if self.state_key_of(key) == name else None
 
     @property
     def only_field(self) -> bytes | None:
         """The only field with a name; None: all fields that fit, or whole keys."""
         return None if self.field is None or self.field.columns else self.field.prefix
 
-    def name_prefix(self, state_key: bytes) -> bytes | None:
+    def alias_prefix(self, state_key: bytes) -> bytes | None:
         """Return the prefix of the names of a hash's fields; None: its fields have no names."""
         values = _values(self._of_state_key, self.state_key, state_key)
         if values is None:
@@ -163,7 +163,7 @@ class StateRead(NamedTuple):
         return replies[0] if self.convert is None else self.convert(replies)
 
 
-def exists_request(name: StateName) -> Request:
+def exists_request(name: StateKey) -> Request:
     """Return the request that tells whether a state has a key, or a field of it."""
     return (b"EXISTS", name.key) if name.field is None else (b"HEXISTS", name.key, name.field)
 
@@ -199,7 +199,7 @@ def _earlier_end(replies: Sequence[RawReply]) -> RawReply:
     return min(ends, key=lambda each: int(each[1:])) if ends else NEVER
 
 
-def with_names(request: Request, names: Mapping[int, StateName]) -> Request:
+def with_state_keys(request: Request, names: Mapping[int, StateKey]) -> Request:
     """Return a request with the states' names of keys in place of the clients'.
 
     Args:

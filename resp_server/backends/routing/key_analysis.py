@@ -150,7 +150,7 @@ def _both(one: AnalyzedKeys, other: AnalyzedKeys) -> str:
 
 def _state_of(rule: Rule, states: Sequence[AnalyzedState]) -> AnalyzedState | None:
     """Return the only state that has the keys of a rule by the same names; None if there is not exactly one."""
-    if rule.mapping is not None:
+    if rule.alias is not None:
         return None
     found = [each for each in states if covers(rule.keys, KeyFormat.parse(each.key_format))]
     return found[0] if len(found) == 1 else None

@@ -81,7 +81,7 @@ class KeyMatcher:
         # The longest prefix first: of two formats that cover a key, the more specific one names the owner.
         rows = sorted(rows, key=lambda row: len(row[0].prefix), reverse=True)
         self.format_count = len(rows)
-        self.mappings = [(rule.database, rule.mapping) for rule in rules if rule.mapping is not None]
+        self.aliases = [(rule.database, rule.alias) for rule in rules if rule.alias is not None]
         by_format = [(key_format, Decision(Owner.STATE, owner)) for key_format, owner in rows]
         self._formats = _Alternatives(by_format)
         elsewhere = [rule.keys for rule in rules if rule.database and rule.has_state_keys]
@@ -128,8 +128,8 @@ class KeyMatcher:
         decision = self.decider(database)(key)
         if decision.owner is Owner.UPSTREAM:
             return None
-        if decision.rule is not None and decision.rule.mapping is not None:
-            key = decision.rule.mapping.state_name_of(key).key
+        if decision.rule is not None and decision.rule.alias is not None:
+            key = decision.rule.alias.state_key_of(key).key
         return decision.state or self._formats.decide(key).state
 
     def job_of(self, state_key: bytes) -> str | None:
@@ -150,7 +150,7 @@ class KeyMatcher:
 
 def _forwarded(rule: Rule) -> ForwardedKeys:
     destination = DESTINATIONS.get(rule.owner, Destination.BY_KEYS)
-    if rule.mapping is not None:
+    if rule.alias is not None:
         destination = Destination.ALIASED
     return ForwardedKeys(glob_of(rule.keys), destination, bool(rule.cache_s))
 

@@ -69,7 +69,7 @@ class OwnershipChange(NamedTuple):
     def affects(self, key: bytes) -> bool:
         """Return whether a key has another owner now, in any database."""
         before, after = self.before, self.after
-        if before.mappings != after.mappings:
+        if before.aliases != after.aliases:
             return True  # clients may know the key by another name
         databases = {*before.databases, *after.databases}
         return any(before.decider(each)(key) != after.decider(each)(key) for each in databases)

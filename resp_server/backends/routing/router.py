@@ -15,14 +15,14 @@ from resp_server.backends.routing.cross_db_commands import OtherKey, is_number, 
 from resp_server.backends.routing.key_aliases import (
     ConvertReplies,
     FieldRead,
-    StateName,
+    StateKey,
     StateRead,
     exists_request,
     field_read,
-    with_names,
+    with_state_keys,
 )
 from resp_server.backends.routing.key_matcher import Decision, KeyMatcher
-from resp_server.backends.routing.long_words import long_words, too_long, without_long_words
+from resp_server.backends.routing.long_arguments import long_arguments, too_long, without_long_arguments
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule, Writes
 from resp_server.backends.routing.shadow_compare import is_comparable
@@ -37,19 +37,19 @@ from resp_server.session.transaction import WATCHED_KEYS_MAX
 
 # Sections of INFO that only this process has.
 OWN_SECTIONS = (b"proxy", b"sparkis")
-# The words that an option of XREAD and XREADGROUP takes, with its name.
+# The size of an option of XREAD and XREADGROUP, with its values.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
 NO_FIELDS: Mapping[int, Request] = {}
 NO_STATE_READS: Mapping[int, StateRead] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 256
-# Words of a request in which an option has to be found (guess: takes some milliseconds).
-SEARCHED_WORDS_MAX = 1 << 15
+# Arguments of a request in which an option has to be found (guess: takes some milliseconds).
+SEARCHED_ARGUMENTS_MAX = 1 << 15
 # Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
 OTHERS_MAX = 4097
-# Cached replies to COMMAND GETKEYS, and the words of the longest request (guesses: a few MB, and as many as a request
-# may have that is not routed in steps).
-GETKEYS_CACHED_MAX, GETKEYS_WORDS_MAX = 1024, 1024
+# Cached replies to COMMAND GETKEYS, and the arguments of the longest request (guesses: a few MB, and as many as a
+# request may have that is not routed in steps).
+GETKEYS_CACHED_MAX, GETKEYS_ARGUMENTS_MAX = 1024, 1024
 # Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
 SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.
@@ -117,7 +117,7 @@ class Shadowed(NamedTuple):
 
 
 class GetkeysCache:
-    """Caches the keys that the upstream has returned to COMMAND GETKEYS, by the words of the request."""
+    """Caches the keys that the upstream has returned to COMMAND GETKEYS, by the arguments of the request."""
 
     def __init__(self) -> None:
         self._keys: dict[Request, Sequence[bytes]] = {}
@@ -130,11 +130,11 @@ class GetkeysCache:
 
     def positions(self, name: str, request: Request) -> Sequence[int]:
         """Return the positions of a request's keys; GenericError if they are not known."""
-        words = tuple(request)
-        keys = None if len(request) > GETKEYS_WORDS_MAX else self._keys.get(words)
+        arguments = tuple(request)
+        keys = None if len(request) > GETKEYS_ARGUMENTS_MAX else self._keys.get(arguments)
         if keys is None:
             raise GenericError(f"the upstream does not say where the keys of '{name}' are, so it is not passed on")
-        return sorted({words.index(key, 1) for key in keys})
+        return sorted({arguments.index(key, 1) for key in keys})
 
     def has(self, request: Request) -> bool:
         """Return whether the keys of a request are known."""
@@ -195,12 +195,12 @@ def route_of(request: Request, table: RoutingTable, database: int = 0) -> Route 
     Args:
         database: The one that the client has selected.
     """
-    long_at = long_words(request)
+    long_at = long_arguments(request)
     routed = table.commands.of(request)
     if long_at:
         if routed is None or routed.destination not in (Destination.BY_KEYS, Destination.UPSTREAM):
             raise too_long()
-        request = without_long_words(request, long_at)
+        request = without_long_arguments(request, long_at)
     if routed is None:
         return None
     if routed.destination is Destination.BY_KEYS:
@@ -275,13 +275,13 @@ def request_of_states(request: Request, at: int, table: RoutingTable, database: 
     """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
     table.check_known()
     found = table.keys.decider(database)(request[at])
-    names = _state_names(request, [(at, found)])
+    names = _state_keys(request, [(at, found)])
     is_upstreams = found.owner is Owner.UPSTREAM
     if is_upstreams or (at in names and names[at].field is not None):
         what = "keys of the upstream" if is_upstreams else "fields of a state's key"
         name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
         raise GenericError(f"{name} is not available for {what}: {table.owners_text(request, [at], database)}")
-    return with_names(request, names)
+    return with_state_keys(request, names)
 
 
 class _KeyedRequest:
@@ -367,11 +367,11 @@ class _KeyedRequest:
     def _states(self) -> Route:
         """Return the route of a request with keys of states only."""
         routed, request = self._routed, self._request
-        names = _state_names(request, self._owned)
+        names = _state_keys(request, self._owned)
         if not names:
             return Route(Destination.STATES, routed)
         if routed.policy.role is Role.WATCH or all(name.field is None for name in names.values()):
-            return Route(Destination.ALIASED, routed, request=with_names(request, names))
+            return Route(Destination.ALIASED, routed, request=with_state_keys(request, names))
         if routed.is_split and len(self._owned) > 1:
             return self._both(self._owned)
         (at, name), *others = names.items()
@@ -396,7 +396,7 @@ class _KeyedRequest:
             if found.owner is Owner.PREFER_STATE
         }
         of_states = [(at, found) for at, found in others if at not in preferred]
-        names, is_fenced = _state_names(request, of_states), self._table.keys.has_exactly_cached
+        names, is_fenced = _state_keys(request, of_states), self._table.keys.has_exactly_cached
         if not names:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
@@ -407,7 +407,7 @@ class _KeyedRequest:
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
-        named = with_names(request, names)
+        named = with_state_keys(request, names)
         return Route(
             Destination.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced
         )
@@ -446,10 +446,10 @@ def route_in_steps(request: Request, table: RoutingTable, database: int = 0) -> 
     is_by_keys = routed is not None and routed.destination is Destination.BY_KEYS and not routed.single_key_at
     if routed is None or not is_by_keys or len(request) <= KEYS_AT_ONCE:
         return route_of(request, table, database)
-    long_at = long_words(request)
+    long_at = long_arguments(request)
     table.check_known()
     if long_at:
-        request = without_long_words(request, long_at)
+        request = without_long_arguments(request, long_at)
     found = _LongRequest(table, routed, request, database, long_at)
     for first in range(0, len(found.positions), KEYS_AT_ONCE):
         found.decide(first)
@@ -467,9 +467,9 @@ class _LongRequest:
     def __init__(
         self, table: RoutingTable, routed: RoutedCommand, request: Request, database: int, long_at: Collection[int]
     ) -> None:
-        if len(request) > SEARCHED_WORDS_MAX and searches_keyword(routed.facts):
+        if len(request) > SEARCHED_ARGUMENTS_MAX and searches_keyword(routed.facts):
             raise GenericError(
-                f"'{routed.name}' takes {SEARCHED_WORDS_MAX} arguments through --upstream; split the request"
+                f"'{routed.name}' takes {SEARCHED_ARGUMENTS_MAX} arguments through --upstream; split the request"
             )
         self.positions = table.positions(routed, request, is_long=True)
         is_watch = routed.policy.role is Role.WATCH
@@ -500,7 +500,7 @@ class _LongRequest:
         self._owned_count += len(owned)
         if owned and self._is_write:
             self._drop(owned)
-        self._has_aliases |= any(made.rule is not None and made.rule.mapping is not None for _, made in found)
+        self._has_aliases |= any(made.rule is not None and made.rule.alias is not None for _, made in found)
 
     def _drop(self, owned: Sequence[tuple[int, Decision]]) -> None:
         """Note which keys' writes are dropped; GenericError for a key whose writes are refused."""
@@ -637,9 +637,9 @@ def _shadowed(
         key, is_mget = request[at], routed.policy.role is Role.MGET
         alone: Request = (b"GET", key) if is_mget else request
         name = alone[0].lower().decode("latin-1") if is_mget else routed.name
-        state_name = decided.state_name_of(key)
+        state_name = decided.state_key_of(key)
         if state_name.field is None:
-            read: FieldRead | None = FieldRead(with_names(alone, {1 if is_mget else at: state_name}))
+            read: FieldRead | None = FieldRead(with_state_keys(alone, {1 if is_mget else at: state_name}))
         else:
             read = field_read(name, alone, state_name.key, state_name.field)
         if read is not None:
@@ -650,24 +650,24 @@ def _shadowed(
 def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Decision) -> StateRead:
     """Return the states' part of a read of the key at a position, whose rule is `prefer-state`."""
     assert decision.rule is not None
-    name = decision.rule.state_name_of(request[at])
+    name = decision.rule.state_key_of(request[at])
     exists = exists_request(name)
     if not routed.is_served:
         return StateRead(exists, ())
     if name.field is None:
-        return StateRead(exists, [with_names(request, {at: name})])
+        return StateRead(exists, [with_state_keys(request, {at: name})])
     read = field_read(routed.name, request, name.key, name.field)
     if read is None:
         return StateRead(exists, ())
     return StateRead(exists, [read.request] if read.of_key is None else [read.request, read.of_key], read.convert)
 
 
-def _state_names(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateName]:
+def _state_keys(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateKey]:
     """Return the states' names of the keys that clients know by another name, by position."""
     found = {}
     for at, decision in others:
-        if decision.rule is not None and decision.rule.mapping is not None:
-            found[at] = decision.rule.mapping.state_name_of(request[at])
+        if decision.rule is not None and decision.rule.alias is not None:
+            found[at] = decision.rule.alias.state_key_of(request[at])
     return found
 
 
@@ -677,10 +677,10 @@ def _is_nonblocking_read(routed: RoutedCommand, request: Request) -> bool:
         return False
     at = 1
     while at < len(request):
-        word = request[at].upper()
-        if word == b"BLOCK":
+        option = request[at].upper()
+        if option == b"BLOCK":
             return False
-        if word not in STREAM_OPTIONS:
+        if option not in STREAM_OPTIONS:
             break  # STREAMS, or a syntax error
-        at += STREAM_OPTIONS[word]
+        at += STREAM_OPTIONS[option]
     return True

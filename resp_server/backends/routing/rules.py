@@ -28,7 +28,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resp_server.backends.routing.key_aliases import NameMapping, StateName
+from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.key_patterns import covers
 from resp_server.backends.routing.rule_overlaps import overlaps
 from state_backend.model.descriptor import KeyFormat
@@ -77,7 +77,7 @@ class Rule:
         name: The name, for messages.
         writes: The writes of states' keys.
         database: Where the keys are.
-        mapping: The state's own names.
+        alias: The names by which clients know the states' keys, or fields of them; None: the states' own names.
         tolerance: The most by which numbers of a shadow may differ; None: they may not.
         cache_s: How long replies may be cached; 0: they may not; UNTIL_CHANGED_S: exactly until the key changes.
     """
@@ -87,7 +87,7 @@ class Rule:
     owner: Owner
     writes: Writes = Writes.REFUSE
     database: int = 0
-    mapping: NameMapping | None = None
+    alias: KeyAlias | None = None
     tolerance: float | None = None
     cache_s: float = 0.0
 
@@ -107,18 +107,18 @@ class Rule:
         return Owner.UPSTREAM if self.owner is Owner.SHADOW else self.owner
 
     @property
-    def lists_names(self) -> bool:
-        """Return whether SCAN and KEYS show states' keys, or fields of them, by the names of this rule."""
-        return self.has_state_keys and self.mapping is not None
+    def lists_aliases(self) -> bool:
+        """Return whether SCAN and KEYS show states' keys, or fields of them, by this rule's aliases."""
+        return self.has_state_keys and self.alias is not None
 
     @property
     def state_keys(self) -> KeyFormat:
         """The states' own names of the keys."""
-        return self.keys if self.mapping is None else self.mapping.state_key
+        return self.keys if self.alias is None else self.alias.state_key
 
-    def state_name_of(self, key: bytes) -> StateName:
+    def state_key_of(self, key: bytes) -> StateKey:
         """Return the state's own name of a key that the rule covers."""
-        return StateName(key, None) if self.mapping is None else self.mapping.state_name_of(key)
+        return StateKey(key, None) if self.alias is None else self.alias.state_key_of(key)
 
 
 Rules = Sequence[Rule]
@@ -204,14 +204,14 @@ class _RuleReader:
             self.mistakes.append("'writes' is for owner = \"state\"")
         writes = self._option("writes", Writes, Writes.REFUSE)
         database = self._database()
-        mapping = None if keys is None else self._mapping(keys, owner)
+        alias = None if keys is None else self._alias(keys, owner)
         tolerance = self._tolerance(owner)
         cache_s = self._cache(owner)
         name = self._text("name", keys.text if keys is not None else "")
         self.mistakes += [f"unknown setting {_shortened(key)}" for key in self._row]
         if self.mistakes or keys is None or owner is None or name is None or writes is None:
             return None
-        return Rule(name, keys, owner, writes, database, mapping, tolerance, cache_s)
+        return Rule(name, keys, owner, writes, database, alias, tolerance, cache_s)
 
     def _keys(self) -> KeyFormat | None:
         if "keys" not in self._row:
@@ -219,7 +219,7 @@ class _RuleReader:
             return None
         return self._format("keys")
 
-    def _mapping(self, keys: KeyFormat, owner: Owner | None) -> NameMapping | None:
+    def _alias(self, keys: KeyFormat, owner: Owner | None) -> KeyAlias | None:
         if "state_key" not in self._row:
             if "field" in self._row:
                 del self._row["field"]
@@ -231,9 +231,9 @@ class _RuleReader:
         field = self._format("field") if "field" in self._row else None
         if state_key is None:
             return None
-        mapping = NameMapping(keys, state_key, field)
-        self.mistakes += mapping.mistakes()
-        return mapping
+        alias = KeyAlias(keys, state_key, field)
+        self.mistakes += alias.mistakes()
+        return alias
 
     def _format(self, setting: str) -> KeyFormat | None:
         text = self._text(setting, "")

@@ -5,7 +5,7 @@ A scan walks the upstream's nodes in order, then the states. A cursor is an unsi
     | the upstream node's own cursor | node, `node_bits` | 0 |
     | the states' own cursor                           | 1 |
 
-0 begins at the first node, and ends a scan. The side is in the lowest bits, so that cursors stay small: some clients
+0 begins at the first node, and ends a scan. The backend is in the lowest bits, so that cursors stay small: some clients
 read them as floating-point numbers of 53 bits. An upstream of one node has no bits for the node.
 """
 
@@ -22,7 +22,7 @@ CLUSTER_NODE_BITS = 10
 
 
 class ScanPosition(NamedTuple):
-    """Where a scan continues: the node of the upstream, None for the states; and that side's own cursor."""
+    """Where a scan continues: the node of the upstream, None for the states; and that backend's own cursor."""
 
     node: int | None
     inner: int
@@ -41,7 +41,7 @@ def position_of(cursor: int, node_count: int = 1) -> ScanPosition:
 
 
 def cursor_of(position: ScanPosition, node_count: int = 1) -> int:
-    """Return the cursor of a position; GenericError if the side's own cursor leaves no room for the side."""
+    """Return the cursor of a position; GenericError if the backend's own cursor leaves no room for the backend."""
     node, inner = position
     bits = node_bits(node_count)
     cursor = inner << 1 | STATES_MARK if node is None else (inner << bits | node) << 1
@@ -54,7 +54,7 @@ def cursor_of(position: ScanPosition, node_count: int = 1) -> int:
 
 
 def after(position: ScanPosition, inner: int, node_count: int = 1) -> int:
-    """Return the next cursor, where `inner` is the side's own next cursor; 0: the scan has ended."""
+    """Return the next cursor, where `inner` is the backend's own next cursor; 0: the scan has ended."""
     if inner:
         return cursor_of(ScanPosition(position.node, inner), node_count)
     if position.node is None:

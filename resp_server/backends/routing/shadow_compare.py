@@ -17,7 +17,7 @@ from resp_server.command.spec import CommandSpec
 
 # Replies about a key that does not exist. `:0` is that of EXISTS, STRLEN, LLEN and the like.
 ABSENT = (b"$-1\r\n", b"_\r\n", b"*-1\r\n", b"*0\r\n", b"%0\r\n", b"~0\r\n", b":0\r\n", b"+none\r\n")
-# A sample has so many characters of a request, and of each side's value.
+# A sample has so many characters of a request, and of each backend's value.
 SHOWN_CHARS_MAX = 160
 # Python reads these in numbers, other programs do not.
 NOT_IN_NUMBERS = re.compile(rb"[_\s]")
@@ -72,8 +72,10 @@ def value_in(name: str, reply: bytes) -> Any:
 
 def shown_request(request: Sequence[bytes]) -> str:
     """Return a request as a user types it: arguments with spaces, quotes or other bytes are quoted."""
-    words = (word.decode() if PLAIN_ARGUMENT.fullmatch(word) else _quoted(word) for word in request[:SHOWN_CHARS_MAX])
-    return _cut(" ".join(words))
+    arguments = (
+        word.decode() if PLAIN_ARGUMENT.fullmatch(word) else _quoted(word) for word in request[:SHOWN_CHARS_MAX]
+    )
+    return _cut(" ".join(arguments))
 
 
 def shown_replies(name: str, upstream: bytes, state: bytes, tolerance: float | None = None) -> tuple[str, str]:

@@ -14,10 +14,10 @@ from resp_server.command.ours import policy_of
 from resp_server.command.policy import ValueSet
 from resp_server.protocol.request_parser import Request
 
-# The options of a plain SET, which replies OK whatever the key holds, and the number of words of each.
+# The options of a plain SET, which replies OK whatever the key holds, and the size of each with its value.
 PLAIN_OPTIONS = {b"EX": 2, b"PX": 2, b"EXAT": 2, b"PXAT": 2, b"KEEPTTL": 1}
-# The words of a SETEX, and the position of its key's time to live.
-SETEX_WORDS, TTL_AT = 4, 2
+# The size of a SETEX, and the position of its key's time to live.
+SETEX_SIZE, TTL_AT = 4, 2
 
 
 class WritePlan(NamedTuple):
@@ -52,7 +52,7 @@ def write_plan(name: str, request: Request, owned: Sequence[tuple[int, Decision]
 def without_pairs(request: Request, dropped: Sequence[int]) -> Request:
     """Return an MSET without some keys and their values."""
     left_out = {position for at in dropped for position in (at, at + 1)}
-    return [word for at, word in enumerate(request) if at not in left_out]
+    return [argument for at, argument in enumerate(request) if at not in left_out]
 
 
 def is_plain_set(name: str, request: Request) -> bool:
@@ -61,18 +61,18 @@ def is_plain_set(name: str, request: Request) -> bool:
     if value_set is ValueSet.MANY:
         return len(request) > 1 and len(request) % 2 == 1
     if value_set is ValueSet.WITH_TTL:
-        return len(request) == SETEX_WORDS and _is_time(request[TTL_AT])
+        return len(request) == SETEX_SIZE and _is_time(request[TTL_AT])
     if value_set is None:
         return False
     at, is_expiring = 3, False
     while at < len(request):
-        words = PLAIN_OPTIONS.get(request[at].upper(), 0)
-        if not words or is_expiring or at + words > len(request) or (words == 2 and not _is_time(request[at + 1])):
+        size = PLAIN_OPTIONS.get(request[at].upper(), 0)
+        if not size or is_expiring or at + size > len(request) or (size == 2 and not _is_time(request[at + 1])):
             return False
-        at, is_expiring = at + words, True
+        at, is_expiring = at + size, True
     return len(request) >= 3
 
 
-def _is_time(word: bytes) -> bool:
-    """Return whether a word is a time that Redis takes: a number above 0, in milliseconds below 2^63."""
-    return word.isdigit() and len(word) <= 15 and word[:1] != b"0"
+def _is_time(argument: bytes) -> bool:
+    """Return whether an argument is a time that Redis takes: a number above 0, in milliseconds below 2^63."""
+    return argument.isdigit() and len(argument) <= 15 and argument[:1] != b"0"

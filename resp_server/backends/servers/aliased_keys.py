@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from resp_server.backends.routing.key_aliases import StateName
+from resp_server.backends.routing.key_aliases import StateKey
 from resp_server.backends.routing.key_patterns import glob_of
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule, Rules
@@ -58,9 +58,9 @@ class AliasedKeys:
     def _take_rules(self) -> None:
         if self._rules is not self._ownership.rules:
             self._rules = self._ownership.rules
-            self._listed = [rule for rule in self._rules if rule.lists_names]
+            self._listed = [rule for rule in self._rules if rule.lists_aliases]
             self._notified = [
-                rule for rule in self._rules if rule.lists_names or (rule.database and rule.has_state_keys)
+                rule for rule in self._rules if rule.lists_aliases or (rule.database and rule.has_state_keys)
             ]
 
     @property
@@ -71,13 +71,13 @@ class AliasedKeys:
     def is_state(self, key: bytes) -> bool:
         """Return whether states answer a key, by its own name, in database 0, or may answer it."""
         found = self._ownership.matcher.decide(key)
-        return found.owner is not Owner.UPSTREAM and (found.rule is None or found.rule.mapping is None)
+        return found.owner is not Owner.UPSTREAM and (found.rule is None or found.rule.alias is None)
 
     def aliases_of(self, state_key: bytes, rules: Iterable[Rule]) -> Iterator[NameInDatabase]:
         """Iterate over the names of a key of a state, by some rules; of its fields only those that no reply names."""
         for rule in rules:
-            mapping = rule.mapping
-            name = state_key if mapping is None else mapping.key_of(StateName(state_key, mapping.only_field))
+            alias = rule.alias
+            name = state_key if alias is None else alias.key_of(StateKey(state_key, alias.only_field))
             if name is not None and self._ownership.matcher.decider(rule.database)(name).rule is rule:
                 yield NameInDatabase(rule.database, name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from resp_server.backends.routing.key_aliases import NameMapping, StateName
+from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.key_matcher import Decision, all_upstreams
 from resp_server.backends.routing.rules import Rule
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, text_of
@@ -44,17 +44,17 @@ class FieldRules(NamedTuple):
         """
         found = []
         for rule in self.rules:
-            assert rule.mapping is not None
-            prefix = rule.mapping.name_prefix(key)
-            if prefix is not None and is_prefix_needed(prefix, rule.mapping.only_field is not None):
+            assert rule.alias is not None
+            prefix = rule.alias.alias_prefix(key)
+            if prefix is not None and is_prefix_needed(prefix, rule.alias.only_field is not None):
                 found.append(rule)
         return NamedHash(key, found) if found else None
 
     def names(self, key: bytes, rules: Sequence[Rule], field: bytes) -> Iterator[NameInDatabase]:
         """Iterate over the names of a field of a hash, by some of the rules."""
         for rule in rules:
-            assert rule.mapping is not None
-            name = rule.mapping.key_of(StateName(key, field))
+            assert rule.alias is not None
+            name = rule.alias.key_of(StateKey(key, field))
             if name is not None and self.decider(rule.database)(name).rule is rule:
                 yield NameInDatabase(rule.database, name)
 
@@ -78,7 +78,7 @@ class NamedHash(NamedTuple):
     @property
     def only_fields(self) -> Sequence[bytes] | None:
         """The fields that may have names; None: all of them."""
-        fields = {rule.mapping.only_field for rule in self.rules if rule.mapping is not None}
+        fields = {rule.alias.only_field for rule in self.rules if rule.alias is not None}
         return None if None in fields else [each for each in fields if each is not None]
 
     @property
@@ -97,7 +97,7 @@ class NamedHash(NamedTuple):
 
 def has_fields(rule: Rule) -> bool:
     """Return whether a rule names fields of hashes."""
-    return rule.lists_names and isinstance(rule.mapping, NameMapping) and rule.mapping.field is not None
+    return rule.lists_aliases and isinstance(rule.alias, KeyAlias) and rule.alias.field is not None
 
 
 def field_presence_request(key: bytes, fields: Sequence[bytes]) -> Request:

@@ -207,9 +207,9 @@ class FieldListeners:
 
     def _count_channel(self, database: int, name: bytes, *, is_added: bool) -> None:
         rule = self._rules.decider(database)(name).rule
-        if rule is None or rule.mapping is None or rule.name not in self._prefixes:
+        if rule is None or rule.alias is None or rule.name not in self._prefixes:
             return
-        key, field = rule.mapping.state_name_of(name)
+        key, field = rule.alias.state_key_of(name)
         assert field is not None
         fields = self._channels.setdefault(key, {})
         if is_added:
@@ -235,13 +235,13 @@ class FieldListeners:
             return None
         fields, reads_all, found = dict(self._channels.get(key, {})), False, []
         for rule in rules:
-            prefix = rule.mapping.name_prefix(key) if rule.mapping is not None and rule.name in self._prefixes else None
-            if prefix is None or rule.mapping is None:
+            prefix = rule.alias.alias_prefix(key) if rule.alias is not None and rule.name in self._prefixes else None
+            if prefix is None or rule.alias is None:
                 continue
             found.append(rule)
             if any(prefix.startswith(each) or each.startswith(prefix) for each in self._prefixes[rule.name]):
-                if rule.mapping.only_field is not None:
-                    fields[rule.mapping.only_field] = None
+                if rule.alias.only_field is not None:
+                    fields[rule.alias.only_field] = None
                 else:
                     reads_all |= change.is_present
         return FieldEvent(key, change, found, list(fields), reads_all) if found and (fields or reads_all) else None

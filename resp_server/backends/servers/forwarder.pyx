@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A proxy's forwarder: forwards plain requests from a client's input buffer to their servers, and returns the replies.
+"""A proxy's forwarder: forwards forwardable requests from a client's input buffer to their servers, and returns the replies.
 
-Reads of states' keys are plain. They go to the servers of their slots. With an upstream, a request is also plain if all
+Reads of states' keys are forwardable. They go to the servers of their slots. With an upstream, a request is also forwardable if all
 its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream, of a
 Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors. A read of keys
-whose replies the proxy caches is plain if its reply is cached.
+whose replies the proxy caches is forwardable if its reply is cached.
 
 The forwarder splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
 copied out of a server's data without decoding. When all replies of a `ClientBatch` have arrived, the client gets them.
 
-The forwarder stops at the first request that is not plain. The general path answers that request. It also answers input that
+The forwarder stops at the first request that is not forwardable. The general path answers that request. It also answers input that
 contains both reads of states and writes to the upstream: the reads may have to be sent again, the writes must not be.
 Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
 `InFlightRequest`.
@@ -613,7 +613,7 @@ cdef class PipelineBatch:
 
 
 cdef class Forwarder:
-    """Forwards plain requests of a proxy's clients to the servers of one application, and to an upstream.
+    """Forwards forwardable requests of a proxy's clients to the servers of one application, and to an upstream.
 
     commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
     has_partial: the last input ends with an incomplete request. holds_upstream: the general path gets the upstream's
@@ -723,7 +723,7 @@ cdef class Forwarder:
         return slot
 
     def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False):
-        """Forward the plain requests at the front of a buffer; return their size; 0: none can be forwarded now.
+        """Forward the forwardable requests at the front of a buffer; return their size; 0: none can be forwarded now.
 
         database: the one that the client has selected. is_of_states: all keys have the states' own names, of their database,
         to which the patterns do not apply.
@@ -772,7 +772,7 @@ cdef class Forwarder:
     cdef size_t cut_requests(
         self, sink, const uint8_t* start, const uint8_t* end, int protocol, database, bint is_of_states
     ) except? 0:
-        """Parse the plain requests at the front of a buffer, and find the connection of each key; return their size."""
+        """Parse the forwardable requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
         cdef bytes table = self.cluster.connection_numbers
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
@@ -1028,7 +1028,7 @@ cdef class Forwarder:
 
 
 cdef class StateKeys(KeyFilter):
-    """The keys of database 0 whose plain requests states answer, by the forwarder's patterns."""
+    """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns."""
 
     cdef Forwarder forwarder
 
@@ -1120,7 +1120,7 @@ cdef class StoredReads(FastPath):
 
 
 cdef class ClientForwarder(InputInterceptor):
-    """Forwards the plain requests of one client of a proxy, and sends it the replies.
+    """Forwards the forwardable requests of one client of a proxy, and sends it the replies.
 
     While replies are pending, the client's connection leaves all sending to the forwarder (`Connection.delegate_replies`).
     """
@@ -1145,7 +1145,7 @@ cdef class ClientForwarder(InputInterceptor):
         return size
 
     def forward_input(self, bytes data):
-        """Forward the plain requests at the front of received data; return b"", or the data if none is plain."""
+        """Forward the forwardable requests at the front of received data; return b"", or the data if none is forwardable."""
         if self.has_partial:
             data, self.partial_request, self.has_partial = self.partial_request + data, b"", False
         if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
@@ -1153,7 +1153,7 @@ cdef class ClientForwarder(InputInterceptor):
         return data
 
     cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
-        """Forward the plain requests at the front of received data if the connection is idle; return whether any were forwarded."""
+        """Forward the forwardable requests at the front of received data if the connection is idle; return whether any were forwarded."""
         self.forwarder.has_partial = False
         if not (self.connection.is_idle and self.fields.can_be_forwarded and self.forward_buffer(data, size)):
             return False
@@ -1162,7 +1162,7 @@ cdef class ClientForwarder(InputInterceptor):
         return True
 
     def forward(self, bytes data):
-        """Forward the plain requests at the front of buffered input; return whether there are any."""
+        """Forward the forwardable requests at the front of buffered input; return whether there are any."""
         return self.forward_buffer(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:

@@ -6,66 +6,66 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.backends.routing.key_aliases import NameMapping, StateName
+from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.rules import RulesError, parse_rules
 from state_backend.model.descriptor import KeyFormat
 
 
-def mapping(keys: str, state_key: str, field: str | None = None) -> NameMapping:
-    return NameMapping(KeyFormat.parse(keys), KeyFormat.parse(state_key), (field and KeyFormat.parse(field)) or None)
+def alias(keys: str, state_key: str, field: str | None = None) -> KeyAlias:
+    return KeyAlias(KeyFormat.parse(keys), KeyFormat.parse(state_key), (field and KeyFormat.parse(field)) or None)
 
 
 @pytest.mark.parametrize(
     ("made", "key", "name"),
     [
-        (mapping("dash/<a>/apdex", "golden:<a>"), b"dash/7/apdex", StateName(b"golden:7", None)),
-        (mapping("dash/<a>/<b>", "golden:<b>", "<a>"), b"dash/7/apdex", StateName(b"golden:apdex", b"7")),
-        (mapping("dash/<a>/<b>", "golden:<b>:<a>"), b"dash/7/8/9", StateName(b"golden:8/9:7", None)),
-        (mapping("one", "golden:all", "f"), b"one", StateName(b"golden:all", b"f")),
-        (mapping("a<x>b", "<x>"), b"a\xff\nb", StateName(b"\xff\n", None)),
+        (alias("dash/<a>/apdex", "golden:<a>"), b"dash/7/apdex", StateKey(b"golden:7", None)),
+        (alias("dash/<a>/<b>", "golden:<b>", "<a>"), b"dash/7/apdex", StateKey(b"golden:apdex", b"7")),
+        (alias("dash/<a>/<b>", "golden:<b>:<a>"), b"dash/7/8/9", StateKey(b"golden:8/9:7", None)),
+        (alias("one", "golden:all", "f"), b"one", StateKey(b"golden:all", b"f")),
+        (alias("a<x>b", "<x>"), b"a\xff\nb", StateKey(b"\xff\n", None)),
     ],
 )
-def test_the_state_s_name_has_the_values_of_the_clients_name(made: NameMapping, key: bytes, name: StateName) -> None:
-    assert made.state_name_of(key) == name
+def test_the_state_s_name_has_the_values_of_the_clients_name(made: KeyAlias, key: bytes, name: StateKey) -> None:
+    assert made.state_key_of(key) == name
     assert made.key_of(name) == key
 
 
 def test_a_state_s_key_that_no_clients_key_means_has_no_other_name() -> None:
-    made = mapping("<a>/<b>", "golden:<a>:<b>")
-    assert made.key_of(StateName(b"other:1:2", None)) is None
-    assert made.key_of(StateName(b"golden:1:2", None)) == b"1/2"
-    assert made.key_of(StateName(b"golden:1:2", b"f")) is None
-    assert made.key_of(StateName(b"golden:1/2:3", None)) is None  # 1/2/3 means golden:1:2/3
+    made = alias("<a>/<b>", "golden:<a>:<b>")
+    assert made.key_of(StateKey(b"other:1:2", None)) is None
+    assert made.key_of(StateKey(b"golden:1:2", None)) == b"1/2"
+    assert made.key_of(StateKey(b"golden:1:2", b"f")) is None
+    assert made.key_of(StateKey(b"golden:1/2:3", None)) is None  # 1/2/3 means golden:1:2/3
 
 
 def test_a_field_that_no_clients_key_means_has_no_name() -> None:
-    made = mapping("<a>/<b>", "golden:<a>", "f:<b>")
-    assert made.key_of(StateName(b"golden:1", b"f:2")) == b"1/2"
-    assert made.key_of(StateName(b"golden:1", b"2")) is None and made.key_of(StateName(b"golden:1", None)) is None
-    assert made.key_of(StateName(b"golden:1/2", b"f:3")) is None  # 1/2/3 means f:2/3 of golden:1
-    assert made.only_field is None and mapping("<a>", "golden:<a>", "f").only_field == b"f"
+    made = alias("<a>/<b>", "golden:<a>", "f:<b>")
+    assert made.key_of(StateKey(b"golden:1", b"f:2")) == b"1/2"
+    assert made.key_of(StateKey(b"golden:1", b"2")) is None and made.key_of(StateKey(b"golden:1", None)) is None
+    assert made.key_of(StateKey(b"golden:1/2", b"f:3")) is None  # 1/2/3 means f:2/3 of golden:1
+    assert made.only_field is None and alias("<a>", "golden:<a>", "f").only_field == b"f"
 
 
 @pytest.mark.parametrize(
     ("made", "start"),
     [
-        (mapping("d/<a>/<b>", "golden:<a>", "<b>"), b"d/7/"),
-        (mapping("d/<b>/<a>", "golden:<a>", "<b>"), b"d/"),
-        (mapping("<a>/apdex", "golden:<a>", "apdex"), b"7/apdex"),
+        (alias("d/<a>/<b>", "golden:<a>", "<b>"), b"d/7/"),
+        (alias("d/<b>/<a>", "golden:<a>", "<b>"), b"d/"),
+        (alias("<a>/apdex", "golden:<a>", "apdex"), b"7/apdex"),
     ],
 )
-def test_the_names_of_a_hash_s_fields_begin_with_what_its_key_says(made: NameMapping, start: bytes) -> None:
-    assert made.name_prefix(b"golden:7") == start and made.name_prefix(b"other:7") is None
+def test_the_names_of_a_hash_s_fields_begin_with_what_its_key_says(made: KeyAlias, start: bytes) -> None:
+    assert made.alias_prefix(b"golden:7") == start and made.alias_prefix(b"other:7") is None
 
 
 @given(st.sampled_from([b"1", b"1/2", b"\xff"]), st.sampled_from([b"f", b"f/g", b""]))
 def test_each_name_of_a_field_begins_so_and_means_the_field(account: bytes, field: bytes) -> None:
-    made = mapping("d/<a>/<b>", "golden:<a>", "<b>")
+    made = alias("d/<a>/<b>", "golden:<a>", "<b>")
     hash_ = b"golden:" + account
-    name = made.key_of(StateName(hash_, field))
-    start = made.name_prefix(hash_)
+    name = made.key_of(StateKey(hash_, field))
+    start = made.alias_prefix(hash_)
     assert name is None or (start is not None and name.startswith(start))
-    assert name is None or made.state_name_of(name) == (hash_, field)
+    assert name is None or made.state_key_of(name) == (hash_, field)
 
 
 texts = st.lists(st.sampled_from([b"a", b"/", b":", b"\xff"]), max_size=6).map(b"".join)
@@ -73,16 +73,16 @@ texts = st.lists(st.sampled_from([b"a", b"/", b":", b"\xff"]), max_size=6).map(b
 
 @given(texts, texts)
 def test_each_listed_name_means_its_key(first: bytes, second: bytes) -> None:
-    made = mapping("<a>/<b>", "golden:<b>:<a>")
+    made = alias("<a>/<b>", "golden:<b>:<a>")
     state_key = b"golden:%b:%b" % (first, second)
-    name = made.key_of(StateName(state_key, None))
-    assert name is None or made.state_name_of(name).key == state_key
+    name = made.key_of(StateKey(state_key, None))
+    assert name is None or made.state_key_of(name).key == state_key
 
 
 def test_the_time_is_proportional_to_the_key() -> None:
-    made = mapping("<a>:<b>:<c>:<d>:end", "s:<a>:<b>:<c>:<d>")
-    assert made.state_name_of(b":" * 100_000 + b":end").key.startswith(b"s:")
-    assert made.key_of(StateName(b":" * 100_000, None)) is None
+    made = alias("<a>:<b>:<c>:<d>:end", "s:<a>:<b>:<c>:<d>")
+    assert made.state_key_of(b":" * 100_000 + b":end").key.startswith(b"s:")
+    assert made.key_of(StateKey(b":" * 100_000, None)) is None
 
 
 @pytest.mark.parametrize(
