@@ -25,9 +25,9 @@ from benchmarks.options import Options
 from benchmarks.results import Row, single_row
 from benchmarks.servers import JOB, BenchmarkError, key, load_log, states, temporary_folder, value
 from resp_server.client.connection import Connection
-from resp_server.client.round import Round, RoundClient
+from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import TurnScheduler
-from resp_server.client.write_queue import Sender, WriteQueue
+from resp_server.client.write_queue import WriteQueue
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -117,15 +117,15 @@ class NoDeferral(TurnScheduler):
 class ImmediateWrites(WriteQueue):
     """Sends replies at once instead of at the end of a round."""
 
-    def add(self, sender: Sender, reply: bytes) -> None:
+    def add(self, send: Callable[[bytes], None], reply: bytes) -> None:
         """Send."""
-        sender.send_now(reply)
+        send(reply)
 
 
 class ImmediateRound(Round):
     """Answers input at once instead of at the end of a round."""
 
-    def add(self, client: RoundClient) -> None:
+    def add(self, client: Connection) -> None:
         """Answer."""
         self._clients[client] = None
         self.answer()
@@ -225,7 +225,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     numbers = random.integers(0, options.keys, requests // pipeline * pipeline).reshape(-1, pipeline)
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
-    connection._compiled = Core(server.dispatcher.compiled)
+    connection.input._compiled = Core(server.dispatcher.compiled)
     round_in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))

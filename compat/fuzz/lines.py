@@ -17,6 +17,9 @@ FUZZED = (
     *("resp_server/forwarding"),
     # The path of a request.
     "resp_server/client/connection.py",
+    "resp_server/client/input.py",
+    "resp_server/client/output.py",
+    "resp_server/client/unfinished_reply.py",
     "resp_server/client/turn_scheduler.py",
     "resp_server/pipeline/dispatcher.py",
     "resp_server/pipeline/exec_runner.py",
@@ -24,7 +27,7 @@ FUZZED = (
     "resp_server/push/deliveries.py",
     # State per client: tracking, subscriptions, watched keys, the slow log.
     "resp_server/push/tracking_table.py",
-    "resp_server/push/invalidation_sender.py",
+    "resp_server/serving/invalidation_sender.py",
     "resp_server/push/pubsub.py",
     "resp_server/push/message_bus.py",
     "resp_server/push/keyspace_notifications.py",

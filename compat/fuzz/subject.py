@@ -302,8 +302,8 @@ def _target_options_of(data: bytes) -> int:
 def _is_waiting(connection: Connection, transport: RecordingTransport) -> bool:
     if transport.is_closed:
         return False
-    pending = connection._pending
-    return (pending is not None and not isinstance(pending, RateLimitPause)) or not connection._is_writable
+    pending = connection.reply.pending
+    return (pending is not None and not isinstance(pending, RateLimitPause)) or not connection.output.is_writable
 
 
 def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
@@ -321,7 +321,7 @@ def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def _check_parser_memory(connections: Sequence[Connection], sent_bytes: int) -> None:
-    buffered = sum(each._parser.buffered_bytes + len(each.input) for each in connections)
+    buffered = sum(each.input.unparsed_bytes for each in connections)
     if buffered > sent_bytes * PARSER_BYTES_PER_BYTE_MAX:
         raise FoundError(f"the parsers buffer {buffered} bytes of {sent_bytes} that were sent")
 

@@ -251,11 +251,11 @@ class ScriptedServer(Connection):
         chunk = next(self._chunks, None)
         if chunk is None:
             self._is_at_end = True
-            self._end = self._loop.call_later(SCRIPT_S_MAX, self._transport.abort)
+            self._end = asyncio.get_running_loop().call_later(SCRIPT_S_MAX, self._transport.abort)
         elif not self._transport.is_closing():
             self._transport.write(chunk)
             # The loop is idle by then, so two chunks are not read together.
-            self._loop.call_later(0.001, self._send_next)
+            asyncio.get_running_loop().call_later(0.001, self._send_next)
 
 
 def _close(server: Server) -> None:

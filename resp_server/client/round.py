@@ -15,39 +15,16 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice, repeat
 from time import perf_counter_ns
-from typing import Protocol
 
+from resp_server.client.connection import Connection
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
-from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.dispatcher import Dispatcher, IncompleteReply
-from resp_server.protocol.request_parser import NAME_OFFSET_MIN, Request, split_together
-from resp_server.session.session import Session
+from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.dispatcher import Dispatcher
+from resp_server.protocol.request_parser import NAME_OFFSET_MIN, split_together
 
 # At most the replies of so many clients are in memory together (guess: 64 clients with 30 GETs each take 2 ms).
 CLIENTS_PER_BATCH = 64
-
-
-class RoundClient(Protocol):
-    """A client with input in the round. None of its methods raises.
-
-    Args:
-        is_idle: The client has no other request in progress and no unsent output.
-    """
-
-    session: Session
-    context: CommandContext
-    input: bytes
-    is_idle: bool
-
-    def send_replies(self, replies: bytes, command: str) -> None:
-        """Send the replies to all input."""
-
-    def answer_rest(self, out: list[bytes], requests: list[Request], incomplete: IncompleteReply | None) -> None:
-        """Send the first replies, then `incomplete`; answer the other requests in turns of this client."""
-
-    def answer_alone(self) -> None:
-        """Answer input that waits for the round, in turns of this client."""
 
 
 class Round:
@@ -60,9 +37,9 @@ class Round:
         self._dispatcher = dispatcher
         self._turn_scheduler = turn_scheduler
         self._write_queue = write_queue
-        self._clients: dict[RoundClient, None] = {}
+        self._clients: dict[Connection, None] = {}
 
-    def add(self, client: RoundClient) -> None:
+    def add(self, client: Connection) -> None:
         """Answer a client's input at the end of the round."""
         if not self._clients:
             asyncio.get_running_loop().call_soon(self.answer)
@@ -75,19 +52,19 @@ class Round:
         for client in clients:
             # Input is left if its client is in no group, or after an exception. An exception that one client's input
             # causes is raised again in that client's own turn.
-            if client.input:
+            if client.input.data:
                 self._server.attempt(client.answer_alone)
 
-    def _answer_groups(self, clients: Iterable[RoundClient]) -> None:
+    def _answer_groups(self, clients: Iterable[Connection]) -> None:
         """Group clients by command, and answer each group; leave the input of clients in no group."""
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
             self._turn_scheduler.refresh(now_ns)
         if self._server.loading_waits.may_occur:
             return
-        groups: dict[tuple[bytes, int], list[RoundClient]] = {}
+        groups: dict[tuple[bytes, int], list[Connection]] = {}
         for client in clients:
-            data, session = client.input, client.session
+            data, session = client.input.data, client.session
             if client.is_idle and data and session.can_use_fast_path and len(data) <= LONG_INPUT_BYTES:
                 prefix = data[: data.find(b"\r\n", NAME_OFFSET_MIN)], session.protocol
                 if prefix in groups:
@@ -98,9 +75,9 @@ class Round:
             for at in range(0, len(group), CLIENTS_PER_BATCH):
                 self._answer_group(group[at : at + CLIENTS_PER_BATCH])
 
-    def _answer_group(self, clients: Sequence[RoundClient]) -> None:
+    def _answer_group(self, clients: Sequence[Connection]) -> None:
         """Answer clients whose first requests have the same command; leave input that also has other commands."""
-        counts, requests = split_together([client.input for client in clients])
+        counts, requests = split_together([client.input.data for client in clients])
         if 0 in counts:
             clients = [client for client, count in zip(clients, counts, strict=True) if count]
             counts = [count for count in counts if count]
@@ -128,7 +105,7 @@ class Round:
             clients, counts, contexts, requests = clients[done:], counts[done:], contexts[at:], requests[at:]
 
     @staticmethod
-    def _send(clients: Sequence[RoundClient], counts: Sequence[int], replies: list[bytes], command: str) -> int:
+    def _send(clients: Sequence[Connection], counts: Sequence[int], replies: list[bytes], command: str) -> int:
         """Send the replies of the first clients whose requests are all answered; return the number of these clients."""
         unsent, left, done = iter(replies), len(replies), 0
         for client, count in zip(clients, counts, strict=True):

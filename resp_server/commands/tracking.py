@@ -10,7 +10,7 @@ from resp_server.command.handler import command, integer, worker_query
 from resp_server.pipeline.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply, ReplySet
-from resp_server.push.invalidation_sender import RELAY, relayed
+from resp_server.push.invalidation_relay import RELAY, relayed
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from resp_server.session.tracking import TrackingState
 

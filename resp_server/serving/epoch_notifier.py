@@ -6,7 +6,7 @@ import asyncio
 
 from resp_server.client.connection import Connection
 from resp_server.pipeline.context import ServerContext
-from resp_server.push.invalidation_sender import InvalidationSender
+from resp_server.serving.invalidation_sender import InvalidationSender
 
 # The interval of reporting new epochs to idle clients that follow this server or track keys (guess).
 NOTIFY_SECONDS = 0.02

@@ -27,8 +27,8 @@ from resp_server.net.transports import keep_alive
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.errors import DeniedError, GenericError, ReplyError
-from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.serving.epoch_notifier import EpochNotifier
+from resp_server.serving.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from resp_server.settings.server import ServerConfig
@@ -70,9 +70,9 @@ class Server:
         self.turn_scheduler = TurnScheduler(self.context.renew, has_peer_processes=has_peer_processes)
         self._has_peer_processes = has_peer_processes
         self.write_queue = WriteQueue()
-        self.round: Round | None = None
+        self.add_to_round: Callable[[Connection], None] | None = None
         if self.dispatcher.answers_rounds:
-            self.round = Round(self.context, self.dispatcher, self.turn_scheduler, self.write_queue)
+            self.add_to_round = Round(self.context, self.dispatcher, self.turn_scheduler, self.write_queue).add
         self._connections: dict[int, Connection] = {}
         # The oldest first; some may have authenticated since.
         self._unauthenticated: dict[int, Connection] = {}
@@ -220,7 +220,7 @@ class Server:
     def cut_clients(self) -> None:
         """Close all clients at once."""
         for connection in list(self._connections.values()):
-            connection.abort("the server ends at once")
+            connection.output.abort("the server ends at once")
 
     @property
     def _has_handshakes(self) -> bool:
@@ -242,7 +242,7 @@ class Server:
         while self._connections and asyncio.get_running_loop().time() < ends:
             await asyncio.sleep(0.01)
         for connection in list(self._connections.values()):
-            connection.abort("the server stops")
+            connection.output.abort("the server stops")
         await asyncio.sleep(0)
         await self.context.histories.stop()
         self.dispatcher.stop()
@@ -330,13 +330,13 @@ class Server:
 
     def has_all_replies(self, session_id: int) -> bool:
         connection = self._connections.get(session_id)
-        return connection is not None and connection.has_all_replies
+        return connection is not None and connection.reply.has_arrived
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections.get(session_id)
         if connection is not None:
             self.remove(session_id)
-            connection.abort(reason)
+            connection.output.abort(reason)
 
     def resume(self) -> None:
         for connection in self._connections.values():
@@ -344,7 +344,7 @@ class Server:
 
     def output_bytes(self, session_id: int) -> int:
         connection = self._connections.get(session_id)
-        return 0 if connection is None else connection.output_bytes
+        return 0 if connection is None else connection.output.size_bytes
 
     def describe(self, session: Session) -> str:
         return client_line(self.context, session, self.context.clock())
@@ -372,10 +372,8 @@ class Server:
         config = self.context.config
         idle_ms_max, limits = config.timeout * 1000, config.request_limits
         for connection in list(self._connections.values()):
-            connection.check_age(now_ms)
-            connection.check_limits(now_ms, limits)
-            connection.check_authenticated(now_ms)
-            if connection.session.is_subscriber or connection.is_blocked:
+            connection.check(now_ms, limits)
+            if connection.session.is_subscriber or connection.reply.is_blocking:
                 continue  # it may be silent
             if idle_ms_max and now_ms - connection.session.active_ms > idle_ms_max:
                 connection.close()

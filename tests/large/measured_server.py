@@ -13,7 +13,7 @@ from typing import Any
 
 from resp_server.client.connection import Connection
 from resp_server.programs import serve as process
-from resp_server.push.invalidation_sender import InvalidationSender
+from resp_server.serving.invalidation_sender import InvalidationSender
 from resp_server.serving.server import Server
 
 longest = {"held_ms": 0.0, "held_cpu_ms": 0.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.client.connection import Connection
+from resp_server.client.output import ClientOutput
 
 pytestmark = pytest.mark.pure
 
@@ -56,20 +56,21 @@ def arrive(server: Any, patch: pytest.MonkeyPatch, *sent: bytes) -> tuple[list[i
     """Have clients' input come in one round of the event loop; return in whose order they are answered, who is read."""
     connections = [server.server._connections[number] for number in range(1, len(server.peers) + 1)]
     order: list[int] = []
-    write = Connection._write
+    outputs = [connection.output for connection in connections]
+    write = ClientOutput.write
 
-    def noting(connection: Connection, reply: bytes) -> None:
-        order.append(connections.index(connection))
-        write(connection, reply)
+    def noting(output: ClientOutput, reply: bytes) -> None:
+        order.append(outputs.index(output))
+        write(output, reply)
 
-    patch.setattr(Connection, "_write", noting)
+    patch.setattr(ClientOutput, "write", noting)
 
     async def receive() -> list[bool]:
         for number, data in enumerate(sent):
-            if number == len(connections) and server.server.round is not None:
+            if number == len(connections) and server.server.add_to_round is not None:
                 await asyncio.sleep(0)  # without the core, turns are given out at the round's end
             connections[number % len(connections)].data_received(data)
-        return [connection._is_reading for connection in connections]
+        return [connection.input.is_reading for connection in connections]
 
     return order, server.run(receive())
 

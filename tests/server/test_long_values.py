@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resp_server.client.connection import TURN_BYTES_MAX, Connection
+from resp_server.client.connection import TURN_BYTES_MAX
+from resp_server.client.output import ClientOutput
 from resp_server.protocol.replies import encode
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -59,13 +60,13 @@ def running(store: LmdbStore, serve: Callable[..., Any]) -> Any:
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How much each turn sent."""
     sizes: list[int] = []
-    send = Connection._send
+    send = ClientOutput.send
 
-    def noted(self: Connection, out: list[bytes]) -> None:
+    def noted(self: ClientOutput, out: Sequence[bytes]) -> None:
         sizes.append(sum(map(len, out)))
         send(self, out)
 
-    monkeypatch.setattr(Connection, "_send", noted)
+    monkeypatch.setattr(ClientOutput, "send", noted)
     return sizes
 
 

@@ -138,7 +138,7 @@ def test_a_reply_in_steps_that_nobody_reads_is_ended_by_the_sweep(serve: Callabl
     now_ms = server.server.context.clock()
     assert peer.read(10)
     connection = next(iter(server.server._connections.values()))
-    while server.call(lambda: connection._stream is None or connection._is_writable):
+    while server.call(lambda: connection.reply.stream is None or connection.output.is_writable):
         pass
     server.call(lambda: server.server.sweep(now_ms + 1001))
     try:

@@ -9,7 +9,28 @@ from resp_server.backends.servers.compiled import ClientForwarder
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.transports import isolated
+from resp_server.protocol.replies import Pending, ReplyStream
 from resp_server.session.epoch_feed import ReplyEpochs
+
+
+class DelegatedReplies(Pending):
+    """Stands for replies that the forwarder sends (see `ProxyConnection.delegate_replies`)."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, lambda: None)
+
+
+class NoTurn(asyncio.Handle):
+    """Stands for the next turn while the forwarder sends the replies; there is nothing to cancel."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+DELEGATED_REPLIES, NO_TURN = DelegatedReplies(), NoTurn()
 
 
 class ProxyConnection(Connection):
@@ -28,8 +49,8 @@ class ProxyConnection(Connection):
         forwarder = self._proxy_dispatcher.forwarder
         if forwarder is None or ClientForwarder is None or not self.is_idle:
             return
-        self._forwarder = ClientForwarder(forwarder, self, self.transmit)
-        if self.is_polled:
+        self._forwarder = ClientForwarder(forwarder, self, self.output.transmit)
+        if self.input.is_polled:
             cast(Any, transport).set_interceptor(self._forwarder)
 
     def data_received(self, data: bytes) -> None:
@@ -49,24 +70,64 @@ class ProxyConnection(Connection):
         """Return the error reply for an exception."""
         return self._proxy_dispatcher.error_reply(error)
 
+    # -- called by the forwarder ---------------------------------------------------------------------------------------
+
+    def delegate_replies(self, rest: bytes) -> None:
+        """Let the forwarder send the replies until `end_delegation`.
+
+        Args:
+            rest: The input after the requests that it forwards.
+        """
+        self.is_idle = False
+        self.reply.pending, self._next_turn, self.input.data = DELEGATED_REPLIES, NO_TURN, rest
+
+    @property
+    def is_delegated(self) -> bool:
+        """Return whether the forwarder sends the replies now."""
+        return self.reply.pending is DELEGATED_REPLIES
+
+    def end_delegation(self) -> bool:
+        """Answer requests here again; return False if the client has disconnected."""
+        self.reply.pending = self._next_turn = None
+        return not self._transport.is_closing()
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether no input or push is buffered, the client reads its output, and the server is not ending."""
+        client_input, output = self.input, self.output
+        is_open = client_input.is_reading and output.is_writable and not self._is_finishing
+        return is_open and not (client_input.data or output.has_delayed_pushes or self._is_ending)
+
+    def send_stream(self, reply: ReplyStream) -> None:
+        """Send a streamed reply, in turns of this client."""
+        self.reply.stream = reply
+        self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+
     @isolated
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
         if self.end_delegation():
-            self.send_delayed_pushes()
-            self.answer_soon(data)
+            self.output.send_delayed_pushes()
+            self._answer_soon(data)
 
     def continue_after_reply(self) -> None:
         """Send pushes, and handle the input that arrived while the client waited for a reply."""
-        self.send_delayed_pushes()
-        data = self.take_input()
-        if self.takes_requests and self.session.can_be_forwarded:
+        self.output.send_delayed_pushes()
+        data = self.input.take_data()
+        takes_requests = self.output.is_writable and not (self._is_ending or self._is_finishing)
+        if takes_requests and self.session.can_be_forwarded:
             if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
                 self.is_idle = True
             if self._forwarder.deliver_complete():
                 return
             if self.is_idle or self.is_delegated:
-                self.await_input()
+                self.input.set_reading(not self.input.data)  # buffered input is answered first
                 return
-        self.answer_soon(data)
+        self._answer_soon(data)
+
+    def _answer_soon(self, data: bytes) -> None:
+        """Answer this input, and then the buffered input, in the client's next turn."""
+        self.input.data = data + self.input.data
+        if self.output.is_writable:
+            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)

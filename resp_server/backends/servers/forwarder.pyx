@@ -1122,7 +1122,7 @@ cdef class StoredReads(FastPath):
 cdef class ClientForwarder(InputInterceptor):
     """Forwards the forwardable requests of one client of a proxy, and sends it the replies.
 
-    While replies are pending, the client's connection leaves all sending to the forwarder (`Connection.delegate_replies`).
+    While replies are pending, the client's connection leaves all sending to the forwarder (`ProxyConnection.delegate_replies`).
     """
 
     cdef Forwarder forwarder

@@ -1,0 +1,98 @@
+"""A client's input that is not answered yet: its requests, and the bytes after them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from resp_server.pipeline.compiled import FastPath
+from resp_server.protocol.request_parser import Request, RequestParser
+from resp_server.session.session import Session
+
+# An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
+PARTIAL_BYTES_MAX = 32 * 1024
+
+
+class ClientInput:
+    """The input of one client.
+
+    Args:
+        compiled: The compiled core, which gets the bytes first. None: it is not built, or does not answer here.
+        is_polled: The compiled core polls the socket, and counts its own reads.
+
+    Attributes:
+        requests: Those that are parsed. None: there are none.
+        data: The bytes after them.
+        is_reading: The socket is read.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_has_partial_request",
+        "_transport",
+        "data",
+        "is_polled",
+        "is_reading",
+        "parser",
+        "requests",
+    )
+
+    def __init__(
+        self, transport: asyncio.Transport, parser: RequestParser, compiled: FastPath | None, *, is_polled: bool
+    ) -> None:
+        self._transport = transport
+        self.parser = parser
+        self._compiled = compiled
+        self.is_polled = is_polled
+        self.requests: list[Request] | None = None
+        self.data = b""
+        self._has_partial_request = False  # the compiled core found that `data` is an incomplete request
+        self.is_reading = True
+
+    @property
+    def has_requests(self) -> bool:
+        """Return whether there may be requests to answer."""
+        return bool(self.requests or (self.data and not self._has_partial_request) or self.parser.has_more)
+
+    @property
+    def unparsed_bytes(self) -> int:
+        """The size of the bytes after the requests, and of an incomplete request."""
+        return self.parser.buffered_bytes + len(self.data)
+
+    def add(self, data: bytes) -> None:
+        """Add received bytes."""
+        self.data += data
+        self._has_partial_request = False
+
+    def clear(self) -> None:
+        """Drop the input."""
+        self.requests, self.data = None, b""
+
+    def take_data(self) -> bytes:
+        """Return the bytes, and clear them."""
+        data, self.data = self.data, b""
+        return data
+
+    def answer_or_parse(self, session: Session, out: list[bytes]) -> bool:
+        """Let the compiled core answer the bytes, and parse the rest; return whether the core replied."""
+        parser, data = self.parser, self.data
+        if self._compiled is not None and not parser.buffered_bytes:
+            reply, requests, self.data = self._compiled.answer(session, data)
+            self.requests = requests
+            self._has_partial_request = self._compiled.is_incomplete and 0 < len(self.data) <= PARTIAL_BYTES_MAX
+            if reply:
+                out.append(reply)
+            if reply or requests or self._has_partial_request:
+                return bool(reply)
+        parser.is_restricted = not session.is_authenticated
+        self.requests, self.data = parser.feed(data), b""
+        return False
+
+    def set_reading(self, is_reading: bool) -> None:
+        """Read the socket, or read it no more for now."""
+        if is_reading == self.is_reading or self._transport.is_closing():
+            return
+        self.is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
