@@ -259,9 +259,10 @@ async def _turn(
     spent_ns[WHOLE] = await _send(connection, transport, buffers)
     with clocked(spent_ns):
         await _send(connection, transport, buffers)
-    core, connection._compiled, connection._round = connection._compiled, None, round_in_python
+    server, client_input = connection._server, connection.input
+    core, client_input._compiled, server.add_to_round = client_input._compiled, None, round_in_python.add
     spent_ns[IN_PYTHON] = await _send(connection, transport, buffers)
-    connection._compiled, connection._round = core, None
+    client_input._compiled, server.add_to_round = core, None
     return {step: spent_ns[step] / requests / 1000 for step in (ANSWER, RENEW, WRITE, WHOLE, IN_PYTHON)}
 
 

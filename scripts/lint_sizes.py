@@ -24,7 +24,6 @@ INTENDED = ("Snapshot", "MemorySnapshot", "Session")
 # Those that are to be split yet.
 PENDING = (
     "ServerConnection",
-    "ServerContext",
     "StateCluster",
     "OverlayDispatcher",
     "UpstreamCluster",

@@ -260,7 +260,7 @@ class ScriptedServer(Connection):
 
 def _close(server: Server) -> None:
     for connection in list(server._connections.values()):
-        connection.abort("the target is closed")
+        connection.output.abort("the target is closed")
     server._invalidations.stop()
     server.context.close()
     server._epochs.stop()

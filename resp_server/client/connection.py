@@ -428,7 +428,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._next_turn = None
         server, session = self._server_context, self.session
         session.is_paused = False  # first: where this turn ends the pause, each paused client gets another turn
-        if self._transport.is_closing() or (server.paused_until_ms and self._wait_for_unpause()):
+        if self._transport.is_closing() or (server.pause.until_ms and self._wait_for_unpause()):
             return
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
@@ -457,16 +457,16 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
         has_more, ends_ns = True, self._turn_ends_ns
-        is_paused = self._server_context.pauses_all
+        is_paused = self._server_context.pause.delays_all
         while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_more = self._advance(out)
-            is_paused = self._server_context.pauses_all
+            is_paused = self._server_context.pause.delays_all
         return has_more
 
     def _wait_for_unpause(self) -> bool:
         """Wait while CLIENT PAUSE delays all requests, unless a reply is unfinished; return whether it waits."""
-        left_ms = self._server_context.pause_remaining_ms()
-        self.session.is_paused = left_ms > 0 and self._server_context.pauses_all and self.reply.allows_pause
+        left_ms = self._server_context.pause.remaining_ms()
+        self.session.is_paused = left_ms > 0 and self._server_context.pause.delays_all and self.reply.allows_pause
         if self.session.is_paused:
             self.is_idle = False
             self.input.set_reading(False)

@@ -166,11 +166,11 @@ def state_hold(context: CommandContext, name: bytes, *words: bytes) -> Reply:
     check_reads_all_keys(context)
     job = name.decode("utf-8", "surrogateescape")
     if not words:
-        context.server.release(job)
+        context.server.held_jobs.release(job)
         return OK
     if len(words) != 2:
         raise syntax_error()
-    if not context.server.hold(job, (integer(words[0]), integer(words[1]))):
+    if not context.server.held_jobs.hold(job, (integer(words[0]), integer(words[1]))):
         raise _no_epoch(context)
     return OK
 

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
@@ -16,6 +16,8 @@ from resp_server.command.handler import WorkerQuery
 from resp_server.command.table import CommandTable
 from resp_server.metrics.process_stats import Memory, memory_now
 from resp_server.metrics.stats import Stats
+from resp_server.pipeline.client_pause import ClientPause
+from resp_server.pipeline.held_jobs import HeldJobs
 from resp_server.pipeline.histories import Histories
 from resp_server.pipeline.loading_waits import LoadingWaits
 from resp_server.pipeline.slow_requests import SlowRequests
@@ -28,7 +30,7 @@ from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epochs_text
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -37,7 +39,7 @@ from resp_server.settings.server import ServerConfig
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
-from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange, SnapshotAt
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
@@ -52,14 +54,6 @@ GATHER_S_MAX = 2.0
 # threshold although no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a
 # millisecond).
 ONE_BY_ONE_US = 1_000
-
-
-class _HeldEpoch(NamedTuple):
-    """An epoch at which a job is read for a while. The snapshot keeps it readable."""
-
-    generation: str
-    snapshot_at: SnapshotAt
-    snapshot: Snapshot
 
 
 @dataclass
@@ -134,18 +128,16 @@ class ServerContext:
         config = self.config
         self.users = Users(self.table, config.password, config.aclfile, config.rate_limits, config.server_password)
         self.tracking = TrackingTable(self.config.tracking_table_max_keys)
-        self._stalled: set[str] = set()  # jobs whose log cannot be read here, so that they get no newer epoch
-        self._held: dict[str, _HeldEpoch] = {}  # jobs that are read at an earlier epoch meanwhile
+        self.pinned_epochs = PinnedEpochs(self.keyspace)
+        self.held_jobs = HeldJobs(self.keyspace, self.pinned_epochs, lambda: self.clock(), lambda: self.view)
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
         self.slow_requests = SlowRequests(lambda: self.config, lambda: self.clock())
         self.monitors = Monitors(self)
-        self.paused_until_ms = 0  # by CLIENT PAUSE
-        self.pauses_writes_only = False
+        self.pause = ClientPause(lambda: self.clock(), self.update_observation, lambda: self.clients.resume())
         self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
         self.histories = Histories()
         self.update_observation()
-        self.pinned_epochs = PinnedEpochs(self.keyspace)
         self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
         self.message_bus = MessageBus(self.clients, lambda: self.workers, self.cluster_bus)
         self.notifications = Notifications(self)
@@ -155,39 +147,10 @@ class ServerContext:
 
     def _on_epoch(self, job: str) -> None:
         self.pinned_epochs.update(job, self.clock())
-        self._note_stalled(job)
+        self.change_counter += self.held_jobs.note(job)
         if self.view.routes_version != self.keyspace.version:
             self.renew()  # an old view keeps the files of removed stores open, and the next request may come late
         self.notifications.poll_soon()
-
-    def _note_stalled(self, job: str) -> None:
-        """Note whether the log of a job can be read; if it can, read the job at its newest epoch again."""
-        served = self.keyspace.jobs.get(job)
-        is_stalled = served is not None and bool(served.error)
-        if is_stalled == (job in self._stalled):
-            return
-        self.change_counter += 1
-        if is_stalled:
-            self._stalled.add(job)
-        else:
-            self._stalled.remove(job)
-            self.release(job)
-
-    def hold(self, job: str, term_epoch: JobEpoch) -> bool:
-        """Read a job at an earlier epoch for as long as its log cannot be read; return False if it is not pinned."""
-        snapshot_at = self.pinned_epochs.snapshots_of(job, term_epoch)
-        if job not in self._stalled or snapshot_at is None:
-            return False
-        self.release(job)
-        self._held[job] = _HeldEpoch(self.keyspace.jobs[job].generation, snapshot_at, snapshot_at(self.clock()))
-        self.view.hold(job, snapshot_at)
-        return True
-
-    def release(self, job: str) -> None:
-        """Read a job at its newest epoch again, if it is held at an earlier one."""
-        if job in self._held:
-            self.view.release(job)
-            self._held.pop(job).snapshot.close()
 
     def keep_epochs(self, now_ms: int, *, is_followed: bool) -> None:
         """Pin epochs while a proxy may need one that other owners of slots have, too; else release unused ones."""
@@ -195,15 +158,6 @@ class ServerContext:
             self.pinned_epochs.keep(now_ms)
         else:
             self.pinned_epochs.release_unused(now_ms)
-
-    def stalled_epochs(self) -> dict[str, bytes]:
-        """Return the epochs at which each job can be read whose log cannot be read, as words of STATE FOLLOW's push."""
-        if not self._stalled:
-            return {}
-        newest = self.view.term_epochs()
-        found = {job: self.pinned_epochs.epochs_of(job) for job in self._stalled & newest.keys()}
-        read = {job: [] if reached is None else [reached] for job, reached in newest.items()}
-        return {job: epochs_text(pinned or read[job]) for job, pinned in found.items()}
 
     def become_node(self, node: NodeView) -> None:
         """Become this node of a cluster, from the next input buffer on."""
@@ -238,7 +192,7 @@ class ServerContext:
     def is_observed(self) -> bool:
         """Return whether requests are monitored, timed or paused individually; then the fast path is off."""
         is_measured = 0 <= self.config.slowlog_log_slower_than < ONE_BY_ONE_US
-        return is_measured or bool(self.monitors) or self.paused_until_ms > 0
+        return is_measured or bool(self.monitors) or self.pause.until_ms > 0
 
     def update_observation(self) -> None:
         """Apply `is_observed` to all sessions, and the threshold of slow requests."""
@@ -248,39 +202,13 @@ class ServerContext:
             if session.is_observed != is_observed:
                 session.set_observed(is_observed)
 
-    def pause(self, until_ms: int, *, is_for_writes: bool = False) -> None:
-        """Pause all clients until this time, or their writes only. As in Redis, an earlier pause is never shortened."""
-        self.pauses_writes_only = is_for_writes and (self.pauses_writes_only or not self.pause_remaining_ms())
-        self.paused_until_ms = max(self.paused_until_ms, until_ms)
-        self.update_observation()
-
-    def unpause(self) -> None:
-        """End the pause."""
-        self.paused_until_ms, self.pauses_writes_only = 0, False
-        self.update_observation()
-        self.clients.resume()
-
-    @property
-    def pauses_all(self) -> bool:
-        """Return whether CLIENT PAUSE delays all requests, not only writes."""
-        return self.paused_until_ms > 0 and not self.pauses_writes_only
-
-    def pause_remaining_ms(self) -> int:
-        """Return how long the pause lasts; 0: there is none."""
-        remaining_ms = max(0, self.paused_until_ms - self.clock())
-        if self.paused_until_ms and not remaining_ms:
-            self.unpause()
-        return remaining_ms
-
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of a keyspace; in a cluster, of this node's slots."""
         if self.cluster is None or self.cluster.slots == ALL:
             view = keyspace.view(now_ms, on_change)
         else:
             view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
-        for job in self._held.keys() & keyspace.jobs.keys():
-            if self._held[job].generation == keyspace.jobs[job].generation:
-                view.hold(job, self._held[job].snapshot_at)
+        self.held_jobs.hold_in(view, keyspace.jobs)
         return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
@@ -332,7 +260,7 @@ class ServerContext:
     def _told(self) -> Told:
         """Return what following connections have to know by now."""
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
-        return Told(self.view.term_epochs(), version, self.view.logs, self.stalled_epochs())
+        return Told(self.view.term_epochs(), version, self.view.logs, self.held_jobs.stalled_epochs())
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Begin STATE FOLLOW for a session; return the current epochs as pushes.

@@ -291,7 +291,7 @@ class Dispatcher:
     ) -> tuple[IncompleteReply | None, bool]:
         """Answer one request on the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
-        if self._server.paused_until_ms and (delayed := self.delayed_by_pause(session, request)) is not None:
+        if self._server.pause.until_ms and (delayed := self.delayed_by_pause(session, request)) is not None:
             return delayed, True
         session.begin_command()
         is_alone = session.transaction is None
@@ -312,14 +312,14 @@ class Dispatcher:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
-        return None, session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
+        return None, session.is_closing or self._server.pause.delays_all or perf_counter_ns() >= ends_ns
 
     def delayed_by_pause(self, session: Session, request: Request) -> PausedWrite | None:
         """Return the wait of a request that CLIENT PAUSE ... WRITE delays; None: the request is answered now.
 
         As in Redis, these are writes, PUBLISH and scripts, also those that are queued, and an EXEC of such commands.
         """
-        remaining_ms = self._server.pause_remaining_ms()
+        remaining_ms = self._server.pause.remaining_ms()
         if not remaining_ms or not session.is_authenticated:
             return None
         is_exec = session.transaction is not None and self._table.role_of(request) is Role.EXEC

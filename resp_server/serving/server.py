@@ -367,7 +367,7 @@ class Server:
     def sweep(self, now_ms: int) -> None:
         """Close idle clients, and end replies that take too long."""
         self.context.keep_epochs(now_ms, is_followed=self._epochs.is_followed)
-        self.context.pause_remaining_ms()
+        self.context.pause.remaining_ms()
         self.context.monitors.announce()
         config = self.context.config
         idle_ms_max, limits = config.timeout * 1000, config.request_limits

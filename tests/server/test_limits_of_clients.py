@@ -128,7 +128,7 @@ def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(s
         assert other.ask("PUBLISH", "news", b"x" * (1 << 20)) == 1
     connection = running.server._connections[1]
     # What the system takes of it, it takes in its own time.
-    eventually(lambda: running.call(lambda: connection.output_bytes), lambda size: size > 1 << 20)
+    eventually(lambda: running.call(lambda: connection.output.size_bytes), lambda size: size > 1 << 20)
     for seconds in (0, 5):
         running.call(lambda seconds=seconds: running.server.sweep(NOW_MS + seconds * 1000))
     assert 1 in running.server._connections

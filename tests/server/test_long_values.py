@@ -143,4 +143,4 @@ def test_a_long_value_is_read_at_one_epoch_whatever_is_committed_meanwhile(store
         running.call(lambda: store.expire(1, 1000))
     assert peer.read(LENGTH + 2) == LONG + b"\r\n"
     peer.answers(encode([b"GET", at(b"v:long")], 2), encode(b"-" * LENGTH, 2))
-    assert not running.call(lambda: [each for each in running.server._connections.values() if each._stream])
+    assert not running.call(lambda: [each for each in running.server._connections.values() if each.reply.stream])

@@ -165,7 +165,7 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     while running.call(lambda: [each.is_paused for each in sessions.values()]) != [True] * 3:
         pass
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False] * 3
-    running.call(running.server.context.unpause)
+    running.call(running.server.context.pause.end)
     assert first.read(len(PONG)) == PONG
     assert second.read(2 * len(ONE)) == ONE + ONE
     assert third.read(len(PONG)) == PONG
@@ -188,9 +188,9 @@ def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Ca
     whole = peer.read_until(PONG)
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
     begun = peer.read(8)
-    running.call(lambda: running.server.context.pause(running.server.context.clock() + 1_000_000))
+    running.call(lambda: running.server.context.pause.begin(running.server.context.clock() + 1_000_000))
     assert begun + peer.read(len(whole) - len(begun) - len(PONG)) + PONG == whole
-    running.call(running.server.context.unpause)
+    running.call(running.server.context.pause.end)
     assert peer.read(len(PONG)) == PONG
 
 

@@ -86,7 +86,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any])
     connection = next(iter(server.server._connections.values()))
 
     def waiting() -> int:
-        return int(connection.output_bytes)
+        return int(connection.output.size_bytes)
 
     # One turn's output and what a single reply adds to it.
     assert server.call(waiting) <= 2 * LARGE_BYTES + 65_536

@@ -170,7 +170,7 @@ def test_who_takes_nothing_is_not_read_and_gets_everything_in_the_end(start: Cal
         other.answers(PING, PONG)
         quiet = quiet + 1 if sent == before else 0
     assert sent < 60 << 20
-    assert running.call(lambda: max(each.output_bytes for each in running.server._connections.values())) < 8 << 20
+    assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
     slow.socket.setblocking(True)
     got = slow.read(sent // len(pair) * len(answer))
     assert got == answer * (sent // len(pair))
@@ -280,7 +280,7 @@ def test_a_pause_holds_everybody_back_and_what_came_meanwhile_is_answered(start:
     with pytest.raises(BlockingIOError):
         held.socket.recv(1)
     held.socket.setblocking(True)
-    running.call(running.server.context.unpause)
+    running.call(running.server.context.pause.end)
     held.answers(get(2), bulk(b"1") * 3 + bulk(b"2"))
 
 

@@ -181,7 +181,7 @@ def test_a_client_that_takes_nothing_is_not_read_and_gets_everything_in_the_end(
         other.send(PING)
         assert other.read(len(PONG)) == PONG
         quiet = quiet + 1 if len(sealed) == before else 0
-    assert running.call(lambda: max(each.output_bytes for each in running.server._connections.values())) < 8 << 20
+    assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
     slow.socket.setblocking(True)
     slow.socket.settimeout(WAIT_S_MAX)
     assert slow.read((pairs - 1) * len(answer)) == answer * (pairs - 1)

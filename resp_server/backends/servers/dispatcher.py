@@ -216,7 +216,7 @@ class ProxyDispatcher(Dispatcher):
             end_caching(session, self._table, request)
             # The upstream has connections for each protocol: later requests must not overtake those before HELLO.
             must_wait = batch.is_last or (self.has_upstream and session.protocol != protocol)
-            is_over = must_wait or session.is_closing or self._server.pauses_all or perf_counter_ns() >= ends_ns
+            is_over = must_wait or session.is_closing or self._server.pause.delays_all or perf_counter_ns() >= ends_ns
             if later is not None or is_over:
                 break
         session.calls += answered
@@ -240,7 +240,7 @@ class ProxyDispatcher(Dispatcher):
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
         """Return what a request waits for before it is handled; None: it is handled now."""
-        return self.delayed_by_pause(session, request) if self._server.paused_until_ms else None
+        return self.delayed_by_pause(session, request) if self._server.pause.until_ms else None
 
     @staticmethod
     def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:
