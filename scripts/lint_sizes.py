@@ -23,8 +23,6 @@ LINES_MAX = 60
 INTENDED = ("Snapshot", "MemorySnapshot", "Session")
 # Those that are to be split yet.
 PENDING = (
-    "ServerConnection",
-    "StateCluster",
     "OverlayDispatcher",
     "UpstreamCluster",
     "UpstreamPool",

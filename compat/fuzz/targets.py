@@ -18,6 +18,7 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.backends.servers.connection import ProxyConnection
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.client.connection import Connection
@@ -157,7 +158,8 @@ class ProxyTarget(Target):
         topologies = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
         for host, node_topology in zip(hosts, topologies, strict=True):
             self._add(host, node_topology)
-        many = [StateCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, topologies))))]
+        names = [f"application {at}" for at in range(len(set(map(id, topologies))))]
+        many = [StateCluster(name, ServerAccess(self._config.password)) for name in names]
         clusters = self._clusters = StateClusters(many, needs_key_formats=self._has_upstream)
         proxy = self._new_server(
             Keyspace(),

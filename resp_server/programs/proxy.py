@@ -20,6 +20,7 @@ from resp_server.backends.servers.connection import ProxyConnection
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
 from resp_server.backends.servers.request_policy import APPLICATIONS_MAX
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.servers.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
@@ -93,8 +94,8 @@ def serve(options: argparse.Namespace) -> None:
     mistakes.raise_if_any()
     password = config.server_password or config.password
     for source in sources:
-        source.cluster = StateCluster(source.name, password, options.server_timeout / MS_PER_S)
-        source.cluster.certificates = certificates
+        source.cluster = StateCluster(source.name, ServerAccess(password, options.server_timeout / MS_PER_S))
+        source.cluster.access.certificates = certificates
     # Jobs of an application whose log is not named are known from its servers only.
     logs = options.log if len(options.log) == len(sources) else ()
     event_loop.run(answer_clients(options, config, sources, overlay, logs=logs))

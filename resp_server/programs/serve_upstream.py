@@ -27,6 +27,7 @@ from typing import Any, Self
 
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.ownership import Ownership
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_stores import ServerStores
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.topology_sources import ServerSource
@@ -64,7 +65,7 @@ async def serve_with_upstream(
     try:
         async with StateServerProcess(options) as server:
             source = ServerSource(server.address, server.is_loaded)
-            source.cluster = StateCluster(source.name, server.password, stores=server.stores)
+            source.cluster = StateCluster(source.name, ServerAccess(server.password), stores=server.stores)
             await answer_clients(
                 options,
                 config,

@@ -15,6 +15,7 @@ from resp_server.backends.redis.connection import UnansweredError, UpstreamReque
 from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.rules import Owner, Rule
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.command.policy import Destination
@@ -102,13 +103,12 @@ class Scene:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
         self.cluster = SimpleNamespace(
-            connection_numbers=bytes([1, 2] * (SLOTS // 2)),
-            open_connections=[None, *self.connections],
-            is_aligned=True,
-            removed_jobs=set(),
-            now_s=0.0,
+            slot_connections=SimpleNamespace(
+                numbers=bytes([1, 2] * (SLOTS // 2)), connections=[None, *self.connections]
+            ),
+            epochs=ClusterEpochs(),
+            access=SimpleNamespace(clock=lambda: 0.0),
             deadline_s=lambda: 1.0,
-            client_min_epochs=lambda seen: seen,
             send=self.sent.append,
             defer=lambda batch: batch(),
         )

@@ -20,6 +20,7 @@ from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.backends.servers.connection import ProxyConnection
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.cluster.topology import Topology
@@ -87,7 +88,7 @@ class Scene:
         for node, row in zip(self.nodes, topology.nodes, strict=True):
             node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
-        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
+        self.cluster = StateCluster(access=ServerAccess(timeout_s=WAIT_S_MAX))
         clusters = StateClusters([self.cluster])
         self.proxy = Server(
             Keyspace(),

@@ -15,6 +15,7 @@ from resp_server.backends.routing.rules import RulesFile
 from resp_server.backends.servers.connection import ProxyConnection
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import PubsubRelay, connect_pubsub
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.cluster.topology import Topology
@@ -53,7 +54,7 @@ class Proxy(LoopThread):
         server.set_topology(topology, node_id)
 
     async def _start(self, topology: Topology) -> None:
-        self.cluster = StateCluster(timeout_s=WAIT_S_MAX)
+        self.cluster = StateCluster(access=ServerAccess(timeout_s=WAIT_S_MAX))
         self.clusters = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
         self.server = Server(
             Keyspace(), self.config, clock=lambda: NOW_MS, dispatcher=self.dispatcher, connection=ProxyConnection

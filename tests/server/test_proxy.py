@@ -25,6 +25,7 @@ from compat.conformance.servers import Running, free_port, sparkis_proxy, sparki
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually, eventually_async
 from resp_server.backends.servers.requests import ServerRequest
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -398,7 +399,7 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
 
     async def play() -> bytes | None:
-        cluster, waiting = StateCluster(timeout_s=2.0), Waiting()
+        cluster, waiting = StateCluster(access=ServerAccess(timeout_s=2.0)), Waiting()
         cluster.start()
         cluster.apply_topology(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
         cluster.send(ServerRequest(pack((b"GET", key)), slot_of(key), 2, cluster.deadline_s(), waiting, 0))
@@ -406,7 +407,7 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
             lambda: any(connection.reason for connection in cluster.connections.values()), awaited="a try fails"
         )
         serve(port=port)
-        sleep(2 * cluster.timeout_s)  # on the thread of the event loop
+        sleep(2 * cluster.access.timeout_s)  # on the thread of the event loop
         await eventually_async(lambda: waiting.reply)
         cluster.stop()
         return waiting.reply

@@ -39,7 +39,7 @@ def test_an_upstream_sees_the_end_of_a_connection_in_the_turn_in_which_it_is_cut
     link = UpstreamProtocol(losses)
 
     async def connect() -> None:
-        poller = scene.cluster.poller
+        poller = scene.cluster.access.poller
         if poller is None:
             await scene.loop.create_unix_connection(lambda: link, sock=ours)
         else:

@@ -118,7 +118,7 @@ class LongRequests:
     def _send_chunk(self, session: Session, chunk: Request) -> ReplyBatch:
         first, route = self._clusters[0], self._overlay.router.route(chunk, session.db)
         assert route is not None  # the command is known
-        batch = ReplyBatch(session, first.clock, first.deadline_s(), self._overlay.error_reply)
+        batch = ReplyBatch(session, first.access.clock, first.deadline_s(), self._overlay.error_reply)
         self._overlay.send(route, chunk, session, batch)
         batch.seal()
         return batch

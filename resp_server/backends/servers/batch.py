@@ -9,7 +9,8 @@ from functools import partial
 from resp_server.backends.redis.connection import UnansweredError
 from resp_server.backends.servers.min_epochs import indexes_behind
 from resp_server.backends.servers.requests import ServerRequest
-from resp_server.backends.servers.state_cluster import LONG_TIMEOUT_S, StateCluster
+from resp_server.backends.servers.server_access import LONG_TIMEOUT_S
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.answers import Answering, Called, deliver
 from resp_server.forwarding.raw_replies import (
     JOINED_BYTES_MAX,

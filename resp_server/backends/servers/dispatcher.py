@@ -131,7 +131,7 @@ class ProxyDispatcher(Dispatcher):
         # Answers reads of stored keys before the forwarder gets them; None: the servers' stores cannot be read here.
         self._stored_reads: Any = None
         if only is not None and only.stores is not None and forwarder is not None:
-            only.stores.follow(only)
+            only.stores.follow(only.epochs)
             self._stored_reads = forwarder.StoredReads(server)
             self._stored_reads.use(self.forwarder, only.stores)
         self._tracking = server.tracking
@@ -151,7 +151,7 @@ class ProxyDispatcher(Dispatcher):
     def poll(self, poller: Any) -> None:
         poller.fast_path = self._stored_reads
         for cluster in self._clusters:
-            cluster.poller = poller
+            cluster.access.poller = poller
 
     def stop(self) -> None:
         self._clusters.stop()
@@ -181,7 +181,7 @@ class ProxyDispatcher(Dispatcher):
     ) -> IncompleteReply | None:
         session, clusters, routes = context.session, self._clusters, self._routes
         first = clusters[0]
-        batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply, self.batch_bytes_max)
+        batch = ReplyBatch(session, first.access.clock, first.deadline_s(), self.error_reply, self.batch_bytes_max)
         answered, later, delayed, protocol = 0, None, None, session.protocol
         for request in requests[:requests_max]:
             answered += 1
@@ -359,7 +359,7 @@ class ProxyDispatcher(Dispatcher):
 
         def send(chunk: Request) -> ReplyBatch:
             self._check(context, command, chunk)
-            chunk_batch = ReplyBatch(session, first.clock, first.deadline_s(), self.error_reply)
+            chunk_batch = ReplyBatch(session, first.access.clock, first.deadline_s(), self.error_reply)
             if not self.servers.answer(command, Destination.STATES, chunk, session, chunk_batch):
                 raise GenericError("the request is malformed")
             chunk_batch.seal()

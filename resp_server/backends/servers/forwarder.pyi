@@ -7,8 +7,9 @@ from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.routing.result_cache import ResultCache
-from resp_server.backends.servers.requests import RequestSender, ServerRequest
+from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.server_stores import ServerStores
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import FastPath, InputInterceptor
@@ -22,19 +23,6 @@ class ForwarderServer(Protocol):
     view: Any
 
     def report(self, error: Exception) -> object: ...
-
-class ForwarderCluster(RequestSender, Protocol):
-    """The servers that the forwarder forwards requests to (`backends.servers.state_cluster.StateCluster`)."""
-
-    is_aligned: bool
-    removed_jobs: set[str]
-    connection_numbers: bytes
-    open_connections: Any
-
-    @property
-    def now_s(self) -> float: ...
-    def deadline_s(self, is_long: bool = False) -> float: ...
-    def client_min_epochs(self, seen: Epochs) -> Epochs: ...
 
 class ForwarderConnection(Protocol):
     """A client's connection (`backends.servers.connection.ProxyConnection`)."""
@@ -102,7 +90,7 @@ class Forwarder:
     holds_upstream: bool
     last_command: str
     def __init__(
-        self, cluster: ForwarderCluster, server: ForwarderServer, commands: Sequence[tuple[str, int, int, CommandStats]]
+        self, cluster: StateCluster, server: ForwarderServer, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
     def forward(
         self, sink: ForwarderSink, data: bytes, protocol: int, database: int = 0, is_of_states: bool = False

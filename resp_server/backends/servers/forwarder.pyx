@@ -602,7 +602,7 @@ cdef class PipelineBatch:
         if type(reply) is not bytes:
             self.accept_long(at, reply, epochs)
             return
-        if index >= 0 and is_array and reply[:1] == b"-" and self.forwarder.cluster.now_s < self.deadline_s:
+        if index >= 0 and is_array and reply[:1] == b"-" and self.forwarder.cluster.access.clock() < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
                 send_mget_by_slots(self.forwarder.cluster, keys, self.deadline_s, self, -1 - index)
@@ -633,6 +633,7 @@ cdef class Forwarder:
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
     cdef readonly object cluster
+    cdef object slot_connections, epochs
     cdef object server, stats
     cdef list names, command_stats
     cdef Spec specs[COMMANDS_MAX]
@@ -654,6 +655,7 @@ cdef class Forwarder:
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
+        self.slot_connections, self.epochs = cluster.slot_connections, cluster.epochs
         self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
         self.command_indexes = {}
         self.set_patterns({})
@@ -774,7 +776,7 @@ cdef class Forwarder:
     ) except? 0:
         """Parse the forwardable requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
-        cdef bytes table = self.cluster.connection_numbers
+        cdef bytes table = self.slot_connections.numbers
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
         cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
         cdef size_t count = 0, i, first
@@ -875,7 +877,7 @@ cdef class Forwarder:
         cdef size_t i
         cdef int number
         cdef PipelineBatch batch
-        cdef list open_connections = self.cluster.open_connections
+        cdef list open_connections = self.slot_connections.connections
         memset(self.new_replies, 0, sizeof(self.new_replies))
         self.used_count = 0
         for i in range(self.item_count):
@@ -892,9 +894,9 @@ cdef class Forwarder:
             if connection is None:
                 return False
             batch = connection.batch
-            if number < UPSTREAM and not self.cluster.is_aligned:
-                min_epochs = self.cluster.client_min_epochs(sink.seen)
-                if not has_reached(connection.epochs, min_epochs, self.cluster.removed_jobs):
+            if number < UPSTREAM and not self.epochs.is_aligned:
+                min_epochs = self.epochs.client_min_epochs(sink.seen)
+                if not has_reached(connection.epochs, min_epochs, self.epochs.removed_jobs):
                     return False
             if batch is None:
                 if not connection.has_room(self.new_replies[number]):

@@ -32,8 +32,7 @@ from resp_server.backends.routing.rules import Rule
 from resp_server.backends.servers.aliased_keys import AliasedKeys, may_name
 from resp_server.backends.servers.field_names import has_fields
 from resp_server.backends.servers.field_notifications import HASH_CLASS, FieldListeners, FieldReadError, FieldReads
-from resp_server.backends.servers.requests import PING, ServerRequest
-from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.backends.servers.requests import PING, ConnectionKey, ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.forwarding.answers import Answer, ReplyFuture, deliver
@@ -177,9 +176,9 @@ class RelayConnection(asyncio.Protocol):
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
-        certificates, password = self.cluster.certificates, self.cluster.password
+        certificates, password = self.cluster.access.certificates, self.cluster.access.password
         try:
-            async with asyncio.timeout(self.cluster.timeout_s):
+            async with asyncio.timeout(self.cluster.access.timeout_s):
                 context = None if certificates is None else certificates.for_server()
                 transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
@@ -210,7 +209,7 @@ class RelayConnection(asyncio.Protocol):
 
     def check(self, events: str) -> None:
         """Connect if the connection is not open. Ping a silent server; close the connection if it stays silent."""
-        timeout_s = self.cluster.timeout_s
+        timeout_s = self.cluster.access.timeout_s
         if self._transport is None:
             self.sync(events)
             return
@@ -785,7 +784,7 @@ class ProxyMessageBus(MessageBus):
             raise ClusterDownError
         check_name(channel)
         found = ReceiverCount()  # of the proxy's own clients, because the server counts relay connections
-        pending = Pending(2 * cluster.timeout_s, _too_late)
+        pending = Pending(2 * cluster.access.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if kind is SubscriptionKind.SHARD else b"PUBLISH", channel, text))
         address = None if kind is SubscriptionKind.SHARD else home
 
@@ -804,7 +803,7 @@ class ProxyMessageBus(MessageBus):
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:
         answered = partial(super().subscription_reply, session, frames)
-        pending = Pending(self.clusters[0].timeout_s, answered)
+        pending = Pending(self.clusters[0].access.timeout_s, answered)
         self.relay.when_synced(lambda: pending.resolve(answered))
         return pending
 

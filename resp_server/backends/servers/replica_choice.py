@@ -7,7 +7,8 @@ active again when it has caught up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
@@ -15,6 +16,14 @@ from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
 # Longer than servers of a shard usually differ in applying an epoch. Much shorter than a request's deadline, so that
 # after a switch the other server can still answer a client that has already seen the epoch.
 BEHIND_S_MAX = 0.25
+
+
+class Change(NamedTuple):
+    """A change of a shard's active server."""
+
+    master: str
+    before: str
+    active: str
 
 
 class ReplicaChoice:
@@ -53,6 +62,53 @@ class ReplicaChoice:
             ahead = freshest(usable)
             self._awaited, self._since_s = (EMPTY_EPOCHS if has_reached(own, usable[ahead]) else usable[ahead]), now_s
         return not has_reached(own, self._awaited) and now_s - self._since_s > BEHIND_S_MAX
+
+
+class ActiveServers:
+    """The active server of each shard. A shard without replicas has its master only."""
+
+    def __init__(self) -> None:
+        self._shards: dict[str, ReplicaChoice] = {}
+
+    def set_replicas(self, replicas: Mapping[str, Sequence[str]]) -> None:
+        """Set the replicas of each master. Servers that are active stay active."""
+        self._shards = {
+            master: ReplicaChoice(master, some, self.of(master)) for master, some in replicas.items() if some
+        }
+
+    def of(self, master: str) -> str:
+        """Return the server that answers for a master's shard now."""
+        shard = self._shards.get(master)
+        return master if shard is None else shard.active
+
+    def of_slots(self, owners: Sequence[str | None]) -> list[str | None]:
+        """Return the active server of each slot, by the slots' masters."""
+        by_master: dict[str | None, str | None] = {
+            master: None if master is None else self.of(master) for master in {None, *owners}
+        }
+        return list(map(by_master.__getitem__, owners))
+
+    def choose(self, usable: Callable[[str], Epochs | None], now_s: float) -> Sequence[Change]:
+        """Choose each shard's active server; return the shards where it has changed.
+
+        Args:
+            usable: Returns the epochs of a server; None: the server can take no requests.
+        """
+        changes = []
+        for shard in self._shards.values():
+            before, found = shard.active, {each: usable(each) for each in shard.servers}
+            epochs = {each: reached for each, reached in found.items() if reached is not None}
+            if shard.choose(epochs, now_s) != before:
+                changes.append(Change(shard.master, before, shard.active))
+        return changes
+
+    def replaceable(self, usable: Callable[[str], Epochs | None]) -> set[str]:
+        """Return the active servers that another server can replace."""
+        return {
+            shard.active
+            for shard in self._shards.values()
+            if any(each != shard.active and usable(each) is not None for each in shard.servers)
+        }
 
 
 def freshest(epochs: Mapping[str, Epochs]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from resp_server.forwarding.answers import ReplyFuture, deliver, joined
 from resp_server.forwarding.raw_replies import RawReply
@@ -22,6 +22,20 @@ from state_backend.model.slots import slot_of
 # A request is sent at most twice: the second time after its connection was lost.
 SENDS_MAX = 2
 PING = pack((b"PING",))
+
+
+class ConnectionKey(NamedTuple):
+    """Identifies a connection to a server.
+
+    Args:
+        is_long: For requests that may take long.
+        is_history: For histories.
+    """
+
+    address: str
+    protocol: int
+    is_long: bool
+    is_history: bool = False
 
 
 class InFlightRequest(Protocol):

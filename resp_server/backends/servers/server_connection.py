@@ -10,36 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
 
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
+from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.job_keys import JobKeys
 from resp_server.backends.servers.min_epochs import has_reached
-from resp_server.backends.servers.outages import Outages
-from resp_server.backends.servers.requests import PING, DiscardSink, InFlightRequest, ServerRequest
+from resp_server.backends.servers.reconnecting import Reconnecting
+from resp_server.backends.servers.requests import PING, ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
+from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
-from resp_server.net.tls import Certificates, reason_of
+from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import GenericError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
 from state_backend.apply.store_log import StoreLog
 from state_backend.store.keyspace import UNREADABLE
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Pauses between attempts to connect. Several attempts a second cost little. The pause also grows if a server accepts
-# connections and closes them; it starts again at `PAUSE_S` after a connection that lasted for `PAUSE_S_MAX`.
-PAUSE_S = 0.02
-PAUSE_S_MAX = 0.25
 # The longest reply that is forwarded. A reply is buffered until it is complete (guess).
 REPLY_BYTES_MAX = 256 << 20
 # A longer reply gets its own connection (guess: 10 ms of a gigabit network).
@@ -48,75 +45,44 @@ LONG_REPLY_BYTES = 1 << 20
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
-class ConnectionKey(NamedTuple):
-    """Identifies a connection to a server.
+class LongReplySockets(Protocol):
+    """Takes over sockets whose next replies are long (`long_replies.LongReplies`)."""
 
-    Args:
-        is_long: For requests that may take long.
-        is_history: For histories.
-    """
-
-    address: str
-    protocol: int
-    is_long: bool
-    is_history: bool = False
+    def take(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
+        """Take over a socket."""
 
 
-class ClusterFacts(Protocol):
-    """The facts of an application that a connection to one of its servers needs.
+class Agreement(Protocol):
+    """Agrees with servers on the epochs of jobs whose log no server can read (`stalled_jobs.StalledJobs`)."""
 
-    seen: the newest epochs that each server has announced. removed_jobs: jobs that all servers have dropped.
-    follows_keys: servers have to report changed keys. log: the proxy's own log; None: it has none, or the log has no
-    identity.
-    """
-
-    @property
-    def password(self) -> str | None: ...
-    @property
-    def certificates(self) -> Certificates | None: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def clock(self) -> Callable[[], float]: ...
-    @property
-    def seen(self) -> Mapping[str, Epochs]: ...
-    @property
-    def removed_jobs(self) -> set[str]: ...
-    @property
-    def keys(self) -> JobKeys: ...
-    @property
-    def log(self) -> StoreLog | None: ...
-    @property
-    def follows_keys(self) -> bool: ...
-
-    def deadline_s(self, is_long: bool = False) -> float:
-        """Return the deadline of a request that is sent now."""
-
-    def shared_epochs(self, epochs: Epochs) -> ReplyEpochs:
-        """Return an object with these epochs, the same one for all servers at the same epochs."""
-
-    def at_end_of_round(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this round of the event loop."""
-
-    async def connect(
-        self, make: Callable[[], ServerProtocol], host: str, port: int, context: ssl.SSLContext | None
-    ) -> ServerProtocol:
-        """Open a socket to a server."""
-
-    def send(self, request: ServerRequest) -> None:
-        """Route a request to the server that answers it now."""
+    def agree(self) -> None:
+        """Handle a server that can no longer read a job's log, or can again."""
 
 
-class ClusterEvents(ClusterFacts, Protocol):
-    """Handles the events of the connections to an application's servers."""
+class ClusterEvents(Protocol):
+    """The cluster of a connection, which handles the connection's events (`state_cluster.StateCluster`)."""
 
     @property
     def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
     @property
-    def outages(self) -> Outages: ...
+    def follows_keys(self) -> bool: ...
+    @property
+    def log(self) -> StoreLog | None: ...
+    @property
+    def refused_logs(self) -> dict[str, str]: ...
+    @property
+    def access(self) -> ServerAccess: ...
+    @property
+    def epochs(self) -> ClusterEpochs: ...
+    @property
+    def keys(self) -> JobKeys: ...
+    @property
+    def long_replies(self) -> LongReplySockets: ...
+    @property
+    def stalled_jobs(self) -> Agreement: ...
 
-    def agree_on_epochs(self) -> None:
-        """Handle a server that can no longer read a job's log, or can again."""
+    def send(self, request: ServerRequest) -> None:
+        """Route a request to the server that answers it now."""
 
     def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
         """Handle an error reply."""
@@ -126,12 +92,6 @@ class ClusterEvents(ClusterFacts, Protocol):
 
     def on_epoch(self, connection: ServerConnection, job: str, reached: JobEpoch) -> None:
         """Handle a server's report of a job's epoch."""
-
-    def log_refused(self, address: str, reason: str) -> None:
-        """Handle a server of another log."""
-
-    def check_alignment(self) -> None:
-        """Compare the epochs of all servers, after one became ready."""
 
     def state_changed(self, connection: ServerConnection) -> None:
         """Handle a connection that was opened, or a failed attempt to open it."""
@@ -148,41 +108,45 @@ class ClusterEvents(ClusterFacts, Protocol):
     def reason_to_give_up(self, connection: ServerConnection) -> str | None:
         """Return the reason why the server of a connection takes no requests for now; None: it may take some."""
 
-    def detach_long_reply(self, link: ServerProtocol, request: ServerRequest, epochs: ReplyEpochs) -> None:
-        """Take over a socket whose next reply is long."""
-
 
 class ServerConnection(PipelinedConnection[InFlightRequest]):
     """One connection to a server, its queue, and its requests in flight."""
 
     def __init__(self, cluster: ClusterEvents, key: ConnectionKey) -> None:
         super().__init__()
-        self._cluster = cluster
+        self._cluster, self._access = cluster, cluster.access
         self.key = key
-        self._loop = asyncio.get_running_loop()
         self._queue: list[ServerRequest] = []  # they wait for a connection, or for their minimum epochs
         self._queued_bytes = 0
         self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._pause_s = 0.0
-        self._not_before_s = 0.0
-        self._connect_now = asyncio.Event()  # ends the pause before an attempt to connect
-        self._down_since_s: float | None = None
-        self._was_reached = False  # the last failure was the loss of a connection, not a failed attempt to connect
+        self._reconnecting = Reconnecting(self._access.clock)
         self._connected_s = 0.0
         self._last_received_s = 0.0
-        self._min_epochs: Epochs = EMPTY_EPOCHS  # the server had announced these epochs before this connection
-        self.announced: Epochs = EMPTY_EPOCHS
-        self.stalled: dict[str, list[JobEpoch]] = {}  # jobs whose log the server cannot read, and their epochs there
-        self.held: dict[str, JobEpoch] = {}  # the epochs that STATE HOLD requested
-        self.epochs: Epochs = EMPTY_EPOCHS  # the announced ones as they count (see `outages`)
-        self.reply_epochs: ReplyEpochs = NO_EPOCHS  # `epochs` in the form of a reply's epochs
-        self._awaited: dict[str, JobEpoch] = {}  # the epochs that the server was asked to look for since the last check
+        self.announced = AnnouncedEpochs()
         self._logs: dict[str, tuple[str, str]] = {}  # the root and the identity of each job's log
         self._follows_keys = False  # the server reports changed keys
-        self.is_ready = False
         self.is_detaching = False  # it left its socket to a long reply, and is connecting again
-        self.reason = ""
+
+    @property
+    def epochs(self) -> Epochs:
+        """The epochs that the server has announced, as they count."""
+        return self.announced.counted
+
+    @property
+    def reply_epochs(self) -> ReplyEpochs:
+        """The epochs that a reply is from which arrives now."""
+        return self.announced.reply_epochs
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the server has reached the epochs that it had announced before this connection."""
+        return self.announced.is_ready
+
+    @property
+    def reason(self) -> str:
+        """Why the server cannot be reached; empty: it can be."""
+        return self._reconnecting.reason
 
     @property
     def is_connected(self) -> bool:
@@ -208,14 +172,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
             request.refuse(GenericError(f"too many requests wait for {self.key.address}"))
-        elif self.is_ready and has_reached(self.epochs, request.min_epochs or EMPTY_EPOCHS, self._cluster.removed_jobs):
+        elif self._can_answer(request):
             request.sends += 1
             self.send(request.packed, request)
         elif (reason := self._cluster.reason_to_give_up(self)) is not None:
             request.refuse(GenericError(reason))
         else:
             if request.queued_until_s is None:
-                request.queued_until_s = min(request.deadline_s, self._cluster.clock() + self._cluster.timeout_s)
+                request.queued_until_s = min(request.deadline_s, self._access.deadline_s())
             self._queue.append(request)
             self._queued_bytes += len(request.packed)
             self.connect()
@@ -226,23 +190,29 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
         Otherwise it could find them later than requests wait: it looks ever more rarely at a bucket without news.
         """
-        for job, awaited in epochs.items() if self._link is not None else ():
-            known = max(self.epochs.get(job, REMOVED), self._awaited.get(job, REMOVED))
-            if known < awaited and job not in self._cluster.removed_jobs:
-                self._awaited[job] = awaited
-                packed = pack((b"STATE", b"NOTICE", job.encode(), *(b"%d" % number for number in awaited)))
-                deadline_s = self._cluster.deadline_s()
-                self.send(packed, ServerRequest(packed, 0, 2, deadline_s, DiscardSink(), 0, self.key.address))
+        if self._link is not None:
+            for job, reached in self.announced.to_await(epochs, self._cluster.epochs.removed_jobs).items():
+                self._request((b"STATE", b"NOTICE", job.encode(), b"%d" % reached[0], b"%d" % reached[1]))
+
+    def _can_answer(self, request: ServerRequest) -> bool:
+        """Return whether the server has reached the minimum epochs of a request."""
+        epochs, removed_jobs = self.announced, self._cluster.epochs.removed_jobs
+        return epochs.is_ready and has_reached(epochs.counted, request.min_epochs or EMPTY_EPOCHS, removed_jobs)
+
+    def _request(self, request: Request) -> None:
+        """Send a request of the proxy itself, whose reply is ignored."""
+        packed, deadline_s = pack(request), self._access.deadline_s()
+        self.send(packed, ServerRequest(packed, 0, 2, deadline_s, DiscardSink(), 0, self.key.address))
 
     @property
     def _open_link(self) -> ServerProtocol | None:
         return self._link
 
     def _at_end_of_round(self, then: Callable[[], None]) -> None:
-        self._cluster.at_end_of_round(then)
+        self._access.at_end_of_round(then)
 
     def has_room(self, count: int) -> bool:
-        return self.is_ready and super().has_room(count)
+        return self.announced.is_ready and super().has_room(count)
 
     def take_queued(self) -> list[ServerRequest]:
         """Remove and return the queued requests."""
@@ -272,15 +242,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def connect(self) -> None:
         """Open the connection, unless it is open or is being opened."""
         if self._link is None and self._connecting is None:
-            self._connecting = self._loop.create_task(self._connect())
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def wake(self) -> None:
         """Try to connect at once, because another connection to the server was opened."""
         if self._link is None:
-            self._down_since_s, self.reason = None, ""
-            if not self._was_reached:
-                self._not_before_s = 0.0
-                self._connect_now.set()
+            self._reconnecting.wake()
 
     def check(self, now_s: float, patience_s: float) -> None:
         """Close a silent connection, and refuse requests that were queued for too long.
@@ -289,11 +256,10 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             patience_s: A server that sends nothing for this time counts as failed; shorter if another server can
                 answer.
         """
-        timeout_s = self._cluster.timeout_s
-        self._awaited.clear()
+        timeout_s = self._access.timeout_s
+        self.announced.forget_awaited()
         if self._link is not None:
-            if now_s > self._connected_s + PAUSE_S_MAX:
-                self._pause_s = 0.0
+            self._reconnecting.check(now_s, self._connected_s)
             if self._in_flight:
                 # A look-up's deadline is one timeout after it was sent. So `until_s` is `patience_s` after it was sent.
                 until_s = self._in_flight[0].deadline_s - timeout_s + patience_s
@@ -318,7 +284,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     def cut_silent(self) -> None:
         """Close the connection to a server that does not reply. It counts as unreachable since its last reply."""
         if self._link is not None:
-            self._down_since_s = self._last_received_s
+            self._reconnecting.down_since_s = self._last_received_s
             self._link.cut(f"{self.key.address} did not reply in time")
 
     def close(self) -> None:
@@ -334,14 +300,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def receive_batch_replies(self, data: bytes) -> bytes:
         """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
-        rest = self.take_batch_replies(data, self.reply_epochs)
+        rest = self.take_batch_replies(data, self.announced.reply_epochs)
         if rest is not data:
-            self._last_received_s = self._cluster.clock()
+            self._last_received_s = self._access.clock()
         return rest
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
         """Take replies, in the order of the requests."""
-        self._last_received_s = self._cluster.clock()
+        self._last_received_s = self._access.clock()
         for reply in map(as_bytes, replies):
             if reply[:1] == b">":
                 self.handle_push(reply)
@@ -357,7 +323,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 self._cluster.error_received(in_flight.next_request(), reply, self)
             else:
                 try:
-                    in_flight.take([reply], self.reply_epochs)
+                    in_flight.take([reply], self.announced.reply_epochs)
                 except Exception as error:
                     in_flight.fail_all(error)
                     if remaining > 1:
@@ -376,42 +342,26 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             if self._link is not None and (refusal := self._refusal()):
                 self.cut(refusal)
         elif words[2] == b"epoch":
-            job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
-            if reached == UNREADABLE:  # no request waits for its epochs
-                self._cluster.keys.epoch_reported(job, reached)
-                return
-            others = {name: each for name, each in self.announced.items() if name != job}
-            self.announced = others if reached == REMOVED else {**others, job: reached}
-            if self.held.get(job) != reached:
-                self.held.pop(job, None)  # the server has left that epoch, so it may have to be requested again
-            self.count_epochs()
-            self._cluster.on_epoch(self, job, self.epochs.get(job, REMOVED))
+            self._epoch_announced(words[4].decode(), (int(words[5][1:]), int(words[6][1:])))
         elif words[2] == b"stalled":
-            job = words[4].decode()
-            self.stalled = {name: each for name, each in self.stalled.items() if name != job}
-            if words[5] != b"$-1" and words[5] != b"_":
-                self.stalled[job] = epochs_in(words[6])
-            self.held.pop(job, None)
-            self._cluster.agree_on_epochs()
+            is_stalled = words[5] != b"$-1" and words[5] != b"_"
+            self.announced.set_stalled(words[4].decode(), epochs_in(words[6]) if is_stalled else None)
+            self._cluster.stalled_jobs.agree()
 
-    def count_epochs(self) -> None:
-        """Set `epochs` to the announced ones as they count now."""
-        counted = self._cluster.outages.counted
-        self.reply_epochs = self._cluster.shared_epochs(
-            {job: counted(job, each) for job, each in self.announced.items()}
-        )
-        self.epochs = self.reply_epochs[0]
+    def _epoch_announced(self, job: str, reached: JobEpoch) -> None:
+        if reached == UNREADABLE:  # no request waits for its epochs
+            self._cluster.keys.epoch_reported(job, reached)
+            return
+        self.announced.set_epoch(job, reached)
+        self._cluster.epochs.count(self.announced)
+        self._cluster.on_epoch(self, job, self.announced.counted.get(job, REMOVED))
 
     def hold(self, job: str, reached: JobEpoch | None) -> None:
         """Have the server answer from an earlier epoch of a job, whose log it cannot read; None: from the newest."""
-        if self.held.get(job) == reached or self._link is None:
-            return
-        self.held = {name: each for name, each in self.held.items() if name != job}
-        if reached is not None:
-            self.held[job] = reached
-        words = () if reached is None else (b"%d" % reached[0], b"%d" % reached[1])
-        packed = pack((b"STATE", b"HOLD", job.encode(), *words))
-        self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0, self.key.address))
+        if self.announced.held.get(job) != reached and self._link is not None:
+            self.announced.set_held(job, reached)
+            words = () if reached is None else (b"%d" % reached[0], b"%d" % reached[1])
+            self._request((b"STATE", b"HOLD", job.encode(), *words))
 
     def _refusal(self) -> str:
         """Return why the server must not answer: none of its jobs is of the log that the proxy has. Empty: it may."""
@@ -419,12 +369,13 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         if own is None or not self._logs or own.id in {identity for _, identity in self._logs.values()}:
             return ""
         root, identity = next(iter(self._logs.values()))
-        self._cluster.log_refused(
-            self.key.address,
-            refusal
-            := f"it serves the log {root} (identity {identity}), and the proxy's --log is {own.root} ({own.id}); "
-            "give the server or the proxy the other's log",
+        refusal = (
+            f"it serves the log {root} (identity {identity}), and the proxy's --log is {own.root} ({own.id}); "
+            "give the server or the proxy the other's log"
         )
+        if self._cluster.refused_logs.get(self.key.address) != refusal:
+            self._cluster.refused_logs[self.key.address] = refusal
+            logger.error("server %s is refused: %s; its keys are errors", self.key.address, refusal)
         return refusal
 
     def follow(self) -> None:
@@ -432,14 +383,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         if self._link is not None and self._follows_keys != self._cluster.follows_keys:
             self._follows_keys = self._cluster.follows_keys
             packed = pack(follow_request(has_keys=self._follows_keys))
-            self.send(packed, ServerRequest(packed, 0, 2, self._cluster.deadline_s(), DiscardSink(), 0))
+            self.send(packed, ServerRequest(packed, 0, 2, self._access.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
         """Send the queued requests whose minimum epochs the server has reached."""
         if not self.is_ready and self._link is not None:
-            self.is_ready = has_reached(self.epochs, self._min_epochs, self._cluster.removed_jobs)
+            self.announced.update_readiness(self._cluster.epochs.removed_jobs)
             self.is_detaching &= not self.is_ready
-            self._cluster.check_alignment()
+            self._cluster.epochs.check_alignment()
         if self.is_ready and self._queue:
             for request in self.take_queued():
                 self.add(request)
@@ -451,21 +402,20 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         request = in_flight.next_request()
         if not in_flight.remaining or in_flight is request:
             self._in_flight.popleft()
-        self.is_detaching, self.is_ready = True, False
+        self.is_detaching, self.announced.is_ready = True, False
         queued = self._take_in_flight()
         self._cluster.tracking_lost()
-        self._cluster.detach_long_reply(link, request, self.reply_epochs)
+        self._cluster.long_replies.take(link, request, self.reply_epochs)
         for each in queued:
             self._cluster.send(each)
         self.connect()
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection."""
-        self._link, self.is_ready = None, False
+        self._link, self.announced.is_ready = None, False
         self._cluster.tracking_lost()
         requests = [*self._take_in_flight(), *self.take_queued()]
-        self._failed(reason)
-        self._was_reached = True
+        self._failed(reason, was_reached=True)
         log = logger.warning if requests else logger.info
         log("lost the connection to %s with %d requests: %s", self.key.address, len(requests), reason)
         self._cluster.resend_lost(requests, reason)
@@ -483,26 +433,23 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
         Attempts to connect go on meanwhile. A host that drops packets delays each of them by the whole timeout.
         """
+        down_since_s = self._reconnecting.down_since_s
         return (
-            self._down_since_s is not None
+            down_since_s is not None
             and self._connecting is not None
-            and self._cluster.clock() - self._down_since_s > self._cluster.timeout_s
+            and self._access.clock() - down_since_s > self._access.timeout_s
         )
 
     async def _connect(self) -> None:
-        host, _, port = self.key.address.rpartition(":")
-        certificates = self._cluster.certificates
-        self.announced, self.epochs, self.reply_epochs = EMPTY_EPOCHS, EMPTY_EPOCHS, NO_EPOCHS
-        self.stalled, self.held, self._logs = {}, {}, {}
-        self._min_epochs = dict(self._cluster.seen.get(self.key.address, EMPTY_EPOCHS))
+        self.announced.begin(self._cluster.epochs.seen_of(self.key.address))
+        self._logs = {}
         try:
-            await self._pause()
-            async with asyncio.timeout(self._cluster.timeout_s):
-                context = None if certificates is None else certificates.for_server()
-                link = await self._cluster.connect(lambda: ServerProtocol(self), host, int(port), context)
+            await self._reconnecting.pause()
+            async with asyncio.timeout(self._access.timeout_s):
+                link = await self._access.connect(lambda: ServerProtocol(self), self.key.address)
                 try:
                     self._follows_keys = self._cluster.follows_keys
-                    await link.greet(self.key.protocol, self._cluster.password, has_keys=self._follows_keys)
+                    await link.greet(self.key.protocol, self._access.password, has_keys=self._follows_keys)
                     if refusal := self._refusal():
                         raise HandshakeError(refusal)
                 except BaseException:
@@ -512,15 +459,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
                 internal_error(error)  # the address or the server causes the other exceptions
             text = reason_of(error) or "it does not reply"
-            self._failed(f"{self.key.address} cannot be reached: {text}")
-            self._was_reached = False
+            self._failed(f"{self.key.address} cannot be reached: {text}", was_reached=False)
             if self.is_given_up:
                 for request in self.take_queued():
                     request.refuse(GenericError(self.reason))
         else:
             self._link = link
-            self._connected_s = self._last_received_s = self._cluster.clock()
-            self._down_since_s, self.reason = None, ""
+            self._connected_s = self._last_received_s = self._access.clock()
+            self._reconnecting.succeeded()
             try:
                 self.follow()
                 self.send_queued()
@@ -531,21 +477,9 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._connecting = None
         self._cluster.state_changed(self)
 
-    async def _pause(self) -> None:
-        """Wait for the end of the pause before the next attempt to connect."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._not_before_s - self._cluster.clock())):
-                await self._connect_now.wait()
-
-    def _failed(self, reason: str) -> None:
-        now_s = self._cluster.clock()
-        self._connect_now.clear()
-        if self._down_since_s is None:
-            self._down_since_s = now_s
+    def _failed(self, reason: str, *, was_reached: bool) -> None:
         self.is_detaching = False
-        self.reason = reason
-        self._not_before_s = now_s + self._pause_s
-        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
+        self._reconnecting.failed(reason, was_reached=was_reached)
 
 
 def follow_request(*, has_keys: bool) -> Request:

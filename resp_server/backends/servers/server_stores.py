@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
+from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.serving.job_catalog import LocalJobCatalog
-from resp_server.session.epoch_feed import JobEpoch
 from resp_server.session.session import RESP2
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import SparkisError, StoreError
@@ -26,28 +26,12 @@ from state_backend.store.store import Snapshot
 logger = logging.getLogger("sparkis.proxy")
 
 
-class ServerEpochs(Protocol):
-    """The epochs of a state server, as its proxy knows them (`state_cluster.StateCluster`).
-
-    server: the key of the connection over which the server announces them.
-    """
-
-    def is_ready(self, server: ConnectionKey) -> bool:
-        """Return whether a server can take requests."""
-
-    def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
-        """Return the newest epoch of a job that a server is known to have; None: it does not serve the job."""
-
-    def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
-        """Note that clients may see an epoch of a server's store before the server announces it."""
-
-
 class StoresView(KeyspaceView):
     """A view of the stores at epochs that are not behind those of their state server."""
 
     def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
         super().__init__(keyspace, now_ms)
-        self.epochs: ServerEpochs | None = None
+        self.epochs: ClusterEpochs | None = None
         self.server = ConnectionKey("", RESP2, False)
         # The version of each job's snapshot that was last compared with the announced epoch.
         self._compared: dict[str, int] = {}
@@ -89,7 +73,7 @@ class ServerStores:
         self._catalog = LocalJobCatalog(self._keyspace)
         self._view = StoresView(self._keyspace, clock())
 
-    def follow(self, epochs: ServerEpochs) -> None:
+    def follow(self, epochs: ClusterEpochs) -> None:
         """Use the epochs that the state server announces."""
         self._view.epochs = epochs
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from resp_server.backends.servers.request_policy import split_in_steps
-from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.transaction_plan import (
     SHORT_COMMANDS_MAX,
@@ -174,15 +174,18 @@ class EpochsToRead:
         """Return the epochs for a server; at first the newest ones that any server of its cluster has announced."""
         cluster, address = transaction.cluster, transaction.address
         if transaction.cluster_index not in self._by_cluster:
-            self._by_cluster[transaction.cluster_index] = dict(cluster.newest)
+            self._by_cluster[transaction.cluster_index] = dict(cluster.epochs.newest)
         epochs = self._by_cluster[transaction.cluster_index]
-        jobs, readable = self._jobs.setdefault(address, set(cluster.seen.get(address, ()))), cluster.outages.readable
+        jobs, readable = (
+            self._jobs.setdefault(address, set(cluster.epochs.seen.get(address, ()))),
+            cluster.epochs.outages.readable,
+        )
         return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
 
     def take_pinned(self, transaction: ServerTransaction, pinned: dict[str, list[JobEpoch]]) -> None:
         """Handle a NOEPOCH: if the server no longer pins the requested epoch, read at the next epoch that it pins."""
         cluster, address = transaction.cluster, transaction.address
-        epochs, readable = self._by_cluster[transaction.cluster_index], cluster.outages.readable
+        epochs, readable = self._by_cluster[transaction.cluster_index], cluster.epochs.outages.readable
         self._jobs[address] = set(pinned)
         for job, reached in pinned.items():
             if job not in epochs:
@@ -206,7 +209,7 @@ class Attempts:
 
     async def pause(self, reason: str) -> None:
         """Wait before the next attempt; TryAgainError with a reason if the deadline would be over then."""
-        if self._cluster.now_s + self._pause_s > self._deadline_s:
+        if self._cluster.access.clock() + self._pause_s > self._deadline_s:
             raise TryAgainError(reason)
         await Called(partial(asyncio.get_running_loop().call_later, self._pause_s))
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)

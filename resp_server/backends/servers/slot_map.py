@@ -61,6 +61,12 @@ class SlotMap:
         self.owners[slot], self._ends = address, None
 
     @property
+    def addresses(self) -> list[str]:
+        """The addresses of all servers."""
+        replicas = [each for some in self.replicas.values() for each in some]
+        return list(dict.fromkeys([*self.counts, *self.replicas, *replicas]))
+
+    @property
     def ends(self) -> Sequence[int]:
         """The end of each run of slots with one owner: the slot after the run."""
         if self._ends is None:

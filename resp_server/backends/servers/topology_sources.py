@@ -169,7 +169,7 @@ class RegistrySource(ProxyTopologySource):
 
     async def _watch(self) -> None:
         async with asyncio.timeout(REACH_S_MAX):
-            certificates = self.cluster.certificates
+            certificates = self.cluster.access.certificates
             context = None if certificates is None else certificates.for_server()
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
         try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from resp_server.backends.servers.request_policy import destination_of, split_in_steps
-from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest
-from resp_server.backends.servers.server_connection import ConnectionKey, ServerConnection
+from resp_server.backends.servers.requests import PING, SENDS_MAX, ConnectionKey, ServerRequest
+from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Destination, Role

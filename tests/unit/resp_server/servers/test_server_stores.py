@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.backends.servers.server_connection import ConnectionKey
+from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
+from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.server_stores import ServerStores
 from resp_server.session.epoch_feed import JobEpoch
 from state_backend.lmdb.store import LmdbStore
@@ -23,22 +25,12 @@ STATES = [StateDescriptor("speed", key="car", value="kmh")]
 MakeStore = Callable[[str, int], dict[str, object]]
 
 
-class Epochs:
-    """Stands for what a proxy knows of its state server."""
-
-    def __init__(self) -> None:
-        self.is_connected = True
-        self.newest: dict[str, JobEpoch] = {}
-
-    def is_ready(self, server: ConnectionKey) -> bool:
-        assert server == SERVER
-        return self.is_connected
-
-    def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
-        return self.newest.get(job)
-
-    def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
-        self.newest[job] = reached
+def announce(epochs: ClusterEpochs, job: str, reached: JobEpoch) -> None:
+    """Announce an epoch, as the state server does."""
+    connection = epochs.of_connections[SERVER]
+    connection.set_epoch(job, reached)
+    epochs.count(connection)
+    epochs.record(SERVER.address, job, reached)
 
 
 @pytest.fixture
@@ -59,12 +51,15 @@ def make_store(tmp_path: Path) -> MakeStore:
 
 
 @pytest.fixture
-def epochs() -> Epochs:
-    return Epochs()
+def epochs() -> ClusterEpochs:
+    found = ClusterEpochs()
+    found.of_connections[SERVER] = connection = AnnouncedEpochs()
+    connection.is_ready = True
+    return found
 
 
 @pytest.fixture
-def stores(epochs: Epochs) -> ServerStores:
+def stores(epochs: ClusterEpochs) -> ServerStores:
     found = ServerStores(lambda: NOW_MS)
     found.follow(epochs)
     found.set_address(SERVER.address)
@@ -78,25 +73,25 @@ def value(stores: ServerStores, job: str = "job") -> object:
 
 
 def test_nothing_is_read_before_all_jobs_are_loaded_or_without_a_connection(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
-    epochs.newest["job"] = (1, 5)
+    announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
     assert stores.current_view() is None
     stores.take({"event": "loaded"})
     assert value(stores) == b"5"
-    epochs.is_connected = False
+    epochs.of_connections[SERVER].is_ready = False
     assert stores.current_view() is None
 
 
 def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     stores.take({"event": "loaded"})
-    epochs.newest["job"] = (1, 5)
+    announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
     assert value(stores) == b"5"
-    epochs.newest["job"] = (2, 0)  # the state server serves a new generation
+    announce(epochs, "job", (2, 0))  # the state server serves a new generation
     stores.epoch_announced()
     with pytest.raises(StoreError):
         value(stores)
@@ -106,31 +101,32 @@ def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
 
 
 def test_a_job_that_the_server_does_not_announce_is_not_read(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     stores.take({"event": "loaded"})
     for job in ("job", "other"):
         stores.take(make_store(job, 5))
-    epochs.newest["other"] = (1, 5)
+    announce(epochs, "other", (1, 5))
     with pytest.raises(StoreError):
         value(stores)
     assert value(stores, "other") == b"5"
 
 
 def test_an_epoch_that_is_not_announced_yet_is_noted(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     stores.take({"event": "loaded"})
-    epochs.newest["job"] = (1, 5)
+    announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 6))
     assert value(stores) == b"6"
     assert epochs.newest == {"job": (1, 6)}
 
 
 def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
-    epochs.newest = {"job": (1, 5), "other": (1, 5)}
+    for job in ("job", "other"):
+        announce(epochs, job, (1, 5))
     lines = make_store("job", 5), make_store("other", 5)
     for line in (*lines, {"event": "loaded"}):
         stores.take(line)
@@ -146,9 +142,9 @@ def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
 
 
 def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
-    stores: ServerStores, epochs: Epochs, make_store: MakeStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    epochs.newest["job"] = (1, 5)
+    announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
     stores.take({"event": "loaded"})
     line = make_store("job", 6)
