@@ -44,7 +44,7 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_serve_stored_reads.py",
         "tests/server/test_proxy_sockets.py::test_replies_are_in_order_and_bytes_are_counted_once_",
         "tests/server/test_sockets.py",
-        "tests/server/test_swap_blocking.py::test_what_is_pushed_after_a_blocked_client_has_reset_",
+        "tests/server/test_overlay_blocking.py::test_blocked_client_after_its_reset_",
         "tests/server/test_tls_sockets.py",
         "tests/server/test_upstream_link.py",
         "tests/server/test_split_of_a_request.py",

@@ -17,7 +17,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.swap import OLD, STATES, Swap
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_rules import sparkis
 
 RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
 CACHED = '[[rule]]\nkeys = "page/<n>"\nowner = "upstream"\ncache = "tracking"\ndatabase = 1\n'
@@ -59,7 +59,7 @@ def scanned(client: Connection, *options: str) -> set[bytes]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_each_database_of_the_upstream_has_keys_of_its_own(client: Connection, protocol: int) -> None:
+def test_databases_have_keys_of_their_own(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     client.send(b"SET n zero\r\nSELECT 1\r\nSET n one\r\nGET n\r\nSELECT 0\r\nGET n\r\nSELECT 1\r\nGET n\r\nDEL n\r\n")
     expected = [b"OK", b"OK", b"OK", b"one", b"OK", b"zero", b"OK", b"one", 1]
@@ -74,7 +74,7 @@ def test_each_database_of_the_upstream_has_keys_of_its_own(client: Connection, p
         *(("x", b"ERR value is not an integer or out of range"), ("", b"ERR value is not an integer or out of range")),
     ],
 )
-def test_a_database_that_the_upstream_does_not_have_is_refused_and_costs_nobody_anything(
+def test_select_of_absent_database_is_refused_and_opens_nothing(
     swap: MovedSwap, client: Connection, word: str, error: bytes
 ) -> None:
     client.send(b"SELECT 3\r\n")
@@ -85,7 +85,7 @@ def test_a_database_that_the_upstream_does_not_have_is_refused_and_costs_nobody_
     assert swap.info()["upstream_status"] == "up" and int(swap.info()["upstream_databases"]) <= 4
 
 
-def test_a_rule_puts_states_keys_into_another_database(client: Connection) -> None:
+def test_database_rule_moves_states_keys(client: Connection) -> None:
     assert client.call("GET", "dash/7/apdex").plain == OLD  # in database 0 it is the upstream's
     assert client.call("GET", "job:speed:1").plain == b"10"
     assert client.call("SELECT", "2").plain == b"OK"
@@ -103,7 +103,7 @@ def test_a_rule_puts_states_keys_into_another_database(client: Connection) -> No
     assert client.call("RANDOMKEY").plain is None
 
 
-def test_a_transaction_and_a_watch_read_states_in_their_database(swap: MovedSwap, client: Connection) -> None:
+def test_transaction_and_watch_follow_database_rule(swap: MovedSwap, client: Connection) -> None:
     client.call("SELECT", "2")
     assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
     client.call("MULTI")
@@ -120,7 +120,7 @@ def test_a_transaction_and_a_watch_read_states_in_their_database(swap: MovedSwap
         assert sparkis(swap.proxy, "reload").returncode == 0
 
 
-def test_a_transaction_runs_in_its_database(client: Connection) -> None:
+def test_transaction_runs_in_selected_database(client: Connection) -> None:
     client.call("SET", "t", "zero")
     client.call("SELECT", "1")
     client.call("SET", "t", "one")
@@ -134,7 +134,7 @@ def test_a_transaction_runs_in_its_database(client: Connection) -> None:
     assert [client.read().plain for _ in range(4)][3] is None
 
 
-def test_keys_of_states_in_another_database_are_not_written_from_this_one(swap: MovedSwap, client: Connection) -> None:
+def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: MovedSwap, client: Connection) -> None:
     in_two, in_zero = (
         b"ERR key '%b' is owned by state %b" % row
         for row in ((b"dash/7/apdex", b"job:apdex"), (b"job:speed:1", b"job:speed"))
@@ -157,9 +157,7 @@ def test_keys_of_states_in_another_database_are_not_written_from_this_one(swap: 
 
 
 @pytest.mark.parametrize("options", [[], ["BCAST"]])
-def test_keys_of_both_sides_are_tracked_in_their_database(
-    swap: MovedSwap, client: Connection, options: list[str]
-) -> None:
+def test_tracking_covers_selected_database(swap: MovedSwap, client: Connection, options: list[str]) -> None:
     client.call("SELECT", "2")
     client.call("HELLO", 3)
     assert client.call("CLIENT", "TRACKING", "ON", *options).plain == b"OK"
@@ -191,7 +189,7 @@ def _read_until_reply(client: Connection, value: bytes) -> list[object]:
 
 
 @pytest.mark.parametrize("setting", ["KEA", "KA", "EA"])
-def test_notifications_have_the_database_of_the_key(swap: MovedSwap, setting: str) -> None:
+def test_notifications_have_database_of_key(swap: MovedSwap, setting: str) -> None:
     names = {"__keyspace@2__:dash/7/apdex", "__keyspace@0__:dash/7/apdex", "__keyevent@2__:set"}
     with swap.proxy.connect() as one, swap.proxy.connect() as pattern, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", setting)
@@ -200,7 +198,7 @@ def test_notifications_have_the_database_of_the_key(swap: MovedSwap, setting: st
         assert sorted(one.read().plain[2] for _ in names) == [1, 2, 3]
         assert pattern.call("PSUBSCRIBE", "__key*@*__:*").plain[2] == 1
         upstream.call("SELECT", "2")
-        upstream.call("SET", "dash/7/apdex", "a copy in database 2")  # nobody is told
+        upstream.call("SET", "dash/7/apdex", "a copy in database 2")  # no notification
         with LogWriter(swap.log, "job", STATES, "first") as writer:
             writer.publish([Change("apdex", Op.PUT, b"dash/7/apdex", value=b"0.8")])
             writer.publish([Change("apdex", Op.PUT, b"dash/7/apdex", value=b"0.9")])
@@ -226,7 +224,7 @@ def _until(client: Connection, text: bytes, count: int) -> list[list[bytes]]:
     return found
 
 
-def test_a_blocking_command_waits_in_its_database(swap: MovedSwap, client: Connection) -> None:
+def test_blocking_command_waits_in_selected_database(swap: MovedSwap, client: Connection) -> None:
     client.call("SELECT", "1")
     client.send(b"BLPOP queue 0\r\n")
     with swap.upstream.connect() as upstream:
@@ -239,7 +237,7 @@ def test_a_blocking_command_waits_in_its_database(swap: MovedSwap, client: Conne
     assert client.call("LPOP", "queue").plain == b"zero"
 
 
-def test_a_states_database_can_be_selected_while_the_upstream_is_away(swap: MovedSwap) -> None:
+def test_select_of_states_database_needs_no_upstream(swap: MovedSwap) -> None:
     with swap.proxy.connect() as client:
         swap.signal_upstream(signal.SIGSTOP)
         try:
@@ -249,7 +247,7 @@ def test_a_states_database_can_be_selected_while_the_upstream_is_away(swap: Move
             swap.signal_upstream(signal.SIGCONT)
 
 
-def test_the_database_of_the_url_is_the_first_one(tmp_path: Path, swap: MovedSwap) -> None:
+def test_database_of_url_is_database_0(tmp_path: Path, swap: MovedSwap) -> None:
     with redis_server(tmp_path) as upstream:
         proxy = swap.start_at(f"redis://127.0.0.1:{upstream.port}/3")
         with proxy.connect() as client, upstream.connect() as direct:
@@ -262,7 +260,7 @@ def test_the_database_of_the_url_is_the_first_one(tmp_path: Path, swap: MovedSwa
             assert direct.call("GET", "k").plain == b"four"
 
 
-def test_users_see_only_their_keys_in_any_database(tmp_path: Path, swap: MovedSwap) -> None:
+def test_acl_patterns_apply_in_all_databases(tmp_path: Path, swap: MovedSwap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~mine* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -276,7 +274,7 @@ def test_users_see_only_their_keys_in_any_database(tmp_path: Path, swap: MovedSw
         assert scanned(client) == {b"mine"}
 
 
-def test_a_watch_in_another_database_comes_after_the_writes_before_it(client: Connection) -> None:
+def test_watch_in_other_database_follows_earlier_writes(client: Connection) -> None:
     client.call("WATCH", "first")  # from here on the client has a connection of its own in database 0
     client.call("UNWATCH")
     client.call("SELECT", "1")
@@ -285,7 +283,7 @@ def test_a_watch_in_another_database_comes_after_the_writes_before_it(client: Co
         assert [client.read().plain for _ in range(5)][4] == [b"%d" % number]
 
 
-def test_clients_of_another_database_use_as_many_connections_as_those_of_the_first(swap: MovedSwap) -> None:
+def test_shared_connections_of_other_database_are_limited(swap: MovedSwap) -> None:
     with ExitStack() as stack, swap.upstream.connect() as upstream:
         for number in range(8):
             client = stack.enter_context(swap.proxy.connect())
@@ -315,7 +313,7 @@ def _pipeline(random: Random, client: int) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clients_in_several_databases_get_the_replies_of_one_redis(swap: MovedSwap, tmp_path: Path, seed: int) -> None:
+def test_clients_in_several_databases_get_replies_of_one_redis(swap: MovedSwap, tmp_path: Path, seed: int) -> None:
     """Rules put a state's keys into database 2, and cache some of the upstream's in database 1."""
     with redis_server(tmp_path) as reference:
         with reference.connect() as direct:

@@ -21,8 +21,8 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.swap import Swap
-from tests.server.test_swap_databases import scanned
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_databases import scanned
+from tests.server.test_overlay_rules import sparkis
 
 STATES = [
     StateDescriptor("byAccount", key="account", value="score"),
@@ -79,7 +79,7 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_key_is_read_by_its_other_name(client: Connection, protocol: int) -> None:
+def test_alias_of_key_is_read(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     assert client.call("GET", "dash/1/score").plain == b"1"
     assert client.call("GET", "dash/9/score").plain is None
@@ -90,7 +90,7 @@ def test_a_key_is_read_by_its_other_name(client: Connection, protocol: int) -> N
     assert client.call("SET", "dash/1/score", "x").plain == b"ERR key 'dash/1/score' is owned by state golden:byAccount"
 
 
-def test_a_whole_key_has_its_history_by_its_other_name(client: Connection) -> None:
+def test_alias_of_key_has_history(client: Connection) -> None:
     [row] = client.call("STATE", "HISTORY", "dash/2/score").plain
     assert row[4:8] == [b"kind", b"value", b"value", b"2"]
     error = (
@@ -100,7 +100,7 @@ def test_a_whole_key_has_its_history_by_its_other_name(client: Connection) -> No
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_key_is_read_from_a_field(client: Connection, protocol: int) -> None:
+def test_alias_of_field_is_read(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     assert client.call("GET", "dash/1/apdex").plain == b"apdex of 1"
     assert [client.call("GET", key).plain for key in ("dash/1/none", "dash/9/apdex")] == [None, None]
@@ -118,7 +118,7 @@ def test_a_key_is_read_from_a_field(client: Connection, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_long_read_finds_keys_by_their_other_names(client: Connection, protocol: int) -> None:
+def test_long_read_finds_aliases(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     mixed = ["dash/1/apdex", "dash/2/score", "a", "dash/1/none", "golden:byAccount:1", "none"] * 300
     assert client.call("MGET", *mixed).plain == [b"apdex of 1", b"2", b"mine", None, b"1", None] * 300
@@ -127,7 +127,7 @@ def test_a_long_read_finds_keys_by_their_other_names(client: Connection, protoco
     assert client.call("HMGET", "golden:facts:1", *["apdex", "none"] * 1_000).plain == [b"apdex of 1", None] * 1_000
 
 
-def test_a_transaction_reads_keys_by_their_other_names(client: Connection) -> None:
+def test_transaction_reads_aliases(client: Connection) -> None:
     assert client.call("WATCH", "dash/1/score", "dash/1/apdex", "a").plain == b"OK"
     lines = ["MULTI", "GET dash/1/score", "GET a", "TTL dash/1/apdex", "MGET dash/1/apdex a dash/2/score", "EXEC"]
     client.send("".join(f"{line}\r\n" for line in lines).encode())
@@ -138,7 +138,7 @@ def test_a_transaction_reads_keys_by_their_other_names(client: Connection) -> No
     assert [client.read().plain for _ in range(3)][-1] == [b"1"]
 
 
-def test_a_changed_name_fails_the_exec_of_clients_that_watch_the_key(swap: Swap, client: Connection) -> None:
+def test_changed_alias_fails_exec_of_watchers(swap: Swap, client: Connection) -> None:
     assert client.call("WATCH", "dash/1/score").plain == b"OK"
     (swap.folder / "routes.toml").write_text(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
     try:
@@ -151,13 +151,13 @@ def test_a_changed_name_fails_the_exec_of_clients_that_watch_the_key(swap: Swap,
         assert sparkis(swap.proxy, "reload").returncode == 0
 
 
-def test_subscribed_client_of_resp2_reads_no_key_by_its_other_name(client: Connection) -> None:
+def test_alias_is_refused_to_subscriber_of_resp2(client: Connection) -> None:
     client.call("SUBSCRIBE", "a")
     for line in ("GET dash/1/score", "MGET dash/1/apdex a", "WATCH dash/1/apdex", "KEYS dash/*", "SELECT 1"):
         assert client.call(*line.split()).plain.startswith(b"ERR Can't execute '%b'" % line.split()[0].lower().encode())
 
 
-def test_listed_keys_have_their_other_names(client: Connection) -> None:
+def test_keys_and_scan_list_aliases(client: Connection) -> None:
     assert sorted(client.call("KEYS", "dash/*").plain) == sorted(NAMES)
     assert scanned(client, "MATCH", "dash/*") == NAMES
     assert b"golden:byAccount:1" in client.call("KEYS", "*").plain
@@ -168,7 +168,7 @@ def test_listed_keys_have_their_other_names(client: Connection) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_listed_names_of_fields_are_strings(client: Connection, protocol: int) -> None:
+def test_scan_type_lists_aliases_of_fields_as_strings(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     strings = scanned(client, "TYPE", "STRING", "COUNT", "1")
     assert strings >= {*NAMES, b"golden:byAccount:1", b"a"} and b"golden:facts:1" not in strings
@@ -176,7 +176,7 @@ def test_listed_names_of_fields_are_strings(client: Connection, protocol: int) -
     assert scanned(client, "TYPE", "hash", "MATCH", "dash*") == scanned(client, "TYPE", "list") == set()
 
 
-def test_a_pattern_finds_names_of_fields(client: Connection) -> None:
+def test_pattern_finds_aliases_of_fields(client: Connection) -> None:
     for pattern, found in {
         "dash/1/apdex": [b"dash/1/apdex"],
         "dash/?/errors": [b"dash/1/errors", b"dash/2/errors"],
@@ -189,7 +189,7 @@ def test_a_pattern_finds_names_of_fields(client: Connection) -> None:
         assert sorted(scanned(client, "MATCH", pattern)) == found
 
 
-def test_patterns_find_names_as_a_redis_finds_keys(client: Connection, tmp_path: Path) -> None:
+def test_patterns_find_aliases_as_redis_finds_keys(client: Connection, tmp_path: Path) -> None:
     with redis_server(tmp_path) as server, server.connect() as alone:
         alone.call("MSET", *(word for name in NAMES for word in (name, b"x")))
 
@@ -203,7 +203,7 @@ def test_patterns_find_names_as_a_redis_finds_keys(client: Connection, tmp_path:
         find()
 
 
-def test_the_times_to_live_of_a_name_are_those_of_the_field_or_of_the_hash(swap: Swap, client: Connection) -> None:
+def test_alias_has_ttl_of_field_or_hash(swap: Swap, client: Connection) -> None:
     late_ms, later_ms = 4_102_444_800_000, 4_102_448_400_000
     packed = packed_map.pack([(b"f", b"x")])
     publish(
@@ -227,7 +227,7 @@ def test_the_times_to_live_of_a_name_are_those_of_the_field_or_of_the_hash(swap:
         eventually(lambda: other.call("EXISTS", "dash/hash/f", "dash/field/f").plain == 0)
 
 
-def test_random_keys_are_names_of_fields_too(swap: Swap, client: Connection) -> None:
+def test_randomkey_draws_aliases_of_fields(swap: Swap, client: Connection) -> None:
     hashes = [
         b"golden:facts:%d" % (at * 7919) for at in range(10, 60)
     ]  # RANDOMKEY hardly ever draws some of a few keys
@@ -248,7 +248,7 @@ def test_random_keys_are_names_of_fields_too(swap: Swap, client: Connection) -> 
 
 
 @pytest.mark.parametrize("fields", [3, 3_000])
-def test_many_fields_are_listed_as_names(swap: Swap, client: Connection, fields: int) -> None:
+def test_aliases_of_many_fields_are_listed(swap: Swap, client: Connection, fields: int) -> None:
     names = {b"dash/many/f%d" % at for at in range(fields)}
     publish(swap, *(Change("facts", Op.PUT, b"golden:facts:many", b"f%d" % at, b"x") for at in range(fields)))
     try:
@@ -294,14 +294,14 @@ def changed(swap: Swap) -> Iterator[None]:
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("setting", ["KEA", "EA", "KA"])
 @pytest.mark.usefixtures("changed")
-def test_notifications_have_the_names_that_clients_know(swap: Swap, protocol: int, setting: str) -> None:
+def test_notifications_have_aliases(swap: Swap, protocol: int, setting: str) -> None:
     with swap.proxy.connect() as one, swap.proxy.connect() as pattern, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", setting)
         one.call("HELLO", protocol)
         one.send(request("SUBSCRIBE", "__keyspace@0__:dash/2/score", "__keyevent@0__:set"))
         assert [one.read().plain[2] for _ in range(2)] == [1, 2]
         assert pattern.call("PSUBSCRIBE", "__key*@0__:dash/*").plain[2] == 1
-        upstream.call("SET", "dash/2/score", "an old copy")  # nobody is told
+        upstream.call("SET", "dash/2/score", "an old copy")  # no notification
         publish(swap, score(1, b"x"), score(2, b"y"), fact(1, b"z"))
         expected = [(b"__keyspace@0__:dash/2/score", b"set")] if "K" in setting else []
         for account in (1, 2) if "E" in setting else ():
@@ -332,7 +332,7 @@ def until_end(swap: Swap, client: Connection, end: bytes) -> list[tuple[bytes, b
 
 
 @pytest.mark.usefixtures("changed")
-def test_a_name_of_a_field_is_notified_of_as_a_string(swap: Swap) -> None:
+def test_notifications_of_field_alias_are_those_of_a_string(swap: Swap) -> None:
     gone = Change("facts", Op.DELETE, b"golden:facts:1", field=b"apdex")
     channel = b"__keyspace@0__:dash/1/apdex"
     with swap.proxy.connect() as client, swap.proxy.connect() as state, swap.upstream.connect() as upstream:
@@ -354,7 +354,7 @@ def test_a_name_of_a_field_is_notified_of_as_a_string(swap: Swap) -> None:
 
 
 @pytest.mark.usefixtures("changed")
-def test_events_of_names_need_the_classes_of_strings(swap: Swap) -> None:
+def test_notifications_of_field_alias_need_string_classes(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "Kh")
         assert client.call("PSUBSCRIBE", "__keyspace@0__:*").plain[2] == 1
@@ -367,7 +367,7 @@ def test_events_of_names_need_the_classes_of_strings(swap: Swap) -> None:
 
 
 @pytest.mark.usefixtures("changed")
-def test_a_pattern_gets_the_names_of_all_fields_of_a_changed_hash_unless_they_are_too_many(swap: Swap) -> None:
+def test_pattern_gets_aliases_of_all_fields_up_to_limit(swap: Swap) -> None:
     few, many = (
         [Change("facts", Op.PUT, b"golden:facts:" + key, b"f%d" % at, b"x") for at in range(count)]
         for key, count in ((b"few", FIELDS_MAX), (b"many", FIELDS_MAX + 1))
@@ -393,7 +393,7 @@ def test_a_pattern_gets_the_names_of_all_fields_of_a_changed_hash_unless_they_ar
 
 
 @pytest.mark.usefixtures("changed")
-def test_events_of_a_hash_and_of_its_names_come_in_the_order_of_changes(swap: Swap) -> None:
+def test_notifications_of_hash_and_aliases_keep_order(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
         assert client.call("PSUBSCRIBE", "__keyspace@0__:golden:facts:1", "__keyspace@0__:dash/1/apdex").plain[2] == 1
@@ -410,7 +410,7 @@ def test_events_of_a_hash_and_of_its_names_come_in_the_order_of_changes(swap: Sw
 
 
 @pytest.mark.usefixtures("changed")
-def test_notifications_follow_changed_names_and_keep_the_order_of_changes(swap: Swap) -> None:
+def test_notifications_follow_changed_alias_in_order(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
         client.call("HELLO", 3)
@@ -440,7 +440,7 @@ def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
 
 
 @pytest.mark.usefixtures("changed")
-def test_changed_keys_are_invalidated_by_the_names_that_were_read(swap: Swap, client: Connection) -> None:
+def test_tracking_invalidates_alias_that_was_read(swap: Swap, client: Connection) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON")
     assert client.call("MGET", "dash/1/score", "dash/2/score").plain == [b"1", b"2"]
@@ -461,7 +461,7 @@ def test_changed_keys_are_invalidated_by_the_names_that_were_read(swap: Swap, cl
 
 
 @pytest.mark.usefixtures("changed")
-def test_an_invalidation_of_another_name_comes_before_any_newer_reply(swap: Swap, client: Connection) -> None:
+def test_tracking_invalidation_of_alias_precedes_newer_reply(swap: Swap, client: Connection) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON")
     last = {b"dash/1/score": b"1", b"dash/1/apdex": b"apdex of 1"}
@@ -482,7 +482,7 @@ def test_an_invalidation_of_another_name_comes_before_any_newer_reply(swap: Swap
 
 
 @pytest.mark.usefixtures("changed")
-def test_broadcasts_have_the_names_that_clients_know(swap: Swap, client: Connection) -> None:
+def test_tracking_bcast_has_aliases(swap: Swap, client: Connection) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "dash/")
     client.send(request("GET", "dash/2/apdex"))
@@ -493,7 +493,7 @@ def test_broadcasts_have_the_names_that_clients_know(swap: Swap, client: Connect
         found |= set(client.read().plain[1] or ())
 
 
-def test_users_rights_are_about_the_names_that_they_use(tmp_path: Path, swap: Swap) -> None:
+def test_acl_patterns_apply_to_aliases(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~dash/* +@all\n")
     routes = tmp_path / "routes.toml"

@@ -44,7 +44,7 @@ def client(proxy: Running) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_client_has_to_log_in_as_a_user_of_the_upstream(client: Connection) -> None:
+def test_client_logs_in_as_user_of_upstream(client: Connection) -> None:
     for words in (("GET", "k"), ("GET", "job:speed:1"), ("SET", "job:speed:1", "x"), ("HELLO", "3")):
         assert client.call(*words).plain.startswith(b"NOAUTH")
     assert client.call("AUTH", "ada", "wrong").plain == WRONG
@@ -56,7 +56,7 @@ def test_a_client_has_to_log_in_as_a_user_of_the_upstream(client: Connection) ->
     assert client.call("MGET", "k", "job:speed:2").plain == [b"1", b"20"]
 
 
-def test_each_client_has_its_users_rights(proxy: Running, client: Connection) -> None:
+def test_client_has_rights_of_its_user(proxy: Running, client: Connection) -> None:
     with proxy.connect() as reader, proxy.connect() as admin:
         assert client.call("AUTH", "ada", "lovelace").plain == b"OK"
         assert reader.call("HELLO", 3, "AUTH", "reader", "r", "SETNAME", "me").raw.startswith(b"%")
@@ -74,7 +74,7 @@ def test_each_client_has_its_users_rights(proxy: Running, client: Connection) ->
         assert reader.call("SET", "session:1", "y").plain == b"OK"
 
 
-def test_requests_after_auth_in_a_pipeline_run_as_the_new_user(proxy: Running) -> None:
+def test_auth_in_pipeline_applies_to_later_requests(proxy: Running) -> None:
     pipeline = [
         [b"GET", b"session:2"],
         [b"AUTH", b"reader", b"r"],
@@ -89,7 +89,7 @@ def test_requests_after_auth_in_a_pipeline_run_as_the_new_user(proxy: Running) -
     assert found[1::2] == [b"OK", b"OK", WRONG] and found[4::2] == [b"OK", b"x"]
 
 
-def test_a_password_that_was_changed_is_refused_while_clients_are_still_logged_in_with_it(
+def test_changed_password_is_refused_beside_existing_logins(
     upstream: Running, proxy: Running, client: Connection
 ) -> None:
     with upstream.connect() as direct:
@@ -101,7 +101,7 @@ def test_a_password_that_was_changed_is_refused_while_clients_are_still_logged_i
             assert other.call("AUTH", "changing", "two").plain == b"OK"
 
 
-def test_reset_logs_out_and_blocking_and_transactions_are_the_users(proxy: Running, client: Connection) -> None:
+def test_reset_logs_out_and_blocking_and_transactions_run_as_the_user(proxy: Running, client: Connection) -> None:
     with proxy.connect() as reader:
         client.call("AUTH", "ada", "lovelace")
         reader.call("AUTH", "reader", "r")
@@ -125,13 +125,13 @@ def test_reset_logs_out_and_blocking_and_transactions_are_the_users(proxy: Runni
         assert client.call("GET", "k").plain.startswith(b"NOAUTH")
 
 
-def test_a_client_library_logs_in_as_usual(proxy: Running) -> None:
+def test_redis_py_logs_in(proxy: Running) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=proxy.port, username="ada", password="lovelace", protocol=protocol) as library:
             assert library.set("k", "1") and library.get("k") == b"1" and library.get("job:speed:1") == b"10"
 
 
-def test_many_logins_that_nobody_uses_any_more_are_forgotten(swap: Swap, upstream: Running, proxy: Running) -> None:
+def test_unused_logins_are_closed(swap: Swap, upstream: Running, proxy: Running) -> None:
     with upstream.connect() as direct:
         for number in range(150):
             direct.call("ACL", "SETUSER", f"u{number}", "on", ">p", "~*", "+@all")
@@ -142,7 +142,7 @@ def test_many_logins_that_nobody_uses_any_more_are_forgotten(swap: Swap, upstrea
         eventually(lambda: int(direct.call("INFO", "clients").plain.split(b"connected_clients:")[1].split()[0]) < 400)
 
 
-def test_users_of_a_redis_cluster_log_in_at_all_of_its_nodes(swap: Swap, tmp_path: Path) -> None:
+def test_user_logs_in_at_all_nodes_of_cluster(swap: Swap, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         for node in cluster.nodes:
@@ -156,7 +156,7 @@ def test_users_of_a_redis_cluster_log_in_at_all_of_its_nodes(swap: Swap, tmp_pat
             assert client.call("MGET", *names).plain == [name.encode() for name in names]
 
 
-def test_passwords_of_the_proxy_are_refused_beside_it(tmp_path: Path) -> None:
+def test_own_password_is_refused_beside_upstream_logins(tmp_path: Path) -> None:
     given = ("--log", str(tmp_path), "--ownership", str(tmp_path / "o.json"), "--upstream", "redis://h")
     command = [sys.executable, "-m", "resp_server.programs.proxy", *given, "--upstream-auth", "client"]
     ended = subprocess.run([*command, "--requirepass", "x"], capture_output=True, text=True, check=False)

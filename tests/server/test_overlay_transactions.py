@@ -38,9 +38,7 @@ def call_each(client: Connection, *lines: str) -> list[object]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_replies_of_both_sides_are_in_the_order_of_the_commands(
-    client: Connection, direct: Connection, protocol: int
-) -> None:
+def test_exec_replies_keep_order_of_commands(client: Connection, direct: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = ["SET a 1", "GET job:speed:1", "PING", "INCR a", "MGET a job:speed:2 none", "EXISTS job:speed:1 a", "GET a"]
     *queued, last = call_each(client, "MULTI", *lines, "EXEC")
@@ -48,7 +46,7 @@ def test_replies_of_both_sides_are_in_the_order_of_the_commands(
     assert last == [b"OK", b"10", b"PONG", 2, [b"2", b"20", None], 2, b"2"]
 
 
-def test_a_transaction_without_watched_keys_needs_no_connection_of_its_own(swap: Swap, direct: Connection) -> None:
+def test_exec_without_watch_needs_no_dedicated_connection(swap: Swap, direct: Connection) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(swap.proxy.connect()) for _ in range(5)]
         for each in clients:
@@ -57,7 +55,7 @@ def test_a_transaction_without_watched_keys_needs_no_connection_of_its_own(swap:
         assert swap.info()["upstream_pinned"] == "0"
 
 
-def test_redis_py_runs_its_pipelines_over_both_sides(swap: Swap, direct: Connection) -> None:
+def test_redis_py_pipelines_cover_both_backends(swap: Swap, direct: Connection) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=swap.proxy.port, protocol=protocol) as client:
             with client.pipeline() as pipe:
@@ -74,7 +72,7 @@ def test_redis_py_runs_its_pipelines_over_both_sides(swap: Swap, direct: Connect
             assert client.get("a") == b"2"
 
 
-def test_a_changed_key_of_the_upstream_aborts_the_transaction(client: Connection, direct: Connection) -> None:
+def test_watch_of_changed_upstream_key_fails_exec(client: Connection, direct: Connection) -> None:
     assert client.call("WATCH", "a", "job:speed:1").plain == b"OK"
     direct.call("SET", "a", "other")
     assert call_each(client, "MULTI", "SET b 1", "GET job:speed:1", "EXEC")[-1] is None
@@ -83,7 +81,7 @@ def test_a_changed_key_of_the_upstream_aborts_the_transaction(client: Connection
 
 
 @pytest.mark.parametrize("watched", ["job:speed:7", "a job:speed:7"])
-def test_a_changed_key_of_a_state_aborts_the_upstreams_part(swap: Swap, direct: Connection, watched: str) -> None:
+def test_watch_of_changed_states_key_fails_exec(swap: Swap, direct: Connection, watched: str) -> None:
     before = swap.proxy.connect()
     with before as client, swap.proxy.connect() as reader:
         old = reader.call("GET", "job:speed:7").plain
@@ -99,13 +97,13 @@ def test_a_changed_key_of_a_state_aborts_the_upstreams_part(swap: Swap, direct: 
 
 
 @pytest.mark.parametrize("end", [["UNWATCH"], ["MULTI", "DISCARD"], ["MULTI", "NOSUCH", "EXEC"], ["RESET"]])
-def test_what_ends_a_watch_ends_it_at_the_upstream(client: Connection, direct: Connection, end: list[str]) -> None:
+def test_watch_ends_at_upstream_too(client: Connection, direct: Connection, end: list[str]) -> None:
     call_each(client, "WATCH a b", *end)
     direct.call("SET", "a", "other")
     assert call_each(client, "MULTI", "GET a", "EXEC")[-1] == [b"other"]
 
 
-def test_a_refused_command_aborts_the_transaction(client: Connection, direct: Connection) -> None:
+def test_refused_command_aborts_transaction(client: Connection, direct: Connection) -> None:
     for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS", "SINTER a job:speed:1", "OBJECT NOPE a"):
         replies = call_each(client, "MULTI", "SET a 1", line, "EXEC")
         assert replies[1] == b"QUEUED" and replies[3] == (
@@ -114,7 +112,7 @@ def test_a_refused_command_aborts_the_transaction(client: Connection, direct: Co
     assert direct.call("EXISTS", "a").plain == 0
 
 
-def test_an_error_of_one_command_is_only_its_own(client: Connection, direct: Connection) -> None:
+def test_error_of_one_command_keeps_other_replies(client: Connection, direct: Connection) -> None:
     found = call_each(client, "MULTI", "SET a x", "INCR a", "LPUSH job:none a", "HGET job:speed:1 f", "GET a", "EXEC")[
         -1
     ]
@@ -122,9 +120,7 @@ def test_an_error_of_one_command_is_only_its_own(client: Connection, direct: Con
     assert found[3].startswith(b"WRONGTYPE") and found[4] == b"x"  # type: ignore[index]
 
 
-def test_an_exec_that_the_upstream_does_not_answer_closes_the_connection(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_exec_without_answer_of_upstream_closes_connection(swap: Swap, client: Connection, direct: Connection) -> None:
     assert call_each(client, "MULTI", "SET a 1", "GET job:speed:1")[-1] == b"QUEUED"
     swap.signal_upstream(signal.SIGSTOP)
     client.send(request("EXEC"))
@@ -140,13 +136,13 @@ def test_an_exec_that_the_upstream_does_not_answer_closes_the_connection(
         assert call_each(other, "MULTI", "GET a", "GET job:speed:1", "EXEC")[-1] == [b"5", b"10"]
 
 
-def test_a_client_whose_watch_was_lost_is_disconnected(client: Connection, direct: Connection) -> None:
+def test_watch_lost_at_upstream_disconnects_client(client: Connection, direct: Connection) -> None:
     assert call_each(client, "WATCH a", "GET a") == [b"OK", None]
     direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert client.read_to_end() == b""
 
 
-def test_an_exec_whose_watch_is_lost_while_states_are_read_writes_nothing(swap: Swap, direct: Connection) -> None:
+def test_exec_with_watch_lost_while_states_are_read_writes_nothing(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
         assert call_each(client, "WATCH a", "MULTI", "SET b 1", "GET job:speed:1")[-1] == b"QUEUED"
         for node in swap.nodes:
@@ -164,7 +160,7 @@ def test_an_exec_whose_watch_is_lost_while_states_are_read_writes_nothing(swap: 
         assert direct.call("EXISTS", "b").plain == 0
 
 
-def test_keys_are_listed_within_exec_at_the_epoch_of_its_reads_or_later(swap: Swap, direct: Connection) -> None:
+def test_keys_within_exec_are_of_epoch_of_its_reads_or_later(swap: Swap, direct: Connection) -> None:
     at_first = next(key for key in VALUES if key.startswith(b"job:") and slot_of(key) <= 8191)
     added = next(key for key in (b"job:speed:%d" % number for number in range(100, 200)) if slot_of(key) > 8191)
     with (
@@ -191,7 +187,7 @@ def test_keys_are_listed_within_exec_at_the_epoch_of_its_reads_or_later(swap: Sw
             eventually(lambda: other.call("MGET", at_first, added).plain == [VALUES[at_first], None])
 
 
-def test_a_watching_client_keeps_its_connection(swap: Swap, direct: Connection) -> None:
+def test_watch_keeps_dedicated_connection(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as one, swap.proxy.connect() as two, swap.proxy.connect() as three:
         assert call_each(one, "WATCH a") == call_each(two, "WATCH a") == [b"OK"]
         assert three.call("WATCH", "a").raw.startswith(b"-ERR max number of clients with an upstream connection")
@@ -203,14 +199,14 @@ def test_a_watching_client_keeps_its_connection(swap: Swap, direct: Connection) 
         assert call_each(one, "MULTI", "SET a 2", "EXEC")[-1] == [b"OK"]
 
 
-def test_requests_before_a_watch_are_not_overtaken_by_those_after_it(swap: Swap, direct: Connection) -> None:
+def test_requests_before_watch_are_not_overtaken(swap: Swap, direct: Connection) -> None:
     for number in range(50):
         with swap.proxy.connect() as client:
             line = [f"SET k {number}", "WATCH k", "GET k", "MULTI", f"APPEND k x{number}", "EXEC"]
             assert call_each(client, *line)[2] == b"%d" % number
 
 
-def test_a_key_that_gets_another_owner_aborts_the_transaction(swap: Swap, direct: Connection) -> None:
+def test_watch_of_released_key_fails_exec(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as admin:
         assert call_each(client, "WATCH job:speed:1 a", "MULTI", "GET job:speed:1", "GET a")[-1] == b"QUEUED"
         admin.call("STATE", "RELEASE", "job")
@@ -221,20 +217,20 @@ def test_a_key_that_gets_another_owner_aborts_the_transaction(swap: Swap, direct
         assert call_each(client, "MULTI", "GET job:speed:1", "EXEC")[-1] == [VALUES[b"job:speed:1"]]
 
 
-def test_a_long_transaction_over_both_sides_is_joined(client: Connection, direct: Connection) -> None:
+def test_long_exec_over_both_backends_is_joined(client: Connection, direct: Connection) -> None:
     lines = [f"RPUSH l {n}" if n % 2 else f"GET job:speed:{n % 6}" for n in range(3000)]
     found = call_each(client, "MULTI", *lines, "EXEC")[-1]
     assert found == [(n + 1) // 2 if n % 2 else b"%d" % (n % 6 * 10) for n in range(3000)]
 
 
-def test_suppressed_replies_of_a_transaction_are_not_sent(client: Connection, direct: Connection) -> None:
+def test_suppressed_exec_sends_nothing(client: Connection, direct: Connection) -> None:
     client.send(b"".join(request(*line.split(" ")) for line in ("CLIENT REPLY OFF", "MULTI", "INCR n", "EXEC")))
     client.send(request("CLIENT", "REPLY", "ON"))
     assert client.read().plain == b"OK"
     assert client.call("GET", "n").plain == b"1"
 
 
-def test_with_strict_a_transaction_over_both_sides_is_refused(swap: Swap, direct: Connection) -> None:
+def test_strict_transactions_refuse_keys_of_both_backends(swap: Swap, direct: Connection) -> None:
     proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", "--transactions", "strict")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
@@ -250,7 +246,7 @@ def test_with_strict_a_transaction_over_both_sides_is_refused(swap: Swap, direct
         assert call_each(client, "MULTI", "GET job:speed:1", "PING", "EXEC")[-1] == [b"10", b"PONG"]
 
 
-def test_commands_about_all_keys_are_answered_within_a_transaction(client: Connection, direct: Connection) -> None:
+def test_exec_answers_keys_dbsize_and_randomkey(client: Connection, direct: Connection) -> None:
     states = sorted(VALUES)
     lines = [
         "SET a 1",
@@ -272,7 +268,7 @@ def test_commands_about_all_keys_are_answered_within_a_transaction(client: Conne
     assert call_each(client, "MULTI", "KEYS", "EXEC")[1].startswith(b"ERR wrong number")  # type: ignore[attr-defined]
 
 
-def test_a_scan_within_transactions_lists_the_keys_of_both_sides(client: Connection, direct: Connection) -> None:
+def test_scan_within_exec_covers_both_backends(client: Connection, direct: Connection) -> None:
     direct.call("MSET", "a", 1, "b", 2, *(word for key in VALUES for word in (key, "old")))
     seen: list[bytes] = []
     cursor = b""
@@ -285,9 +281,7 @@ def test_a_scan_within_transactions_lists_the_keys_of_both_sides(client: Connect
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_select_within_a_transaction_has_the_effect_that_it_has_in_redis(
-    client: Connection, direct: Connection, protocol: int
-) -> None:
+def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Connection, protocol: int) -> None:
     lines = [
         *("SET n zero", "SELECT 3", "SET n three", "SELECT 99", "SELECT x", "GET n", "GET job:speed:1", "DBSIZE"),
         *("SELECT 0", "GET n", "GET job:speed:1", "SELECT 3"),
@@ -315,15 +309,13 @@ def test_a_select_within_a_transaction_has_the_effect_that_it_has_in_redis(
 
 
 @pytest.mark.parametrize("multi", [[], ["MULTI"]])
-def test_an_exec_that_is_rejected_forgets_watched_keys(
-    client: Connection, direct: Connection, multi: list[str]
-) -> None:
+def test_rejected_exec_ends_watch(client: Connection, direct: Connection, multi: list[str]) -> None:
     rejected = [*multi, "EXEC x", "MULTI", "PING", "EXEC"]
     for connection in (client, direct):
         assert call_each(connection, "WATCH n", "SET n 1", *rejected)[-1] == [b"PONG"]
 
 
-def test_an_exec_that_the_user_may_not_run_forgets_watched_keys(swap: Swap, direct: Connection, tmp_path: Path) -> None:
+def test_denied_exec_ends_watch(swap: Swap, direct: Connection, tmp_path: Path) -> None:
     (users := tmp_path / "users.acl").write_text("user app on nopass ~* +@all -exec\nuser full on nopass ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
     for line in users.read_text().splitlines():
@@ -337,7 +329,7 @@ def test_an_exec_that_the_user_may_not_run_forgets_watched_keys(swap: Swap, dire
                 assert call_each(connection, "AUTH full any", "MULTI", "PING", "EXEC")[-1] == [b"PONG"]
 
 
-def test_a_select_and_a_watch_are_of_one_transaction(client: Connection, direct: Connection) -> None:
+def test_select_within_exec_keeps_watch(client: Connection, direct: Connection) -> None:
     for is_changed in (True, False):
         assert call_each(client, "WATCH n", "MULTI", "SELECT 3", "INCR n")[-1] == b"QUEUED"
         if is_changed:
@@ -346,9 +338,7 @@ def test_a_select_and_a_watch_are_of_one_transaction(client: Connection, direct:
     assert call_each(client, "SELECT 0", "GET n") == [b"OK", b"5"]
 
 
-def test_commands_about_the_connection_are_answered_within_a_transaction(
-    client: Connection, direct: Connection
-) -> None:
+def test_exec_answers_connection_commands(client: Connection, direct: Connection) -> None:
     lines = ["SET a 1", "MONITOR", "CLIENT REPLY ON", "GET a"]
     assert (
         call_each(client, "MULTI", *lines, "EXEC")[-1]

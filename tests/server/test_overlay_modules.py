@@ -36,7 +36,7 @@ def client(swap: Swap, direct: Connection) -> Iterator[Connection]:
         yield connection
 
 
-def test_the_keys_of_a_modules_command_are_asked_from_the_upstream(client: Connection, direct: Connection) -> None:
+def test_module_command_keys_come_from_upstream(client: Connection, direct: Connection) -> None:
     for _ in range(2):  # the second time the keys are known
         assert client.call("KW.SET", "v", "some", "words", "mine").plain == b"OK"
         assert client.call("kw.get", "job:speed:1", "mine").plain == b"v"
@@ -57,9 +57,7 @@ def test_the_keys_of_a_modules_command_are_asked_from_the_upstream(client: Conne
     ]
 
 
-def test_a_modules_command_that_may_subscribe_takes_a_connection_of_the_clients_own(
-    client: Connection, direct: Connection
-) -> None:
+def test_module_command_that_may_subscribe_gets_dedicated_connection(client: Connection, direct: Connection) -> None:
     assert client.call("KW.SUB").plain == (
         b"ERR command 'kw.sub' of a module, which may subscribe, needs RESP3; send HELLO 3 first"
     )

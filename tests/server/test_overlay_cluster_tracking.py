@@ -53,7 +53,7 @@ def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
     return pushes, found
 
 
-def test_changed_keys_of_all_nodes_are_invalidated(cluster: RedisCluster, tracking: Connection) -> None:
+def test_tracking_invalidates_keys_of_all_nodes(cluster: RedisCluster, tracking: Connection) -> None:
     names = NAMES[:30]
     assert tracking.call("MGET", *names, "job:speed:1").plain == [None] * 30 + [b"10"]
     found = {tracking.read().plain[1][0] for _ in range(31)}  # reads of both sides are not cached
@@ -68,7 +68,7 @@ def test_changed_keys_of_all_nodes_are_invalidated(cluster: RedisCluster, tracki
     assert tracking.call("PING").plain == b"PONG"
 
 
-def test_an_invalidation_of_each_node_comes_before_any_newer_reply(cluster: RedisCluster, tracking: Connection) -> None:
+def test_tracking_invalidation_of_each_node_precedes_newer_reply(cluster: RedisCluster, tracking: Connection) -> None:
     names = NAMES[:6]
     assert len({cluster.master_of(name).port for name in names}) == 3
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def test_an_invalidation_of_each_node_comes_before_any_newer_reply(cluster: Redi
             assert [b"invalidate", [name.encode()]] in [each.plain for each in pushes]
 
 
-def test_broadcasts_come_from_all_nodes_and_end(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+def test_tracking_bcast_covers_all_nodes_until_off(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     with proxy.connect() as listener:
         listener.call("HELLO", 3)
         assert listener.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "key").plain == b"OK"
@@ -99,9 +99,7 @@ def test_broadcasts_come_from_all_nodes_and_end(cluster: RedisCluster, proxy: Ru
         assert listener.call("GET", NAMES[0]).plain == b"2"
 
 
-def test_keys_that_move_are_invalidated_and_tracked_at_a_node_that_was_not_there_before(
-    cluster: RedisCluster, proxy: Running, tracking: Connection
-) -> None:
+def test_tracking_follows_moved_keys_to_new_node(cluster: RedisCluster, proxy: Running, tracking: Connection) -> None:
     name = "moves"
     home, new = cluster.master_of(name), cluster.add_node()
     cluster.call(home, "SET", name, "1")
@@ -124,7 +122,7 @@ def test_keys_that_move_are_invalidated_and_tracked_at_a_node_that_was_not_there
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_invalidations_of_all_nodes_are_redirected_also_after_keys_have_moved(
+def test_tracking_redirect_covers_all_nodes_and_moved_keys(
     cluster: RedisCluster, proxy: Running, client: Connection, protocol: int
 ) -> None:
     names, moving, new = NAMES[:6], f"moves{protocol}", cluster.add_node()
@@ -171,7 +169,7 @@ def tracking_clients(cluster: RedisCluster, node: Running) -> int:
     return int(info.partition("tracking_clients:")[2].partition("\r\n")[0])
 
 
-def test_slots_that_move_are_noticed_without_any_request(cluster: RedisCluster, stale: Running) -> None:
+def test_tracking_notices_moved_slots_without_request(cluster: RedisCluster, stale: Running) -> None:
     name = "unread"
     target = other_master(cluster, name)
     with stale.connect() as tracking, stale.connect() as listener:
@@ -189,9 +187,7 @@ def test_slots_that_move_are_noticed_without_any_request(cluster: RedisCluster, 
         read_until(listener, [name.encode()])
 
 
-def test_a_cached_reply_ends_when_its_slot_has_moved_to_a_node_that_the_proxy_did_not_know(
-    swap: Swap, cluster: RedisCluster, tmp_path: Path
-) -> None:
+def test_cached_reply_ends_when_slot_moves_to_unknown_node(swap: Swap, cluster: RedisCluster, tmp_path: Path) -> None:
     name, new = "cached", cluster.add_node()
     home = cluster.master_of(name)
     routes = tmp_path / "routes.toml"
@@ -210,9 +206,7 @@ def test_a_cached_reply_ends_when_its_slot_has_moved_to_a_node_that_the_proxy_di
         cluster.move(name, home)
 
 
-def test_a_key_that_has_moved_to_a_node_without_slots_is_not_cached_for_long(
-    swap: Swap, cluster: RedisCluster, tmp_path: Path
-) -> None:
+def test_cached_reply_of_moving_key_ends_soon(swap: Swap, cluster: RedisCluster, tmp_path: Path) -> None:
     name, new = "asked", cluster.add_node()
     home = cluster.master_of(name)
     cluster.call(home, "SET", name, "1")
@@ -303,7 +297,7 @@ def set_in_order(node: Running, *names: str) -> None:
         ("OPTOUT", ["GET {%s}a", "CLIENT CACHING NO", "GET {%s}b"], [b"1", b"OK", None]),
     ],
 )
-def test_caching_applies_to_its_read_also_at_the_node_that_has_the_slot_now(
+def test_client_caching_applies_after_redirect(
     cluster: RedisCluster, stale: Running, is_redirected: bool, mode: str, pipeline: Sequence[str], replies: object
 ) -> None:
     name = f"{mode}{len(pipeline[0])}{is_redirected}"
@@ -328,7 +322,7 @@ def test_caching_applies_to_its_read_also_at_the_node_that_has_the_slot_now(
         ("NOLOOP", ["GET %s", "GET other"]),
     ],
 )
-def test_a_read_of_a_key_that_has_moved_before_its_slot_is_tracked_or_not_cached(
+def test_tracking_of_moving_key_is_complete_or_invalidated(
     cluster: RedisCluster, proxy: Running, client: Connection, is_redirected: bool, mode: str, pipeline: Sequence[str]
 ) -> None:
     name = f"ask{mode}{is_redirected}"
@@ -348,9 +342,7 @@ def test_a_read_of_a_key_that_has_moved_before_its_slot_is_tracked_or_not_cached
         cluster.end_move(name, target)
 
 
-def test_caching_applies_at_a_node_that_the_proxy_did_not_know(
-    cluster: RedisCluster, stale: Running, is_redirected: bool
-) -> None:
+def test_client_caching_applies_at_unknown_node(cluster: RedisCluster, stale: Running, is_redirected: bool) -> None:
     name, new = f"new{is_redirected}", cluster.add_node()
     home = cluster.master_of(name)
     cluster.call(home, "SET", name, "1")
@@ -368,7 +360,7 @@ def test_caching_applies_at_a_node_that_the_proxy_did_not_know(
 
 
 @pytest.mark.parametrize("others", [0, 20_000])
-def test_all_parts_of_a_read_of_several_nodes_are_tracked(
+def test_tracking_covers_all_parts_of_split_read(
     cluster: RedisCluster, proxy: Running, client: Connection, is_redirected: bool, others: int
 ) -> None:
     with ExitStack() as stack:
@@ -380,7 +372,9 @@ def test_all_parts_of_a_read_of_several_nodes_are_tracked(
         assert {caching.first_invalid_key() for _ in NAMES} == {name.encode() for name in NAMES}
 
 
-def test_caching_applies_to_a_whole_transaction(cluster: RedisCluster, stale: Running, is_redirected: bool) -> None:
+def test_client_caching_applies_to_whole_transaction(
+    cluster: RedisCluster, stale: Running, is_redirected: bool
+) -> None:
     name = f"exec{is_redirected}"
     home, target = cluster.master_of(name), other_master(cluster, name)
     cluster.call(home, "SET", f"{{{name}}}a", "1")
@@ -396,7 +390,7 @@ def test_caching_applies_to_a_whole_transaction(cluster: RedisCluster, stale: Ru
 
 
 @pytest.mark.parametrize("lost", ["own", "listener"])
-def test_a_client_is_disconnected_when_its_tracking_at_one_node_was_lost(
+def test_tracking_lost_at_one_node_disconnects_client(
     cluster: RedisCluster, proxy: Running, client: Connection, lost: str
 ) -> None:
     name = NAMES[0]

@@ -31,7 +31,7 @@ def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_messages_and_confirmations_are_those_of_the_upstream(swap: Swap, direct: Connection, protocol: int) -> None:
+def test_subscriptions_are_answered_as_at_upstream(swap: Swap, direct: Connection, protocol: int) -> None:
     found = []
     for port in (swap.upstream.port, swap.proxy.port):
         with Connection(port) as client:
@@ -51,7 +51,7 @@ def test_messages_and_confirmations_are_those_of_the_upstream(swap: Swap, direct
     assert found[1] == found[0]
 
 
-def test_while_subscribed_in_resp2_only_some_commands_are_allowed(swap: Swap, direct: Connection) -> None:
+def test_subscriber_of_resp2_may_send_few_commands(swap: Swap, direct: Connection) -> None:
     lines = ["GET a", "SET a 1", "PING", "PING x", "BLPOP a 0", "MULTI", "EVAL x 0", "WATCH a", "CLIENT ID", "MONITOR"]
     lines += ["SELECT 0", "SELECT 1", "SELECT x", "SELECT"]
     found = []
@@ -68,7 +68,7 @@ def test_while_subscribed_in_resp2_only_some_commands_are_allowed(swap: Swap, di
             assert client.call(*line.split(" ")).plain.startswith(b"ERR Can't execute '")
 
 
-def test_in_resp3_a_subscriber_sends_all_commands(swap: Swap, direct: Connection) -> None:
+def test_subscriber_of_resp3_may_send_all_commands(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client:
         client.call("HELLO", 3)
         subscribe(client, "SUBSCRIBE", "a")
@@ -89,7 +89,7 @@ def test_in_resp3_a_subscriber_sends_all_commands(swap: Swap, direct: Connection
         assert client.read().raw.startswith(b"*3\r\n")
 
 
-def test_a_publisher_is_told_the_number_of_receivers_through_the_proxy(swap: Swap, direct: Connection) -> None:
+def test_publish_returns_number_of_receivers(swap: Swap, direct: Connection) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(swap.proxy.connect()) for _ in range(3)]
         for each in clients:
@@ -104,9 +104,7 @@ def test_a_publisher_is_told_the_number_of_receivers_through_the_proxy(swap: Swa
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_after_the_reply_to_reset_the_upstream_counts_no_subscription_of_the_client(
-    client: Connection, direct: Connection, protocol: int
-) -> None:
+def test_reset_ends_subscriptions_before_its_reply(client: Connection, direct: Connection, protocol: int) -> None:
     for number in range(50):
         client.call("HELLO", protocol)
         subscribe(client, "SUBSCRIBE", "news")
@@ -118,7 +116,7 @@ def test_after_the_reply_to_reset_the_upstream_counts_no_subscription_of_the_cli
         assert direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 0
 
 
-def test_a_long_message_and_many_messages_arrive_whole_and_in_order(client: Connection, direct: Connection) -> None:
+def test_messages_arrive_whole_and_in_order(client: Connection, direct: Connection) -> None:
     subscribe(client, "SUBSCRIBE", "a")
     text = b"x" * (6 << 20)
     direct.call("PUBLISH", "a", text)
@@ -127,7 +125,7 @@ def test_a_long_message_and_many_messages_arrive_whole_and_in_order(client: Conn
     assert [client.read().plain[2] for _ in range(5000)] == [b"%d" % number for number in range(5000)]
 
 
-def test_many_channels_are_subscribed_to_in_one_request(client: Connection, direct: Connection) -> None:
+def test_subscribe_accepts_many_channels(client: Connection, direct: Connection) -> None:
     names = [f"c{number}" for number in range(3000)]
     assert [each.plain[2] for each in subscribe(client, "SUBSCRIBE", *names)] == list(range(1, 3001))
     assert direct.call("PUBSUB", "NUMSUB", "c2999").plain[1] == 1
@@ -137,7 +135,7 @@ def test_many_channels_are_subscribed_to_in_one_request(client: Connection, dire
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_notifications_come_from_the_owner_of_the_key(swap: Swap, direct: Connection, protocol: int) -> None:
+def test_notifications_come_from_owner_of_key(swap: Swap, direct: Connection, protocol: int) -> None:
     direct.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
     with swap.proxy.connect() as client:
         client.call("HELLO", protocol)
@@ -146,7 +144,7 @@ def test_notifications_come_from_the_owner_of_the_key(swap: Swap, direct: Connec
         found = [client.read().plain for _ in range(2)]
         assert found[0] == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:mine", b"set"]
         assert found[1] == [b"pmessage", b"__key*@0__:*", b"__keyevent@0__:set", b"mine"]
-        direct.call("SET", "job:speed:1", "an old copy is written")  # nobody is told
+        direct.call("SET", "job:speed:1", "an old copy is written")  # no notification
         with LogWriter(swap.log, "job", STATES, "first") as writer:
             writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=b"7%d" % protocol)])
         assert client.read().plain == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:job:speed:7", b"set"]
@@ -158,15 +156,13 @@ def test_notifications_come_from_the_owner_of_the_key(swap: Swap, direct: Connec
         assert [client.read().plain[3] for _ in range(2)] == [b"set", b"job:speed:7"]  # so that no later test gets it
 
 
-def test_a_message_of_a_channel_with_a_states_key_as_its_name_is_the_upstreams(
-    client: Connection, direct: Connection
-) -> None:
+def test_message_of_channel_named_as_states_key_arrives(client: Connection, direct: Connection) -> None:
     subscribe(client, "SUBSCRIBE", "job:speed:1", "__keyspace@0__:job:speed:2")
     direct.call("PUBLISH", "job:speed:1", "x")
     assert client.read().plain == [b"message", b"job:speed:1", b"x"]
 
 
-def test_subscribers_are_disconnected_when_the_upstream_is_lost(swap: Swap, direct: Connection) -> None:
+def test_subscribers_are_disconnected_when_upstream_is_lost(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as monitor:
         subscribe(client, "SUBSCRIBE", "a")
         assert monitor.call("MONITOR").plain == b"OK"
@@ -182,7 +178,7 @@ def test_subscribers_are_disconnected_when_the_upstream_is_lost(swap: Swap, dire
         assert subscribe(client, "SUBSCRIBE", "a")[0].plain == [b"subscribe", b"a", 1]
 
 
-def test_a_subscription_that_the_upstream_refuses_is_an_error_once(swap: Swap, direct: Connection) -> None:
+def test_refused_subscription_is_one_error(swap: Swap, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels", "&allowed")
     proxy = swap.start_at(f"redis://quiet:secret@127.0.0.1:{swap.upstream.port}")
     with proxy.connect() as client:
@@ -193,7 +189,7 @@ def test_a_subscription_that_the_upstream_refuses_is_an_error_once(swap: Swap, d
         assert client.read().plain == [b"subscribe", b"allowed", 1]
 
 
-def test_what_is_not_allowed_is_not_sent_to_the_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_subscribe_mistakes_are_not_sent_to_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
     assert client.call("SUBSCRIBE").plain == b"ERR wrong number of arguments for 'subscribe' command"
     assert client.call("SUBSCRIBE", "x" * 2000).is_error
     client.call("MULTI")
@@ -205,14 +201,14 @@ def test_what_is_not_allowed_is_not_sent_to_the_upstream(swap: Swap, client: Con
     assert swap.info()["upstream_pinned"] == "0"
 
 
-def test_suppressed_replies_do_not_suppress_messages(client: Connection, direct: Connection) -> None:
+def test_client_reply_off_keeps_messages(client: Connection, direct: Connection) -> None:
     client.send(request("CLIENT", "REPLY", "OFF") + request("SUBSCRIBE", "a"))
     assert client.read().plain == [b"subscribe", b"a", 1]
     direct.call("PUBLISH", "a", "x")
     assert client.read().plain == [b"message", b"a", b"x"]
 
 
-def test_redis_py_listens_through_the_proxy(swap: Swap, direct: Connection) -> None:
+def test_redis_py_pubsub_works_unchanged(swap: Swap, direct: Connection) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=swap.proxy.port, protocol=protocol) as client, client.pubsub() as pubsub:
             pubsub.subscribe("a")
@@ -225,7 +221,7 @@ def test_redis_py_listens_through_the_proxy(swap: Swap, direct: Connection) -> N
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connection, protocol: int) -> None:
+def test_monitor_shows_requests_of_both_backends(swap: Swap, direct: Connection, protocol: int) -> None:
     with swap.proxy.connect() as monitor, swap.proxy.connect() as client:
         monitor.call("HELLO", protocol)
         assert monitor.call("MONITOR").plain == b"OK"
@@ -249,7 +245,7 @@ def test_a_monitor_sees_the_requests_of_both_sides(swap: Swap, direct: Connectio
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_monitor_sees_only_what_clients_have_sent(swap: Swap, direct: Connection, protocol: int) -> None:
+def test_monitor_shows_no_requests_of_proxy(swap: Swap, direct: Connection, protocol: int) -> None:
     """Each client gets a connection of its own, over which the proxy greets the upstream first."""
     with swap.proxy.connect() as monitor, ExitStack() as stack:
         monitor.call("HELLO", protocol)
@@ -276,9 +272,7 @@ def test_a_monitor_sees_only_what_clients_have_sent(swap: Swap, direct: Connecti
 
 
 @pytest.mark.parametrize("line", ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"])
-def test_a_message_never_comes_before_the_confirmation_of_its_subscription(
-    swap: Swap, direct: Connection, line: str
-) -> None:
+def test_message_follows_confirmation_of_subscription(swap: Swap, direct: Connection, line: str) -> None:
     publish = request("SPUBLISH" if line.startswith("SS") else "PUBLISH", "a", "x")
     for _ in range(20):
         with swap.proxy.connect() as client:
@@ -305,7 +299,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("line", "later", "expected"), LATER)
-def test_what_a_later_request_of_another_client_causes_is_never_lost(
+def test_subscription_gets_effects_of_later_requests(
     swap: Swap, direct: Connection, line: str, later: str, expected: bytes
 ) -> None:
     direct.call("CONFIG", "SET", "notify-keyspace-events", "KEAm")
@@ -325,7 +319,7 @@ def test_what_a_later_request_of_another_client_causes_is_never_lost(
                     assert found[0] == [*line.lower().encode().split(b" "), 1] and found[1][0] == expected
 
 
-def test_a_later_publisher_does_not_count_a_client_that_unsubscribes(swap: Swap, direct: Connection) -> None:
+def test_publish_after_unsubscribe_does_not_count_the_client(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
         for _ in range(40):
             subscribe(client, "SUBSCRIBE", "a")
@@ -334,9 +328,7 @@ def test_a_later_publisher_does_not_count_a_client_that_unsubscribes(swap: Swap,
             assert client.read().plain == [b"unsubscribe", b"a", 0]
 
 
-def test_while_the_upstream_does_not_confirm_a_subscription_only_what_it_may_get_waits(
-    swap: Swap, direct: Connection
-) -> None:
+def test_unconfirmed_subscription_delays_only_requests_it_may_get(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other, swap.proxy.connect() as gone:
         subscribe(client, "SUBSCRIBE", "none")  # its connection to the upstream is open
         swap.signal_upstream(signal.SIGSTOP)

@@ -81,7 +81,7 @@ def hits(swap: CachingSwap) -> int:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_repeated_read_is_answered_without_the_upstream(swap: CachingSwap, client: Connection, protocol: int) -> None:
+def test_cache_answers_repeated_read_without_upstream(swap: CachingSwap, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["HGETALL", "page:hash"], ["hget", "page:hash", "f"], ["EXISTS", "page:none"]]
     lines += [["MGET", "page:1", "page:2", "page:none", "page:1"], ["EXISTS", "page:none", "page:1"]]
@@ -100,9 +100,7 @@ def test_a_repeated_read_is_answered_without_the_upstream(swap: CachingSwap, cli
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_many_cached_replies_come_in_the_order_of_their_requests(
-    swap: CachingSwap, client: Connection, protocol: int
-) -> None:
+def test_cached_replies_keep_order_of_requests(swap: CachingSwap, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["GET", "page:none"], ["MGET", "page:1", "page:2"]]  # they are cached
     others = [["GET", "other"], ["GET", "job:speed:1"], ["PING"], ["SET", "other", "mine"], ["SET", "page:3", "three"]]
@@ -120,7 +118,7 @@ def test_many_cached_replies_come_in_the_order_of_their_requests(
     assert hits(swap) == before + sum(each < len(lines) for each in drawn)
 
 
-def test_a_reply_about_several_keys_is_cached_until_one_of_them_changes(
+def test_cached_reply_of_several_keys_ends_when_one_changes(
     swap: CachingSwap, client: Connection, direct: Connection
 ) -> None:
     for prefix in ("page", "exact"):
@@ -136,7 +134,7 @@ def test_a_reply_about_several_keys_is_cached_until_one_of_them_changes(
         eventually(lambda both=both: client.call("MGET", *both).plain == [b"direct", b"own"])  # type: ignore[misc]
 
 
-def test_only_reads_of_keys_of_such_rules_are_cached(swap: CachingSwap, client: Connection) -> None:
+def test_cache_has_only_reads_of_its_rules_keys(swap: CachingSwap, client: Connection) -> None:
     lines = [["GET", "other"], ["MGET", "page:1", "other"], ["TTL", "page:1"], ["SRANDMEMBER", "page:x"]]
     lines += [["LRANGE", "page:1", 0, 1], ["SORT_RO", "page:x"], ["EVAL_RO", "return 1", 1, "page:1"]]  # type: ignore[list-item]
     before = hits(swap)
@@ -163,7 +161,7 @@ def test_only_reads_of_keys_of_such_rules_are_cached(swap: CachingSwap, client: 
     ],
     ids=lambda lines: " ".join(lines[0][:1] + lines[-1][:1]),
 )
-def test_a_write_of_a_client_comes_before_its_own_later_reads(
+def test_write_ends_cached_reply_before_later_reads_of_its_client(
     swap: CachingSwap, client: Connection, direct: Connection, write: list[list[str]]
 ) -> None:
     assert client.call("GET", "page:1").plain == client.call("GET", "page:1").plain == b"one"
@@ -172,9 +170,7 @@ def test_a_write_of_a_client_comes_before_its_own_later_reads(
     assert replies[-1].plain == replies[-2].plain == direct.call("GET", "page:1").plain
 
 
-def test_no_client_reads_its_own_write_as_it_was_before_while_others_read(
-    swap: CachingSwap, client: Connection
-) -> None:
+def test_cache_never_answers_older_value_than_own_write(swap: CachingSwap, client: Connection) -> None:
     is_over = threading.Event()
 
     def read() -> None:
@@ -201,9 +197,7 @@ def test_no_client_reads_its_own_write_as_it_was_before_while_others_read(
             each.join()
 
 
-def test_a_change_that_does_not_come_through_the_proxy_ends_what_is_cached(
-    swap: CachingSwap, client: Connection, direct: Connection
-) -> None:
+def test_change_at_upstream_ends_cached_reply(swap: CachingSwap, client: Connection, direct: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
     direct.call("SET", "page:1", "changed")
     eventually(lambda: client.call("GET", "page:1").plain == b"changed")
@@ -211,7 +205,7 @@ def test_a_change_that_does_not_come_through_the_proxy_ends_what_is_cached(
     eventually(lambda: client.call("GET", "page:1").plain is None)
 
 
-def test_clients_that_watch_or_track_keys_read_the_upstream(
+def test_cache_is_not_read_by_clients_that_watch_or_track(
     swap: CachingSwap, client: Connection, direct: Connection
 ) -> None:
     client.call("GET", "page:1")
@@ -229,7 +223,7 @@ def test_clients_that_watch_or_track_keys_read_the_upstream(
     client.call("UNWATCH")
 
 
-def test_without_tracking_at_the_upstream_the_time_alone_decides(swap: CachingSwap, direct: Connection) -> None:
+def test_cache_without_tracking_ends_by_time(swap: CachingSwap, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
     routes = swap.folder / "timed.toml"
     routes.write_text(RULES)
@@ -253,7 +247,7 @@ def test_without_tracking_at_the_upstream_the_time_alone_decides(swap: CachingSw
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_what_is_cached_exactly_has_no_time_and_ends_with_a_change(
+def test_exact_cache_ends_with_change_not_by_time(
     swap: CachingSwap, client: Connection, direct: Connection, protocol: int
 ) -> None:
     client.call("HELLO", protocol)
@@ -278,7 +272,7 @@ def numbers_in(reply: Reply) -> list[int]:
     return [int(each) for each in values if isinstance(each, bytes) and each.isdigit() and int(each) > 1000]
 
 
-def test_no_client_reads_an_older_value_after_a_newer_one(swap: CachingSwap, direct: Connection) -> None:
+def test_exact_cache_never_answers_older_value_after_newer_one(swap: CachingSwap, direct: Connection) -> None:
     """Values grow, by a client of the upstream. Clients of the proxy read them by all kinds of reads."""
     is_over = threading.Event()
     wrong: list[list[int]] = []
@@ -310,7 +304,7 @@ def test_no_client_reads_an_older_value_after_a_newer_one(swap: CachingSwap, dir
     assert not wrong
 
 
-def test_nothing_is_cached_exactly_while_the_upstream_does_not_report_changes(
+def test_exact_cache_is_empty_while_upstream_reports_no_changes(
     swap: CachingSwap, client: Connection, direct: Connection
 ) -> None:
     direct.call("SET", "exact:3", "one")
@@ -323,7 +317,7 @@ def test_nothing_is_cached_exactly_while_the_upstream_does_not_report_changes(
     eventually(lambda: client.call("GET", "exact:3").plain == b"two")
 
 
-def test_a_lost_upstream_ends_what_is_cached(swap: CachingSwap, client: Connection) -> None:
+def test_lost_upstream_ends_cached_replies(swap: CachingSwap, client: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
     swap.signal_upstream(signal.SIGKILL)
     eventually(lambda: client.call("GET", "page:1").is_error)

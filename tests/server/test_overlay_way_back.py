@@ -10,7 +10,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.swap import STATES, VALUES, Swap
-from tests.server.test_swap_copies import delete
+from tests.server.test_overlay_copies import delete
 
 NEW = {key: b"%d" % (number + 1000) for number, key in enumerate(VALUES)}
 RULE = '[[rule]]\nkeys = "{}"\nowner = "{}"\n'
@@ -29,7 +29,7 @@ def read(client: Connection) -> list[bytes]:
     return [client.call("GET", key).plain for key in VALUES]
 
 
-def test_clients_go_back_to_the_copies_by_a_rule_and_then_to_the_upstream_itself(tmp_path: Path) -> None:
+def test_rule_returns_clients_to_copies_and_to_upstream(tmp_path: Path) -> None:
     file = tmp_path / "routes.toml"
     file.write_text(rules("state"))
     with ExitStack() as stack:
@@ -56,7 +56,7 @@ def test_clients_go_back_to_the_copies_by_a_rule_and_then_to_the_upstream_itself
             assert client.call("LRANGE", "events", "0", "-1").plain == [b"before", b"through the proxy"]
 
 
-def test_a_released_job_is_the_way_back_without_rules(tmp_path: Path) -> None:
+def test_release_returns_clients_to_copies(tmp_path: Path) -> None:
     with ExitStack() as stack:
         swap = Swap(tmp_path, stack)
         with swap.proxy.connect() as client, swap.upstream.connect() as upstream:

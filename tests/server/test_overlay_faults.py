@@ -36,7 +36,7 @@ def is_retryable(reply: bytes) -> bool:
     return reply.startswith(b"-TRYAGAIN the upstream 127.0.0.1:")
 
 
-def test_a_killed_upstream_fails_its_keys_at_once_and_is_used_again_when_it_is_back(swap: Swap) -> None:
+def test_killed_upstream_fails_only_its_keys_until_it_is_back(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
         assert client.call("SET", "a", "1").plain == b"OK"
         swap.signal_upstream(signal.SIGKILL)
@@ -54,7 +54,7 @@ def test_a_killed_upstream_fails_its_keys_at_once_and_is_used_again_when_it_is_b
     assert swap.info()["upstream_status"] == "up"
 
 
-def test_a_write_that_a_killed_upstream_did_not_answer_closes_the_connection_after_the_replies_before(
+def test_unanswered_write_at_killed_upstream_closes_connection_after_earlier_replies(
     swap: Swap,
 ) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
@@ -71,7 +71,7 @@ def test_a_write_that_a_killed_upstream_did_not_answer_closes_the_connection_aft
     swap.wait_until_ready(swap.proxy)
 
 
-def test_a_paused_upstream_counts_as_failed_after_the_time_limit_and_is_used_again(swap: Swap) -> None:
+def test_paused_upstream_fails_after_timeout_and_recovers(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as other:
         eventually(lambda: client.call("SET", "counter", "1").plain == b"OK")  # its upstream connection is open
         swap.signal_upstream(signal.SIGSTOP)
@@ -88,7 +88,7 @@ def test_a_paused_upstream_counts_as_failed_after_the_time_limit_and_is_used_aga
         assert other.call("GET", "a").plain == b"5"
 
 
-def test_clients_that_leave_while_the_upstream_is_paused_harm_nobody(swap: Swap) -> None:
+def test_clients_that_leave_while_upstream_is_paused_leave_no_trace(swap: Swap) -> None:
     swap.signal_upstream(signal.SIGSTOP)
     try:
         for _ in range(20):
@@ -102,7 +102,7 @@ def test_clients_that_leave_while_the_upstream_is_paused_harm_nobody(swap: Swap)
         eventually(lambda: client.call("SET", "a", "6").plain == b"OK")
 
 
-def test_nothing_is_lost_or_done_twice_while_the_upstream_s_connections_are_killed(swap: Swap) -> None:
+def test_writes_are_not_lost_or_repeated_while_upstream_connections_are_killed(swap: Swap) -> None:
     """Each client counts in its own list; a client whose connection is closed does not know about its last write."""
     is_over = threading.Event()
 
@@ -189,13 +189,13 @@ def proxy_at(
     fake.close()
 
 
-def test_a_read_whose_connection_is_lost_is_sent_once_more(swap: Swap) -> None:
+def test_read_on_lost_connection_is_sent_again(swap: Swap) -> None:
     with proxy_at(swap, lambda words, count: None if count == 1 else b"$1\r\nv\r\n") as (fake, client):
         assert client.call("GET", "k").plain == b"v"
         assert fake.seen == [[b"GET", b"k"]] * 2
 
 
-def test_a_read_is_sent_twice_at_most(swap: Swap) -> None:
+def test_read_is_sent_at_most_twice(swap: Swap) -> None:
     with proxy_at(swap, lambda words, count: None) as (fake, client):
         client.send(request("GET", "k"))
         with pytest.raises(EOFError):
@@ -203,7 +203,7 @@ def test_a_read_is_sent_twice_at_most(swap: Swap) -> None:
         assert fake.seen == [[b"GET", b"k"]] * 2
 
 
-def test_a_write_whose_connection_is_lost_is_not_sent_again(swap: Swap) -> None:
+def test_write_on_lost_connection_is_not_sent_again(swap: Swap) -> None:
     with proxy_at(swap, lambda words, count: None if words[0] == b"SET" else b"+OK\r\n") as (fake, client):
         client.send(request("LPUSH", "l", "1") + request("SET", "k", "1") + request("GET", "k"))
         assert client.read_to_end() == b"+OK\r\n"
@@ -213,7 +213,7 @@ def test_a_write_whose_connection_is_lost_is_not_sent_again(swap: Swap) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"nonsense\r\n", b"+OK\r\n+OK\r\n", b"$3\r\nabcde\r\n", b"*1\r\n$-5\r\n", b">1\r\n+x\r\n"]
 )
-def test_an_upstream_that_sends_garbage_fails_its_own_keys_only(swap: Swap, garbage: bytes) -> None:
+def test_garbage_from_upstream_fails_only_its_keys(swap: Swap, garbage: bytes) -> None:
     with proxy_at(swap, lambda words, count: garbage if count == 1 else None) as (_, client):
         client.send(request("SET", "k", "1"))
         client.read_to_end(b"+OK\r\n")  # the reply, if the garbage begins with one; else the end

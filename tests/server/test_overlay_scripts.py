@@ -27,7 +27,7 @@ def client(swap: Swap) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_scripts_are_loaded_and_run_as_at_the_upstream(swap: Swap, client: Connection, protocol: int) -> None:
+def test_scripts_and_functions_are_answered_as_at_upstream(swap: Swap, client: Connection, protocol: int) -> None:
     lines: list[tuple[str | int, ...]] = [
         ("EVALSHA", "0" * 40, 1, "n", 1),
         ("SCRIPT", "LOAD", SCRIPT),
@@ -58,7 +58,7 @@ def test_scripts_are_loaded_and_run_as_at_the_upstream(swap: Swap, client: Conne
     assert found[1][0] == b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
 
 
-def test_a_script_with_a_states_key_is_refused_before_it_runs(client: Connection) -> None:
+def test_script_with_states_key_is_refused_before_it_runs(client: Connection) -> None:
     sha = client.call("SCRIPT", "LOAD", SCRIPT).plain
     assert client.call("EVAL", SCRIPT, 2, "a", "job:speed:1", 1).plain == OWNED
     assert client.call("EVALSHA", sha, 1, "job:speed:1", 1).plain == OWNED
@@ -66,14 +66,14 @@ def test_a_script_with_a_states_key_is_refused_before_it_runs(client: Connection
     assert client.call("EXISTS", "a").plain == 0
 
 
-def test_a_key_that_a_script_does_not_declare_is_the_upstreams_copy(client: Connection, swap: Swap) -> None:
+def test_undeclared_key_of_script_is_upstreams_copy(client: Connection, swap: Swap) -> None:
     with swap.upstream.connect() as upstream:
         upstream.call("SET", "job:speed:1", OLD)
     assert client.call("EVAL", "return redis.call('GET', 'job:speed:1')", 0).plain == OLD
     assert client.call("GET", "job:speed:1").plain == b"10"
 
 
-def test_a_script_loaded_by_one_client_is_run_by_others_and_in_transactions(swap: Swap, client: Connection) -> None:
+def test_loaded_script_is_run_by_other_clients_and_in_transactions(swap: Swap, client: Connection) -> None:
     sha = client.call("SCRIPT", "LOAD", SCRIPT).plain
     with swap.proxy.connect() as other:
         other.send(request("MULTI") + request("EVALSHA", sha, 1, "n", 4) + request("GET", "job:speed:1"))
@@ -100,7 +100,7 @@ def impatient(swap: Swap) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_any_client_kills_a_script_that_does_not_end(swap: Swap, impatient: Connection, protocol: int) -> None:
+def test_script_kill_by_any_client_ends_script(swap: Swap, impatient: Connection, protocol: int) -> None:
     with swap.proxy.connect() as client, ExitStack() as stack:
         client.call("HELLO", protocol)
         # As many clients as there are shared connections: one of them shares that of the script.
@@ -113,7 +113,7 @@ def test_any_client_kills_a_script_that_does_not_end(swap: Swap, impatient: Conn
             assert other.call("FUNCTION", "KILL").plain.startswith(b"NOTBUSY")
 
 
-def test_a_script_that_outlasts_the_time_limit_can_be_killed(swap: Swap, impatient: Connection) -> None:
+def test_script_kill_ends_script_beyond_timeout(swap: Swap, impatient: Connection) -> None:
     proxy = swap.start_swap("--upstream-timeout", "300")
     with proxy.connect() as client, proxy.connect() as other:
         begin_endless_script(swap, client)
@@ -127,7 +127,7 @@ def test_a_script_that_outlasts_the_time_limit_can_be_killed(swap: Swap, impatie
         eventually(lambda: not other.call("GET", "n").is_error)
 
 
-def test_the_upstream_s_commands_are_read_when_it_was_busy_at_the_start(swap: Swap, impatient: Connection) -> None:
+def test_command_table_is_read_after_busy_start(swap: Swap, impatient: Connection) -> None:
     with swap.upstream.connect() as client:
         begin_endless_script(swap, client)
         with swap.start_swap(is_ready=False).connect() as other:
@@ -138,7 +138,7 @@ def test_the_upstream_s_commands_are_read_when_it_was_busy_at_the_start(swap: Sw
             eventually(lambda: other.call("HEXPIRE", "h", 1, "FIELDS", 1, "f").is_error)
 
 
-def test_redis_py_loads_a_script_that_the_upstream_has_forgotten(swap: Swap, client: Connection) -> None:
+def test_redis_py_reloads_forgotten_script(swap: Swap, client: Connection) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=swap.proxy.port, protocol=protocol) as each:
             add = each.register_script(SCRIPT)

@@ -13,7 +13,7 @@ import pytest
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
 from tests.server.swap import Swap
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_rules import sparkis
 
 PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
@@ -32,7 +32,7 @@ def direct(swap: Swap) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_reload_beside_a_running_copier_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_reload_beside_legacy_writer_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
     (swap.folder / "routes.toml").write_text(PREFERRED)
     is_over = threading.Event()
 
@@ -55,7 +55,7 @@ def test_a_reload_beside_a_running_copier_is_refused(swap: Swap, client: Connect
     assert client.call("GET", "job:speed:1").plain == b"10"  # the state's
 
 
-def test_without_a_copier_the_rules_are_taken_and_a_later_one_is_reported(
+def test_reload_without_legacy_writer_succeeds_and_later_one_is_reported(
     swap: Swap, client: Connection, direct: Connection
 ) -> None:
     (swap.folder / "routes.toml").write_text(PREFERRED)
@@ -78,9 +78,7 @@ def test_without_a_copier_the_rules_are_taken_and_a_later_one_is_reported(
     assert found.returncode == 1 and "beside a program that still writes" in found.stderr
 
 
-def test_a_start_and_a_confirmation_beside_a_running_copier_are_refused(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_start_and_confirm_beside_legacy_writer_are_refused(swap: Swap, client: Connection, direct: Connection) -> None:
     routes = swap.folder / "routes.toml"
     routes.write_text(PREFERRED.replace("aside", "beside"))
     assert client.call("STATE", "RELOAD").plain == 1
@@ -115,7 +113,7 @@ def test_a_start_and_a_confirmation_beside_a_running_copier_are_refused(
         copier.join()
 
 
-def test_rules_for_keys_that_no_state_has_are_taken_at_once(swap: Swap, client: Connection) -> None:
+def test_reload_of_rules_without_states_does_not_wait(swap: Swap, client: Connection) -> None:
     (swap.folder / "routes.toml").write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
     assert client.call("STATE", "RELOAD").plain == 1
     assert swap.info()["copiers"] == ""

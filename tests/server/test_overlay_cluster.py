@@ -40,7 +40,7 @@ def client(cluster: RedisCluster, proxy: Running) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_requests_go_to_the_masters_of_their_keys(cluster: RedisCluster, client: Connection, protocol: int) -> None:
+def test_cluster_requests_go_to_masters_of_their_keys(cluster: RedisCluster, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     for name in NAMES:
         assert client.call("SET", name, name).plain == b"OK"
@@ -50,7 +50,7 @@ def test_requests_go_to_the_masters_of_their_keys(cluster: RedisCluster, client:
     assert client.call("GET", "job:speed:2").plain == b"20"
 
 
-def test_what_cluster_clients_split_is_split_and_joined_in_order(client: Connection) -> None:
+def test_cluster_request_of_several_slots_is_split_and_joined_in_order(client: Connection) -> None:
     words = [word for name in NAMES for word in (name, f"of {name}")]
     assert client.call("MSET", *words).plain == b"OK"
     assert client.call("MGET", *NAMES, "none", NAMES[0]).plain == [
@@ -69,13 +69,13 @@ def test_what_cluster_clients_split_is_split_and_joined_in_order(client: Connect
     assert client.call("MSET", "{a}", "1", "{a}b").plain == b"ERR wrong number of arguments for 'mset' command"
 
 
-def test_a_write_with_a_states_key_does_nothing_on_any_node(client: Connection) -> None:
+def test_cluster_write_with_states_key_runs_at_no_node(client: Connection) -> None:
     client.call("MSET", "a", "1", "b", "2")
     assert client.call("DEL", "a", "b", "job:speed:1").plain == b"ERR key 'job:speed:1' is owned by state job:speed"
     assert client.call("EXISTS", "a", "b").plain == 2
 
 
-def test_a_long_request_is_split_in_steps_and_later_requests_wait(proxy: Running, client: Connection) -> None:
+def test_cluster_long_request_delays_later_requests(proxy: Running, client: Connection) -> None:
     names = [b"long%d" % number for number in range(20_000)]
     pipeline = [
         [b"SET", names[-1], b"before"],
@@ -88,13 +88,13 @@ def test_a_long_request_is_split_in_steps_and_later_requests_wait(proxy: Running
     assert found == [b"OK", b"OK", names[-1], len(names), 0]
 
 
-def test_other_requests_for_several_slots_get_the_clusters_own_error(client: Connection) -> None:
+def test_cluster_unsplittable_request_of_several_slots_is_crossslot(client: Connection) -> None:
     for line in ("SUNION a b", "RENAME a b", "MSETNX a 1 b 2", "EVAL return(1) 2 a b", "BLPOP a b 1"):
         assert client.call(*line.split(" ")).plain == b"CROSSSLOT Keys in request don't hash to the same slot", line
     assert client.call("RENAME", "{t}a", "{t}b").plain == b"ERR no such key"
 
 
-def test_all_masters_are_scanned_counted_and_flushed(client: Connection) -> None:
+def test_cluster_scan_dbsize_and_flush_cover_all_masters(client: Connection) -> None:
     client.call("MSET", *(word for name in NAMES for word in (name, "x")))
     found, cursor = [], b"0"
     while True:
@@ -111,7 +111,7 @@ def test_all_masters_are_scanned_counted_and_flushed(client: Connection) -> None
     assert client.call("DBSIZE").plain == 9
 
 
-def test_scripts_are_loaded_on_all_masters(client: Connection) -> None:
+def test_cluster_script_load_covers_all_masters(client: Connection) -> None:
     sha = client.call("SCRIPT", "LOAD", "return redis.call('incr', KEYS[1])").plain
     assert [client.call("EVALSHA", sha, 1, name).plain for name in NAMES[:20]] == [1] * 20
     assert client.call("SCRIPT", "EXISTS", sha, "0" * 40).plain == [1, 0]
@@ -119,9 +119,7 @@ def test_scripts_are_loaded_on_all_masters(client: Connection) -> None:
     assert client.call("EVALSHA", sha, 1, "a").plain.startswith(b"NOSCRIPT")
 
 
-def test_any_client_kills_a_script_that_does_not_end_at_any_node(
-    cluster: RedisCluster, proxy: Running, client: Connection
-) -> None:
+def test_cluster_script_kill_ends_script_at_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     for name in ("a", "b", "c"):
         node = cluster.master_of(name)
         cluster.call(node, "CONFIG", "SET", "busy-reply-threshold", 50)
@@ -133,7 +131,7 @@ def test_any_client_kills_a_script_that_does_not_end_at_any_node(
         cluster.call(node, "CONFIG", "SET", "busy-reply-threshold", 5000)
 
 
-def test_a_blocking_command_waits_at_the_master_of_its_key(proxy: Running, client: Connection) -> None:
+def test_cluster_blocking_command_waits_at_master_of_its_key(proxy: Running, client: Connection) -> None:
     with proxy.connect() as other:
         for name in ("l1", "l2", "l3"):
             client.send(b"BLPOP %b 0\r\n" % name.encode())
@@ -141,7 +139,7 @@ def test_a_blocking_command_waits_at_the_master_of_its_key(proxy: Running, clien
             assert client.read().plain == [name.encode(), b"x"]
 
 
-def test_a_transaction_runs_at_the_master_of_its_keys(proxy: Running, client: Connection) -> None:
+def test_cluster_transaction_runs_at_master_of_its_keys(proxy: Running, client: Connection) -> None:
     for name in ("t1", "t2", "t3"):
         found = [client.call(*line.split()).plain for line in (f"WATCH {{{name}}}", "MULTI", f"INCR {{{name}}}")]
         assert found == [b"OK", b"OK", b"QUEUED"]
@@ -164,7 +162,7 @@ def test_a_transaction_runs_at_the_master_of_its_keys(proxy: Running, client: Co
     assert client.call("EXISTS", "a", "b").plain == 0
 
 
-def test_a_transaction_lists_the_keys_of_all_nodes(client: Connection) -> None:
+def test_cluster_transaction_lists_keys_of_all_nodes(client: Connection) -> None:
     client.call("MSET", *(word for name in NAMES for word in (name, "x")))
     lines = [
         "MULTI",
@@ -184,7 +182,7 @@ def test_a_transaction_lists_the_keys_of_all_nodes(client: Connection) -> None:
     assert others == [b"ERR SELECT is not allowed in cluster mode", b"OK", b"20"]
 
 
-def test_messages_of_channels_arrive_from_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+def test_cluster_messages_arrive_from_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     client.call("HELLO", 3)
     assert client.call("SUBSCRIBE", "news").plain == [b"subscribe", b"news", 1]
     for node in cluster.nodes:
@@ -208,7 +206,7 @@ def notifying(cluster: RedisCluster) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_notifications_arrive_from_all_nodes_and_messages_once(
+def test_cluster_notifications_arrive_from_all_nodes_and_messages_once(
     cluster: RedisCluster, proxy: Running, client: Connection, notifying: None, protocol: int
 ) -> None:
     client.call("HELLO", protocol)
@@ -237,7 +235,7 @@ def test_notifications_arrive_from_all_nodes_and_messages_once(
     assert client.call("PING").plain == b"PONG"
 
 
-def test_channels_of_shards_are_those_of_their_slots_masters(
+def test_cluster_shard_channels_are_at_masters_of_their_slots(
     cluster: RedisCluster, proxy: Running, client: Connection
 ) -> None:
     client.call("HELLO", 3)
@@ -253,7 +251,7 @@ def test_channels_of_shards_are_those_of_their_slots_masters(
         assert [other.call("SPUBLISH", name, "x").plain for name in NAMES_OF_NODES] == [1, 0, 1]
 
 
-def test_a_client_whose_channel_has_moved_is_disconnected_and_subscribes_again(
+def test_cluster_moved_shard_channel_disconnects_subscriber(
     cluster: RedisCluster, proxy: Running, client: Connection
 ) -> None:
     client.call("HELLO", 3)
@@ -269,7 +267,7 @@ def test_a_client_whose_channel_has_moved_is_disconnected_and_subscribes_again(
         assert again.read().plain == [b"smessage", b"moved", b"x"]
 
 
-def test_monitor_shows_the_requests_at_all_nodes(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+def test_cluster_monitor_shows_requests_at_all_nodes(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     assert client.call("MONITOR").plain == b"OK"
     for name in NAMES_OF_NODES:
         cluster.call(cluster.master_of(name), "GET", name)
@@ -279,7 +277,7 @@ def test_monitor_shows_the_requests_at_all_nodes(cluster: RedisCluster, proxy: R
         assert line.endswith(b'"GET" "%b"\r\n' % name.encode())
 
 
-def test_wait_waits_for_all_masters(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
+def test_cluster_wait_covers_all_masters(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     with ExitStack() as stack:
         monitors = [stack.enter_context(cluster.master_of(name).connect()) for name in NAMES_OF_NODES]
         for each in monitors:
@@ -300,7 +298,7 @@ def test_wait_waits_for_all_masters(cluster: RedisCluster, proxy: Running, clien
     assert client.call("WAIT", "x", "0").plain == b"ERR value is not an integer or out of range"
 
 
-def test_a_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster, proxy: Running) -> None:
+def test_cluster_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster, proxy: Running) -> None:
     names = [f"{{moving}}{number}" for number in range(20)]
     with proxy.connect() as client:
         for name in names:
@@ -330,7 +328,7 @@ def test_a_slot_moves_while_its_keys_are_read_and_written(cluster: RedisCluster,
         eventually(lambda: client.call("GET", names[0]).plain == b"%d" % turns)
 
 
-def test_clients_of_a_cluster_see_one_node_with_all_slots(proxy: Running, client: Connection) -> None:
+def test_cluster_slots_are_one_node(proxy: Running, client: Connection) -> None:
     (row,) = client.call("CLUSTER", "SLOTS").plain
     assert row[:2] == [0, 16383] and row[2][:2] == [b"127.0.0.1", proxy.port]
     assert b"cluster_state:ok" in client.call("CLUSTER", "INFO").plain
@@ -340,7 +338,7 @@ def test_clients_of_a_cluster_see_one_node_with_all_slots(proxy: Running, client
     assert client.call("CLUSTER", "COUNTKEYSINSLOT", 1).is_error
 
 
-def test_a_client_library_for_clusters_works_unchanged(proxy: Running) -> None:
+def test_redis_py_cluster_client_works_unchanged(proxy: Running) -> None:
     with ClusterClient(host="127.0.0.1", port=proxy.port, decode_responses=True) as library:
         library.mset_nonatomic({"x": "1", "y": "2", "z": "3"})
         assert library.mget_nonatomic("x", "y", "z", "job:speed:3") == ["1", "2", "3", "30"]
@@ -348,7 +346,7 @@ def test_a_client_library_for_clusters_works_unchanged(proxy: Running) -> None:
             assert pipeline.set("x", "5").get("x").get("job:speed:4").execute() == [True, "5", "40"]
 
 
-def test_a_master_that_dies_fails_its_own_slots_until_its_replica_takes_over(tmp_path: Path, swap: Swap) -> None:
+def test_cluster_lost_master_fails_only_its_slots_until_failover(tmp_path: Path, swap: Swap) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         replica = cluster.start_replica(cluster.nodes[1])
@@ -372,7 +370,7 @@ def test_a_master_that_dies_fails_its_own_slots_until_its_replica_takes_over(tmp
         assert swap.info(proxy)["upstream_nodes"] == "3"
 
 
-def test_without_any_node_the_upstream_is_down_for_its_own_keys_only(swap: Swap) -> None:
+def test_cluster_without_nodes_fails_only_upstream_keys(swap: Swap) -> None:
     proxy = swap.start_at("redis+cluster://127.0.0.1:1,127.0.0.1:2")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")

@@ -40,16 +40,14 @@ def scanned(client: Connection, *options: str | bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_scan_returns_the_keys_of_both_sides_without_the_upstreams_old_copies(
-    client: Connection, protocol: int
-) -> None:
+def test_scan_covers_both_backends_without_copies(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     found = scanned(client)
     assert set(found) == ALL and found.count(b"job:speed:1") == 1
     assert ABSENT not in found  # the upstream has an old copy
 
 
-def test_scan_s_options_work_on_both_sides(client: Connection) -> None:
+def test_scan_options_apply_to_both_backends(client: Connection) -> None:
     assert set(scanned(client, "MATCH", "job:*")) == {key for key in ALL if key.startswith(b"job:")}
     assert set(scanned(client, "MATCH", "k1?", "COUNT", "3")) == {b"k1%d" % number for number in range(10)}
     assert set(scanned(client, "TYPE", "hash")) == {b"job:speed"}
@@ -59,7 +57,7 @@ def test_scan_s_options_work_on_both_sides(client: Connection) -> None:
     assert len(first[1]) == len(OWN) + 1 and first[0] == b"1"  # the upstream's keys at once, then the states'
 
 
-def test_a_scan_may_be_continued_at_another_proxy(swap: Swap, client: Connection) -> None:
+def test_scan_continues_at_other_proxy(swap: Swap, client: Connection) -> None:
     other = swap.start_swap("--ownership", str(swap.folder / "another.json"))
     found, cursor, at = [], b"0", 0
     with other.connect() as second:
@@ -72,7 +70,7 @@ def test_a_scan_may_be_continued_at_another_proxy(swap: Swap, client: Connection
     assert set(found) == ALL and at > 2
 
 
-def test_scan_s_guarantee_holds_while_other_keys_come_and_go(swap: Swap, client: Connection) -> None:
+def test_scan_returns_lasting_keys_while_others_change(swap: Swap, client: Connection) -> None:
     with swap.upstream.connect() as upstream:
         found, cursor, number = [], b"0", 0
         while True:
@@ -90,7 +88,7 @@ def test_scan_s_guarantee_holds_while_other_keys_come_and_go(swap: Swap, client:
 
 
 @pytest.mark.parametrize("cursor", ["x", "18446744073709551616"])
-def test_a_bad_cursor_is_an_error_as_in_redis(swap: Swap, client: Connection, cursor: str) -> None:
+def test_scan_with_bad_cursor_is_redis_error(swap: Swap, client: Connection, cursor: str) -> None:
     with swap.upstream.connect() as upstream:
         assert client.call("SCAN", cursor).raw == upstream.call("SCAN", cursor).raw
 
@@ -98,20 +96,20 @@ def test_a_bad_cursor_is_an_error_as_in_redis(swap: Swap, client: Connection, cu
 @pytest.mark.parametrize(
     "line", ["SCAN 0 COUNT 0", "SCAN 0 MATCH", "SCAN 0 COUNT x", "SCAN", "KEYS", "DBSIZE x", "SCAN 1 NO"]
 )
-def test_mistakes_are_answered_as_by_redis(swap: Swap, client: Connection, line: str) -> None:
+def test_scan_and_keys_with_mistakes_are_redis_errors(swap: Swap, client: Connection, line: str) -> None:
     with swap.upstream.connect() as upstream:
         words = line.split(" ")
         assert client.call(*words).raw == upstream.call(*words).raw
 
 
-def test_keys_joins_both_sides(client: Connection) -> None:
+def test_keys_joins_both_backends(client: Connection) -> None:
     found = client.call("KEYS", "*").plain
     assert set(found) == ALL and len(found) == len(ALL)
     assert client.call("KEYS", "dash/*").plain == [b"dash/7/apdex"]
     assert client.call("KEYS", "none*").plain == []
 
 
-def test_randomkey_draws_from_both_sides_and_never_an_old_copy(client: Connection) -> None:
+def test_randomkey_draws_from_both_backends_and_no_copy(client: Connection) -> None:
     found: set[bytes] = set()
 
     def has_drawn_from_both() -> bool:
@@ -122,23 +120,23 @@ def test_randomkey_draws_from_both_sides_and_never_an_old_copy(client: Connectio
     assert found <= ALL
 
 
-def test_dbsize_is_the_sum_with_old_copies(swap: Swap, client: Connection) -> None:
+def test_dbsize_is_sum_with_copies(swap: Swap, client: Connection) -> None:
     with swap.upstream.connect() as upstream:
         assert client.call("DBSIZE").plain == upstream.call("DBSIZE").plain + len(VALUES)
 
 
-def test_a_silent_scan_sends_nothing(client: Connection) -> None:
+def test_suppressed_scan_sends_nothing(client: Connection) -> None:
     client.send(b"CLIENT REPLY SKIP\r\nSCAN 0\r\nCLIENT REPLY SKIP\r\nKEYS *\r\nPING\r\n")
     assert client.read().plain == b"PONG"
 
 
-def test_a_pipeline_of_scans_and_writes_is_answered_in_order(client: Connection) -> None:
+def test_scans_and_writes_in_pipeline_keep_order(client: Connection) -> None:
     client.send(b"SET extra 1\r\nKEYS extra\r\nDEL extra\r\nKEYS extra\r\nGET job:speed:2\r\nSCAN 1\r\nDBSIZE\r\n")
     replies = [client.read().plain for _ in range(7)]
     assert replies[:5] == [b"OK", [b"extra"], 1, [], b"20"] and isinstance(replies[6], int)
 
 
-def test_a_user_with_patterns_sees_only_its_keys_of_both_sides(tmp_path: Path, swap: Swap) -> None:
+def test_acl_patterns_limit_scan_of_both_backends(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~k1* ~dash/* +@all\nuser none on >none ~* +get\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -154,7 +152,7 @@ def test_a_user_with_patterns_sees_only_its_keys_of_both_sides(tmp_path: Path, s
             assert client.call(*line.split(" ")).plain.startswith(b"NOPERM"), line
 
 
-def test_random_keys_that_are_all_old_copies_are_no_reason_to_reply_that_there_is_no_key(tmp_path: Path) -> None:
+def test_randomkey_with_only_copies_at_upstream_returns_states_key(tmp_path: Path) -> None:
     with ExitStack() as stack:
         swap = Swap(tmp_path, stack)
         with swap.proxy.connect() as client:

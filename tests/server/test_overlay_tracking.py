@@ -37,7 +37,7 @@ def publish(swap: Swap, key: bytes, value: bytes) -> None:
         writer.publish([Change("speed", Op.PUT, key, value=value)])
 
 
-def test_changed_keys_of_both_sides_are_invalidated_once(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_invalidates_keys_of_both_backends_once(swap: Swap, client: Connection, direct: Connection) -> None:
     assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
     assert client.call("GET", "a").plain is None
     assert client.call("GET", "job:speed:7").plain == b"70"
@@ -51,7 +51,7 @@ def test_changed_keys_of_both_sides_are_invalidated_once(swap: Swap, client: Con
     assert client.call("PING").plain == b"PONG"
 
 
-def test_an_invalidation_comes_before_any_newer_reply(client: Connection, direct: Connection) -> None:
+def test_tracking_invalidation_precedes_newer_reply(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     direct.call("MSET", "a", "0", "b", "0")
     assert client.call("MGET", "a", "b").plain == [b"0", b"0"]
@@ -69,7 +69,7 @@ def test_an_invalidation_comes_before_any_newer_reply(client: Connection, direct
 
 
 @pytest.mark.parametrize("line", ["MGET a job:speed:7", "EXISTS job:speed:7 a"])
-def test_a_state_s_key_of_a_read_over_both_sides_is_invalidated_after_it(
+def test_tracking_invalidates_states_key_after_read_of_both_backends(
     client: Connection, direct: Connection, line: str
 ) -> None:
     client.call("CLIENT", "TRACKING", "ON")
@@ -83,7 +83,7 @@ def test_a_state_s_key_of_a_read_over_both_sides_is_invalidated_after_it(
         keys.add(client.read().plain[1][0])
 
 
-def test_a_flush_invalidates_everything(client: Connection, direct: Connection) -> None:
+def test_tracking_flush_invalidates_all(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "a")
     direct.call("FLUSHALL")
@@ -95,7 +95,7 @@ OWN_WRITES = (["SET", "a", "1"], ["DEL", "a"], ["FLUSHDB"], ["FLUSHALL", "ASYNC"
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("options", [[], ["BCAST"], ["NOLOOP"], ["BCAST", "PREFIX", "a"]], ids=" ".join)
-def test_a_clients_own_write_invalidates_as_often_as_at_the_upstream(
+def test_tracking_own_write_invalidates_as_at_upstream(
     swap: Swap, direct: Connection, protocol: int, options: list[str]
 ) -> None:
     found = [frames_of_own_writes(port, direct, protocol, options) for port in (swap.upstream.port, swap.proxy.port)]
@@ -135,7 +135,7 @@ def frames_of_own_writes(port: int, direct: Connection, protocol: int, options: 
     return frames
 
 
-def test_caching_chooses_the_keys_of_the_next_request(client: Connection, direct: Connection) -> None:
+def test_client_caching_applies_to_next_request(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTIN")
     client.call("GET", "a")
     assert client.call("CLIENT", "CACHING", "YES").plain == b"OK"
@@ -159,7 +159,7 @@ def test_caching_chooses_the_keys_of_the_next_request(client: Connection, direct
     assert client.call("PING").plain == b"PONG"
 
 
-def test_caching_ends_with_a_request_that_is_refused(client: Connection, direct: Connection) -> None:
+def test_client_caching_ends_with_refused_request(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
     for refused in (["SET", "job:speed:1", "1"], ["NOPE"], ["GET"], ["SUNION", "a", "job:speed:1"]):
         client.call("CLIENT", "CACHING", "NO")
@@ -188,7 +188,7 @@ def next_invalid_key(client: Connection) -> bytes:
 
 
 @pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
-def test_caching_within_a_transaction_is_about_its_later_commands(
+def test_client_caching_within_transaction_applies_to_later_commands(
     client: Connection, direct: Connection, others: list[str]
 ) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTIN")
@@ -200,7 +200,9 @@ def test_caching_within_a_transaction_is_about_its_later_commands(
 
 
 @pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
-def test_caching_within_a_transaction_ends_with_it(client: Connection, direct: Connection, others: list[str]) -> None:
+def test_client_caching_within_transaction_ends_with_it(
+    client: Connection, direct: Connection, others: list[str]
+) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
     replies_of(client, "MULTI", "CLIENT CACHING NO", *others, "GET a", "EXEC", "GET b")
     for key in "ab":
@@ -208,7 +210,7 @@ def test_caching_within_a_transaction_ends_with_it(client: Connection, direct: C
     assert next_invalid_key(client) == b"b"
 
 
-def test_broadcasts_are_those_of_both_sides(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_bcast_covers_both_backends(swap: Swap, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "job:speed:", "PREFIX", "mine", "NOLOOP")
     direct.call("SET", "other", "1")
     direct.call("SET", "job:speed:5", "an old copy")
@@ -241,7 +243,7 @@ def id_of(swap: Swap, listener: Connection) -> int:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redirected_invalidations_of_both_sides_are_messages_of_another_client(
+def test_tracking_redirect_sends_messages_of_both_backends(
     swap: Swap, listener: Connection, direct: Connection, protocol: int
 ) -> None:
     with swap.proxy.connect() as client:
@@ -269,9 +271,7 @@ def test_redirected_invalidations_of_both_sides_are_messages_of_another_client(
         assert is_message_of(listener.read(), b"redirect:1")
 
 
-def test_a_client_learns_that_the_client_it_redirects_to_has_left(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_tracking_redirect_to_lost_client_is_reported(swap: Swap, client: Connection, direct: Connection) -> None:
     with swap.proxy.connect() as target:
         number = target.call("CLIENT", "ID").plain
         assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", number).plain == b"OK"
@@ -281,7 +281,7 @@ def test_a_client_learns_that_the_client_it_redirects_to_has_left(
     assert client.read().plain == [b"tracking-redir-broken", number]
 
 
-def test_the_connections_of_a_client_that_redirects_end_with_it(swap: Swap, listener: Connection) -> None:
+def test_tracking_redirect_connections_end_with_client(swap: Swap, listener: Connection) -> None:
     before = int(swap.info()["upstream_pinned"])
     with swap.proxy.connect() as client:
         assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", id_of(swap, listener)).plain == b"OK"
@@ -289,7 +289,7 @@ def test_the_connections_of_a_client_that_redirects_end_with_it(swap: Swap, list
     eventually(lambda: int(swap.info()["upstream_pinned"]), lambda found: found == before)
 
 
-def test_what_cannot_be_tracked_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_mistakes_are_refused(swap: Swap, client: Connection, direct: Connection) -> None:
     assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", 10**9).raw == (
         b"-ERR The client ID you want redirect to does not exist\r\n"
     )
@@ -301,7 +301,7 @@ def test_what_cannot_be_tracked_is_refused(swap: Swap, client: Connection, direc
     assert client.call("CLIENT", "CACHING", "YES").is_error
 
 
-def test_a_client_of_resp2_gets_no_invalidations_before_it_changes_to_resp3(swap: Swap, direct: Connection) -> None:
+def test_tracking_in_resp2_sends_nothing_before_hello_3(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client:
         assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
         client.call("GET", "a")
@@ -314,7 +314,7 @@ def test_a_client_of_resp2_gets_no_invalidations_before_it_changes_to_resp3(swap
         assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
 
 
-def test_a_key_that_gets_another_owner_is_invalidated(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_change_of_owner_invalidates_all(swap: Swap, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "job:speed:1")
     with swap.proxy.connect() as admin:
@@ -324,9 +324,7 @@ def test_a_key_that_gets_another_owner_is_invalidated(swap: Swap, client: Connec
         assert client.read().plain == [b"invalidate", None]
 
 
-def test_a_client_is_disconnected_when_the_upstreams_tracking_was_lost(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_tracking_lost_upstream_disconnects_client(swap: Swap, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "a")
     swap.signal_upstream(signal.SIGKILL)

@@ -16,7 +16,7 @@ from compat.conformance.servers import Running, child_environment
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.swap import OLD, Swap
-from tests.server.test_swap_owners import sparkis, start_job
+from tests.server.test_overlay_owners import sparkis, start_job
 
 RULES = """
 [[rule]]
@@ -65,7 +65,7 @@ def client(swap: RuledSwap) -> Iterator[Connection]:
         yield connection
 
 
-def test_rules_override_the_owners_by_key_format(client: Connection) -> None:
+def test_rules_override_key_formats(client: Connection) -> None:
     assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
     assert client.call("SET", "job:speed:2", OLD).plain == b"OK"
     assert client.call("GET", "extra:1").plain is None
@@ -77,9 +77,7 @@ def test_rules_override_the_owners_by_key_format(client: Connection) -> None:
     )
 
 
-def test_a_reload_changes_the_owners_and_fails_the_exec_of_clients_that_watch_them(
-    swap: RuledSwap, client: Connection
-) -> None:
+def test_reload_changes_owners_and_fails_exec_of_watchers(swap: RuledSwap, client: Connection) -> None:
     with swap.proxy.connect() as watcher:
         assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
         swap.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
@@ -92,7 +90,7 @@ def test_a_reload_changes_the_owners_and_fails_the_exec_of_clients_that_watch_th
     assert swap.info()["ownership_rules"] == "1"
 
 
-def test_a_file_with_mistakes_changes_nothing_and_all_mistakes_are_told(swap: RuledSwap, client: Connection) -> None:
+def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: RuledSwap, client: Connection) -> None:
     swap.routes.write_text('[[rule]]\nkeys = "job:<x>"\nowner = "upstream"\n[[rule]]\nkeys = "a*"\n')
     done = sparkis(swap.proxy, "reload")
     assert done.returncode == 1
@@ -102,7 +100,7 @@ def test_a_file_with_mistakes_changes_nothing_and_all_mistakes_are_told(swap: Ru
     assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
 
 
-def test_a_signal_reloads_the_rules(swap: RuledSwap, client: Connection) -> None:
+def test_sighup_reloads_rules(swap: RuledSwap, client: Connection) -> None:
     swap.routes.write_text('[[rule]]\nkeys = "a*"\n')
     os.kill(swap.proxy.process.pid, signal.SIGHUP)
     swap.routes.write_text("")
@@ -110,7 +108,7 @@ def test_a_signal_reloads_the_rules(swap: RuledSwap, client: Connection) -> None
     eventually(lambda: client.call("GET", "job:speed:2").plain == b"20")
 
 
-def test_a_rule_settles_a_new_job_without_a_confirmation(swap: RuledSwap, client: Connection) -> None:
+def test_rule_decides_new_job_without_confirm(swap: RuledSwap, client: Connection) -> None:
     client.call("SET", "session:ada", "precious")
     start_job(swap, "greedy", "session:<user>", "session:ada")
     eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
@@ -121,7 +119,7 @@ def test_a_rule_settles_a_new_job_without_a_confirmation(swap: RuledSwap, client
     assert swap.info()["ownership_waiting"] == ""
 
 
-def test_only_administrators_reload_and_only_where_there_are_rules(tmp_path: Path, swap: RuledSwap) -> None:
+def test_reload_needs_admin_and_rules(tmp_path: Path, swap: RuledSwap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~* +@all -@admin\nuser boss on >boss ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -134,7 +132,7 @@ def test_only_administrators_reload_and_only_where_there_are_rules(tmp_path: Pat
         )
 
 
-def test_a_proxy_does_not_start_with_mistakes_in_its_rules(tmp_path: Path, swap: RuledSwap) -> None:
+def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: RuledSwap) -> None:
     path = tmp_path / "routes.toml"
     path.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n[[rule]]\nkeys = "b"\n')
     program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
@@ -147,7 +145,7 @@ def test_a_proxy_does_not_start_with_mistakes_in_its_rules(tmp_path: Path, swap:
     assert alone.returncode != 0 and "--routes has no use without --upstream" in alone.stderr
 
 
-def test_writes_of_states_keys_are_dropped_or_passed_on_by_rule(swap: RuledSwap, client: Connection) -> None:
+def test_writes_rule_drops_or_passes_writes(swap: RuledSwap, client: Connection) -> None:
     swap.routes.write_text(
         '[[rule]]\nkeys = "job:speed:1"\nowner = "state"\nwrites = "drop"\n'
         '[[rule]]\nkeys = "job:speed:3"\nowner = "state"\nwrites = "pass"\n'

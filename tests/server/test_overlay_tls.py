@@ -46,7 +46,7 @@ def reason_for(client: Connection) -> bytes:
     return bytes(eventually(lambda: client.call("GET", "k").plain, lambda found: b"cannot be reached: " in found))
 
 
-def test_keys_of_an_upstream_with_tls_are_read_and_written(swap: Swap, authority: Authority, tls_port: int) -> None:
+def test_upstream_with_tls_is_read_and_written(swap: Swap, authority: Authority, tls_port: int) -> None:
     options = [*files(authority, "proxy"), f"{PREFIX}server-name", "cache.internal"]
     proxy = swap.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
     with proxy.connect() as client:
@@ -55,7 +55,7 @@ def test_keys_of_an_upstream_with_tls_are_read_and_written(swap: Swap, authority
         assert client.call("MGET", "k", "job:speed:2").plain == [b"v" * 1_000_000, b"20"]
 
 
-def test_a_renewed_certificate_is_used_for_new_connections(swap: Swap, authority: Authority, tls_port: int) -> None:
+def test_renewed_certificate_is_used_for_new_connections(swap: Swap, authority: Authority, tls_port: int) -> None:
     options = [*files(authority, "renewed"), f"{PREFIX}server-name", "cache.internal"]
     Authority(authority.folder / "other").issue("renewed")  # a certificate that the upstream refuses
     cert, key = authority.folder / "renewed.crt", authority.folder / "renewed.key"
@@ -70,27 +70,25 @@ def test_a_renewed_certificate_is_used_for_new_connections(swap: Swap, authority
         eventually(lambda: client.call("SET", "renewed", "1").plain == b"OK")
 
 
-def test_a_certificate_for_another_name_is_refused(swap: Swap, authority: Authority, tls_port: int) -> None:
+def test_certificate_for_other_name_is_refused(swap: Swap, authority: Authority, tls_port: int) -> None:
     proxy = swap.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *files(authority, "proxy"))
     with proxy.connect() as client:
         assert b"its certificate is refused: IP address mismatch" in reason_for(client)
 
 
-def test_without_the_authority_the_upstreams_certificate_is_refused(swap: Swap, tls_port: int) -> None:
+def test_certificate_of_unknown_authority_is_refused(swap: Swap, tls_port: int) -> None:
     proxy = swap.start_at(f"rediss://127.0.0.1:{tls_port}", f"{PREFIX}server-name", "cache.internal")
     with proxy.connect() as client:
         assert b"its certificate is refused: " in reason_for(client)
 
 
-def test_an_upstream_without_tls_is_named(swap: Swap, authority: Authority) -> None:
+def test_error_names_upstream_without_tls(swap: Swap, authority: Authority) -> None:
     proxy = swap.start_at(f"rediss://127.0.0.1:{swap.upstream_port}", *files(authority, "proxy"))
     with proxy.connect() as client:
         assert b"it does not reply, or does not speak TLS" in reason_for(client)
 
 
-def test_the_nodes_of_a_redis_cluster_with_tls_are_reached_at_their_tls_ports(
-    swap: Swap, authority: Authority, tmp_path: Path
-) -> None:
+def test_cluster_nodes_are_reached_at_tls_ports(swap: Swap, authority: Authority, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack, tls=authority.options("node", auth_clients="yes"))
         proxy = swap.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *files(authority, "proxy"))
@@ -109,7 +107,7 @@ def test_the_nodes_of_a_redis_cluster_with_tls_are_reached_at_their_tls_ports(
         (("--upstream", "rediss://h", f"{PREFIX}ca-cert-file", "/nowhere"), f"{PREFIX}ca-cert-file /nowhere: No such"),
     ],
 )
-def test_wrong_options_are_refused(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+def test_wrong_tls_options_are_refused(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
     given = ("--log", str(tmp_path), "--ownership", str(tmp_path / "owners.json"), *options)
     command = [sys.executable, "-m", "resp_server.programs.proxy", "--port", "0", *given]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.swap import ABSENT, OLD, STATES, Swap
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_rules import sparkis
 
 RULES = """
 [[rule]]
@@ -51,9 +51,7 @@ def shadow(swap: Swap, rule: str = "speeds") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_the_client_gets_the_upstreams_reply_and_differences_are_counted(
-    swap: Swap, client: Connection, protocol: int
-) -> None:
+def test_shadow_answers_from_upstream_and_counts_differences(swap: Swap, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     client.call("MSET", "job:speed:1", "10", "job:speed:2", "20.000000000001", "board/7", "0.9", "board/8", "x")
     client.call("DEL", "job:speed:5")
@@ -85,7 +83,7 @@ def test_the_client_gets_the_upstreams_reply_and_differences_are_counted(
     assert client.call("SET", "job:speed:1", "11").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"11"
 
 
-def test_values_of_different_kinds_differ(swap: Swap, client: Connection) -> None:
+def test_shadow_counts_values_of_different_kinds(swap: Swap, client: Connection) -> None:
     client.call("DEL", "job:speed:6")
     client.call("HSET", "job:speed:6", "kmh", "60")
     assert client.call("HGETALL", "job:speed:6").plain == [b"kmh", b"60"]
@@ -97,7 +95,7 @@ def test_values_of_different_kinds_differ(swap: Swap, client: Connection) -> Non
     assert any("WRONGTYPE" in each["state"] for each in found["samples"])
 
 
-def test_a_side_that_was_behind_is_told_apart_from_one_that_differs(swap: Swap, client: Connection) -> None:
+def test_shadow_separates_late_from_different(swap: Swap, client: Connection) -> None:
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
     client.call("SET", "job:speed:1", "10")
@@ -109,9 +107,7 @@ def test_a_side_that_was_behind_is_told_apart_from_one_that_differs(swap: Swap, 
     assert "1 (average 0." in sparkis(swap.proxy, "shadow").stdout
 
 
-def test_it_is_shown_how_far_a_side_is_behind_also_if_it_is_late_by_more_than_a_second(
-    swap: Swap, client: Connection
-) -> None:
+def test_shadow_reports_lag_above_a_second(swap: Swap, client: Connection) -> None:
     client.call("SET", "job:speed:1", "11")  # the copying job is faster than the state
     assert client.call("GET", "job:speed:1").plain == b"11"
     eventually(lambda: shadow(swap)["different"] == 1)
@@ -129,7 +125,7 @@ def test_it_is_shown_how_far_a_side_is_behind_also_if_it_is_late_by_more_than_a_
     assert f"state_behind_ms_max={sample['behind_ms']},state_behind_epochs_max=2" in swap.info()["shadow0"]
 
 
-def test_a_side_that_says_what_the_other_one_said_before_is_behind(swap: Swap, client: Connection) -> None:
+def test_shadow_reports_lag_of_key_that_always_changes(swap: Swap, client: Connection) -> None:
     """A key that changes all the time is never equal on both sides."""
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
@@ -144,7 +140,7 @@ def test_a_side_that_says_what_the_other_one_said_before_is_behind(swap: Swap, c
     assert (sample["behind"], sample["behind_epochs"]) == ("upstream", 1)
 
 
-def test_comparisons_are_bounded_and_states_that_do_not_answer_delay_nobody(swap: Swap, client: Connection) -> None:
+def test_shadow_comparisons_are_bounded_and_delay_no_client(swap: Swap, client: Connection) -> None:
     client.call("SET", "job:speed:1", "10")
     for node in swap.nodes:
         node.process.send_signal(signal.SIGSTOP)
@@ -158,7 +154,7 @@ def test_comparisons_are_bounded_and_states_that_do_not_answer_delay_nobody(swap
     eventually(lambda: shadow(swap)["compared"] + shadow(swap)["failed"] == 256)
 
 
-def test_reads_within_a_transaction_are_compared(swap: Swap, client: Connection) -> None:
+def test_shadow_compares_reads_within_transaction(swap: Swap, client: Connection) -> None:
     client.call("MSET", "job:speed:1", "10", "job:speed:2", "1", "board/7", "0.9")
     with redis.Redis(port=swap.proxy.port) as app, app.pipeline() as pipe:
         pipe.get("job:speed:1").set("n", 1).mget("job:speed:2", "n", "job:speed:none").get("board/7").ttl("job:speed:1")
@@ -172,7 +168,7 @@ def test_reads_within_a_transaction_are_compared(swap: Swap, client: Connection)
     assert shadow(swap)["samples"][0]["key"] == "job:speed:2"
 
 
-def test_counts_stay_when_other_rules_change(swap: Swap, client: Connection) -> None:
+def test_shadow_counts_survive_reload_of_other_rules(swap: Swap, client: Connection) -> None:
     client.call("GET", "job:speed:none")
     eventually(lambda: shadow(swap)["compared"] == 1)
     (swap.folder / "routes.toml").write_text(RULES.replace("board/<account>", "boards/<account>"))

@@ -23,7 +23,7 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
         yield Sentinels(tmp_path, stack)
 
 
-def test_a_failover_is_followed_and_a_failed_sentinel_is_passed_over(swap: Swap, sentinels: Sentinels) -> None:
+def test_failover_is_followed_with_one_sentinel_lost(swap: Swap, sentinels: Sentinels) -> None:
     proxy = swap.start_at(sentinels.url.replace("//", "//127.0.0.1:1,"))  # nobody listens at the first address
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
@@ -39,7 +39,7 @@ def test_a_failover_is_followed_and_a_failed_sentinel_is_passed_over(swap: Swap,
         assert swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}"
 
 
-def test_connections_to_a_master_that_was_replaced_are_dropped(swap: Swap, sentinels: Sentinels) -> None:
+def test_connections_to_replaced_master_are_dropped(swap: Swap, sentinels: Sentinels) -> None:
     """The old master lives on: only its role, and the sentinels, tell."""
     proxy = swap.start_at(sentinels.url)
     with proxy.connect() as client, proxy.connect() as blocked:
@@ -56,7 +56,7 @@ def test_connections_to_a_master_that_was_replaced_are_dropped(swap: Swap, senti
             assert master.call("GET", "k").plain == b"2"
 
 
-def test_a_client_that_asks_sentinels_gets_the_proxy(swap: Swap, sentinels: Sentinels) -> None:
+def test_sentinel_commands_return_the_proxy(swap: Swap, sentinels: Sentinels) -> None:
     proxy = swap.start_at(sentinels.url)
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
@@ -71,7 +71,7 @@ def test_a_client_that_asks_sentinels_gets_the_proxy(swap: Swap, sentinels: Sent
         assert master.get("k") == "1" and master.get("job:speed:1") == "10"
 
 
-def test_without_sentinels_the_upstream_is_down_for_its_own_keys_only(swap: Swap) -> None:
+def test_lost_sentinels_fail_only_upstream_keys(swap: Swap) -> None:
     proxy = swap.start_at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
@@ -80,7 +80,7 @@ def test_without_sentinels_the_upstream_is_down_for_its_own_keys_only(swap: Swap
 
 
 @pytest.mark.parametrize("has_killed_clients", [True, False])
-def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path, has_killed_clients: bool) -> None:
+def test_demoted_master_is_not_used(swap: Swap, tmp_path: Path, has_killed_clients: bool) -> None:
     """An upstream without sentinels: one address, behind which a failover happens."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -103,9 +103,7 @@ def test_a_master_that_became_a_replica_is_not_used(swap: Swap, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["REPLICAOF", "SLAVEOF"])
-def test_a_client_that_made_the_upstream_a_replica_makes_it_a_master_again(
-    swap: Swap, tmp_path: Path, name: str
-) -> None:
+def test_replicaof_no_one_through_proxy_restores_upstream(swap: Swap, tmp_path: Path, name: str) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two") as two:
@@ -119,9 +117,7 @@ def test_a_client_that_made_the_upstream_a_replica_makes_it_a_master_again(
             eventually(lambda: client.call("SET", "k", "4").plain == b"OK")
 
 
-def test_a_client_that_failed_the_upstream_over_gets_its_replies_until_it_is_the_master_again(
-    swap: Swap, tmp_path: Path
-) -> None:
+def test_failover_through_proxy_answers_until_upstream_is_master_again(swap: Swap, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     with (

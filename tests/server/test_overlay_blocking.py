@@ -54,7 +54,7 @@ BLOCKING = {
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("name", BLOCKING)
-def test_a_blocked_client_gets_what_another_client_writes_as_from_the_upstream(
+def test_blocked_client_gets_later_write_as_at_upstream(
     swap: Swap, direct: Connection, name: str, protocol: int
 ) -> None:
     blocking, write = BLOCKING[name]
@@ -74,7 +74,7 @@ def test_a_blocked_client_gets_what_another_client_writes_as_from_the_upstream(
     assert replies[1] == replies[0]
 
 
-def test_a_blocking_command_outlasts_the_time_limit_of_replies(client: Connection, direct: Connection) -> None:
+def test_blocking_command_outlasts_upstream_timeout(client: Connection, direct: Connection) -> None:
     client.send(request("BLPOP", "q", "0"))
     assert direct.call("BLPOP", "nothing", "2").plain is None
     direct.call("RPUSH", "q", "job")
@@ -91,7 +91,7 @@ def leave_by_closing_one_direction(connection: Connection) -> None:
 
 @pytest.mark.parametrize("behind", [b"", request("GET", "a") * 4000])
 @pytest.mark.parametrize("leave", [leave_by_closing, leave_by_closing_one_direction])
-def test_a_client_that_leaves_while_blocked_takes_no_job(
+def test_blocked_client_that_leaves_takes_no_element(
     swap: Swap, direct: Connection, leave: Callable[[Connection], None], behind: bytes
 ) -> None:
     client = swap.proxy.connect()
@@ -104,9 +104,7 @@ def test_a_client_that_leaves_while_blocked_takes_no_job(
     assert direct.call("LRANGE", "q", 0, -1).plain == [b"job"]
 
 
-def test_what_is_pushed_after_a_blocked_client_has_seen_its_end_is_not_popped_for_it(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_blocked_client_after_its_eof_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
     for _ in range(50):
         with swap.proxy.connect() as blocked:
             blocked.send(request("BLPOP", "q", "0"))
@@ -118,9 +116,7 @@ def test_what_is_pushed_after_a_blocked_client_has_seen_its_end_is_not_popped_fo
 
 
 @pytest.mark.skipif(native.sockets is None, reason="the compiled core is not built")
-def test_what_is_pushed_after_a_blocked_client_has_reset_its_connection_is_not_popped_for_it(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_blocked_client_after_its_reset_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
     for _ in range(50):
         blocked = swap.proxy.connect()
         blocked.send(request("BLPOP", "q", "0"))
@@ -130,7 +126,7 @@ def test_what_is_pushed_after_a_blocked_client_has_reset_its_connection_is_not_p
         assert [client.read().plain for _ in range(2)] == [1, b"job"]
 
 
-def test_a_client_that_ends_its_input_with_a_blocking_command_is_not_blocked(swap: Swap, direct: Connection) -> None:
+def test_blocking_command_at_end_of_input_does_not_block(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client:
         client.send(request("SET", "k", "1") + request("BLPOP", "q", "0"))
         client.end()
@@ -139,7 +135,7 @@ def test_a_client_that_ends_its_input_with_a_blocking_command_is_not_blocked(swa
     assert direct.call("LLEN", "q").plain == 1
 
 
-def test_a_killed_client_takes_no_job(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_blocked_client_that_is_killed_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
     number = client.call("CLIENT", "ID").plain
     client.send(request("BLPOP", "q", "0"))
     wait_until_blocked(direct)
@@ -160,7 +156,7 @@ def test_a_killed_client_takes_no_job(swap: Swap, client: Connection, direct: Co
         (("error",), b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
     ],
 )
-def test_client_unblock_unblocks_a_client_at_the_upstream(
+def test_client_unblock_ends_blocking_at_upstream(
     swap: Swap, client: Connection, direct: Connection, words: tuple[str, ...], reply: bytes
 ) -> None:
     number = client.call("CLIENT", "ID").plain
@@ -174,9 +170,7 @@ def test_client_unblock_unblocks_a_client_at_the_upstream(
         assert other.call("CLIENT", "UNBLOCK", number, "never").is_error
 
 
-def test_client_unblock_waits_for_a_command_that_is_on_its_way_to_the_upstream(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_client_unblock_waits_for_command_on_its_way(swap: Swap, client: Connection, direct: Connection) -> None:
     number = client.call("CLIENT", "ID").plain
     with swap.proxy.connect() as other:
         other.call("PING")
@@ -193,9 +187,7 @@ def test_client_unblock_waits_for_a_command_that_is_on_its_way_to_the_upstream(
         assert client.read().raw == b"*-1\r\n"
 
 
-def test_only_so_many_clients_have_connections_of_their_own_and_idle_ones_give_theirs_up(
-    swap: Swap, direct: Connection
-) -> None:
+def test_dedicated_connections_are_limited_and_idle_ones_given_up(swap: Swap, direct: Connection) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(swap.proxy.connect()) for _ in range(PINNED_MAX + 2)]
         for number, each in enumerate(clients[:PINNED_MAX]):
@@ -217,7 +209,7 @@ def test_only_so_many_clients_have_connections_of_their_own_and_idle_ones_give_t
     eventually(lambda: swap.info()["upstream_pinned"] == "0")
 
 
-def test_requests_after_a_blocking_command_keep_their_order(client: Connection, direct: Connection) -> None:
+def test_requests_after_blocking_command_keep_order(client: Connection, direct: Connection) -> None:
     assert client.call("BLPOP", "none", "0.01").plain is None
     for number in range(50):
         client.send(request("HELLO", 2 + number % 2) + request("SET", "k", number) + request("RESET"))
@@ -225,16 +217,14 @@ def test_requests_after_a_blocking_command_keep_their_order(client: Connection, 
         assert [client.read() for _ in range(5)][3].plain == b"%d" % number
 
 
-def test_a_suppressed_reply_of_a_blocking_command_is_waited_for(client: Connection, direct: Connection) -> None:
+def test_suppressed_reply_of_blocking_command_delays_next_request(client: Connection, direct: Connection) -> None:
     client.send(request("CLIENT", "REPLY", "SKIP") + request("BLPOP", "q", "0") + request("LLEN", "q"))
     wait_until_blocked(direct)
     direct.call("RPUSH", "q", "1", "2")
     assert client.read().plain == 1
 
 
-def test_a_blocked_client_is_disconnected_when_the_upstream_dies(
-    swap: Swap, client: Connection, direct: Connection
-) -> None:
+def test_blocked_client_is_disconnected_when_upstream_dies(swap: Swap, client: Connection, direct: Connection) -> None:
     client.send(request("SET", "k", "1") + request("BLPOP", "q", "0") + request("GET", "k"))
     wait_until_blocked(direct)
     swap.signal_upstream(signal.SIGKILL)
@@ -247,7 +237,7 @@ def test_a_blocked_client_is_disconnected_when_the_upstream_dies(
         assert other.call("BLPOP", "q", "0.01").plain is None
 
 
-def test_a_blocked_client_is_disconnected_when_its_connection_to_the_upstream_is_cut(
+def test_blocked_client_is_disconnected_when_dedicated_connection_is_cut(
     client: Connection, direct: Connection
 ) -> None:
     client.send(request("BLPOP", "q", "0"))
@@ -256,7 +246,7 @@ def test_a_blocked_client_is_disconnected_when_its_connection_to_the_upstream_is
     assert client.read_to_end() == b""
 
 
-def test_no_job_is_lost_or_taken_twice_while_workers_leave(swap: Swap, direct: Connection) -> None:
+def test_queue_elements_are_popped_once_while_blocked_clients_leave(swap: Swap, direct: Connection) -> None:
     """Workers leave while they are blocked: all jobs are with workers that have a reply, or in the queue."""
     count = 60
     done: list[bytes] = []
@@ -273,7 +263,7 @@ def test_no_job_is_lost_or_taken_twice_while_workers_leave(swap: Swap, direct: C
     assert done == [b"%d" % each for each in range(count)]
 
 
-def test_redis_py_workers_take_each_job_of_a_queue_and_of_a_stream_once(swap: Swap, direct: Connection) -> None:
+def test_redis_py_workers_pop_each_element_once(swap: Swap, direct: Connection) -> None:
     def work(name: str) -> list[bytes]:
         done = []
         with redis.Redis(port=swap.proxy.port, protocol=2) as worker:
@@ -293,7 +283,7 @@ def test_redis_py_workers_take_each_job_of_a_queue_and_of_a_stream_once(swap: Sw
     assert sorted(found) == sorted(2 * [b"%d" % number for number in range(100)])
 
 
-def test_wait_is_about_writes_before_the_client_had_a_connection_of_its_own(swap: Swap, direct: Connection) -> None:
+def test_wait_covers_writes_before_dedicated_connection(swap: Swap, direct: Connection) -> None:
     folder = swap.folder / "replica"
     folder.mkdir()
     with redis_server(folder, "--replicaof", "127.0.0.1", str(swap.upstream.port)) as replica:
@@ -315,6 +305,6 @@ def test_wait_is_about_writes_before_the_client_had_a_connection_of_its_own(swap
             replica.process.send_signal(signal.SIGCONT)
 
 
-def test_waitaof_is_answered_by_the_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_waitaof_is_answered_by_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
     for words in (("WAITAOF", "1", "0", "0"), ("WAITAOF", "0", "0", "1"), ("WAIT", "x", "0"), ("WAIT", "0")):
         assert client.call(*words).raw == direct.call(*words).raw

@@ -19,16 +19,14 @@ from tests.server.swap import ABSENT, OLD, VALUES, Swap
 OWNED = "-ERR key 'job:speed:1' is owned by state job:speed\r\n"
 
 
-def test_a_states_key_is_answered_by_the_state_and_any_other_by_the_upstream(client: Connection) -> None:
+def test_states_key_is_answered_by_state_and_other_by_upstream(client: Connection) -> None:
     assert client.call("GET", "job:speed:3").plain == b"30"
     assert client.call("GET", "dash/7/apdex").plain == b"0.9"
     assert client.call("SET", "session:1", "ada").plain == b"OK"
     assert client.call("GET", "session:1").plain == b"ada"
 
 
-def test_a_key_that_a_state_owns_but_does_not_have_is_nil_not_the_upstreams_copy(
-    swap: Swap, client: Connection
-) -> None:
+def test_absent_key_of_state_is_nil_not_the_copy(swap: Swap, client: Connection) -> None:
     with swap.upstream.connect() as upstream:
         assert upstream.call("GET", ABSENT).plain == OLD
     assert client.call("GET", ABSENT).plain is None
@@ -37,7 +35,7 @@ def test_a_key_that_a_state_owns_but_does_not_have_is_nil_not_the_upstreams_copy
 
 
 @pytest.mark.parametrize("key", ["job:speed", "job:other:1", "dash/7", "dash/7/apdex/more", "x/dash/7/apdex", "dash"])
-def test_a_key_that_only_resembles_a_states_is_the_upstreams(client: Connection, key: str) -> None:
+def test_key_that_resembles_a_states_is_upstreams(client: Connection, key: str) -> None:
     assert client.call("SET", key, "mine").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"mine"
 
@@ -61,7 +59,7 @@ def test_a_key_that_only_resembles_a_states_is_the_upstreams(client: Connection,
         ),
     ],
 )
-def test_a_write_with_a_states_key_is_refused_whole(client: Connection, line: str) -> None:
+def test_write_with_states_key_is_refused_whole(client: Connection, line: str) -> None:
     client.call("SET", "a", "before")
     assert client.call(*line.split(" ")).raw.decode() == OWNED
     assert client.call("GET", "a").plain == b"before"
@@ -69,7 +67,7 @@ def test_a_write_with_a_states_key_is_refused_whole(client: Connection, line: st
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_reads_of_both_sides_are_split_and_joined_in_order(client: Connection, protocol: int) -> None:
+def test_read_of_both_backends_is_joined_in_order(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     client.call("MSET", "a", "1", "b", "2")
     client.call("DEL", "none")
@@ -79,7 +77,7 @@ def test_reads_of_both_sides_are_split_and_joined_in_order(client: Connection, p
     assert client.call("TOUCH", *mixed).plain == 5
 
 
-def test_a_long_mget_over_both_sides_is_joined(client: Connection) -> None:
+def test_long_mget_over_both_backends_is_joined(client: Connection) -> None:
     names = [b"k%d" % number for number in range(2000)]
     client.call("MSET", *(word for name in names for word in (name, name)))
     keys = [key for name in names for key in (name, b"job:speed:%d" % (int(name[1:]) % 8))]
@@ -87,7 +85,7 @@ def test_a_long_mget_over_both_sides_is_joined(client: Connection) -> None:
     assert found == [VALUES.get(key, key) for key in keys]
 
 
-def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connection) -> None:
+def test_error_of_unsplittable_read_names_owners(client: Connection) -> None:
     assert client.call("SUNION", "a", "job:speed:1").plain == (
         b"ERR command 'sunion' needs its keys on one side: key 'a' is the upstream's, key 'job:speed:1' is owned by "
         b"state job:speed"
@@ -118,12 +116,12 @@ def test_a_read_that_cannot_be_split_tells_whose_keys_they_are(client: Connectio
         ),
     ],
 )
-def test_what_harms_the_upstreams_host_is_not_passed_on(client: Connection, line: str) -> None:
+def test_administrative_commands_are_refused(client: Connection, line: str) -> None:
     reply = client.call(*line.split(" "))
     assert reply.is_error and b"is not passed on to the upstream" in reply.plain, reply
 
 
-def test_what_is_allowed_is_passed_on(swap: Swap) -> None:
+def test_upstream_allow_passes_commands_on(swap: Swap) -> None:
     allowed = ("--upstream-allow", "config set", "--upstream-allow", "ACL  SETUSER", "--upstream-allow", "DEBUG")
     proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", *allowed)
     with proxy.connect() as client, swap.upstream.connect() as direct:
@@ -138,11 +136,11 @@ def test_what_is_allowed_is_passed_on(swap: Swap) -> None:
         direct.call("ACL", "DELUSER", "made")
 
 
-def test_a_client_may_list_the_upstreams_modules(client: Connection) -> None:
+def test_module_list_is_allowed(client: Connection) -> None:
     assert client.call("MODULE", "LIST").plain == []
 
 
-def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, client: Connection) -> None:
+def test_info_is_upstreams_with_section_of_proxy(swap: Swap, client: Connection) -> None:
     assert f"tcp_port:{swap.upstream.port}".encode() in client.call("INFO").plain
     assert b"maxmemory_policy:noeviction" in client.call("INFO", "memory").plain
     fields = swap.info()
@@ -151,7 +149,7 @@ def test_info_is_the_upstreams_and_the_proxy_shows_its_own_section(swap: Swap, c
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_hello_shows_the_upstreams_version(swap: Swap, client: Connection, protocol: int) -> None:
+def test_hello_shows_version_of_upstream(swap: Swap, client: Connection, protocol: int) -> None:
     with swap.upstream.connect() as upstream:
         eventually(lambda: client.call("GET", "nobody's").plain is None)
         replies = [each.call("HELLO", protocol).plain for each in (upstream, client)]
@@ -159,7 +157,7 @@ def test_hello_shows_the_upstreams_version(swap: Swap, client: Connection, proto
     assert {**theirs, b"id": ours[b"id"], b"sparkis_version": VERSION.encode()} == ours
 
 
-def test_a_pipeline_that_changes_its_protocol_is_answered_in_order(swap: Swap) -> None:
+def test_hello_in_pipeline_keeps_order(swap: Swap) -> None:
     pipeline = [
         [b"SET", b"p", b"1"],
         [b"HELLO", b"3"],
@@ -173,12 +171,12 @@ def test_a_pipeline_that_changes_its_protocol_is_answered_in_order(swap: Swap) -
         assert [found[at].plain for at in (0, 2, 4, 5)] == [b"OK", 2, 3, b"3"]
 
 
-def test_replies_that_are_turned_off_are_not_sent(client: Connection) -> None:
+def test_client_reply_off_suppresses_replies(client: Connection) -> None:
     client.send(b"CLIENT REPLY OFF\r\nSET silent 1\r\nMGET silent job:speed:1\r\nCLIENT REPLY ON\r\nGET silent\r\n")
     assert [client.read().plain, client.read().plain] == [b"OK", b"1"]
 
 
-def test_a_client_library_works_unchanged(swap: Swap) -> None:
+def test_redis_py_works_unchanged(swap: Swap) -> None:
     with redis.Redis(port=swap.proxy.port, protocol=3, decode_responses=True) as client:
         client.delete("jobs", "profile")
         client.rpush("jobs", "a", "b")
@@ -190,7 +188,7 @@ def test_a_client_library_works_unchanged(swap: Swap) -> None:
         assert script(keys=["counter"]) == 1
 
 
-def test_a_user_with_rules_has_them_on_both_sides(tmp_path: Path, swap: Swap) -> None:
+def test_acl_rules_apply_to_both_backends(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~session:* ~job:* +@read +set\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -204,7 +202,7 @@ def test_a_user_with_rules_has_them_on_both_sides(tmp_path: Path, swap: Swap) ->
         assert client.call("LPUSH", "session:9", "x").plain.startswith(b"NOPERM")
 
 
-def test_acl_load_reloads_the_proxy_s_own_users(tmp_path: Path, swap: Swap) -> None:
+def test_acl_load_reloads_users_of_proxy(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default on nopass ~* &* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users))
@@ -220,12 +218,12 @@ def test_acl_load_reloads_the_proxy_s_own_users(tmp_path: Path, swap: Swap) -> N
         assert client.call("GET", "other").plain.startswith(b"NOPERM")
 
 
-def test_a_module_s_or_unknown_command_of_the_upstream_is_found_by_its_own_command_table(client: Connection) -> None:
+def test_command_table_is_upstreams(client: Connection) -> None:
     assert b"set" in {each[0] for each in client.call("COMMAND").plain}  # the reply is the upstream's own
     assert client.call("NOSUCH", "a").plain == b"ERR unknown command 'NOSUCH', with args beginning with: 'a' "
 
 
-def test_keys_answer_loading_until_the_owners_are_known_and_a_restart_remembers_them(tmp_path: Path) -> None:
+def test_keys_are_loading_until_owners_are_known_and_restart_remembers_owners(tmp_path: Path) -> None:
     with ExitStack() as stack:
         swap = Swap(tmp_path, stack)
         found = json.loads(swap.ownership.read_text())
@@ -251,7 +249,7 @@ def test_keys_answer_loading_until_the_owners_are_known_and_a_restart_remembers_
             eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
 
 
-def test_an_upstream_with_password_and_database_behind_a_unix_socket(tmp_path: Path, swap: Swap) -> None:
+def test_upstream_url_with_unix_socket_password_and_database(tmp_path: Path, swap: Swap) -> None:
     path = tmp_path / "redis.sock"
     with redis_server(tmp_path, "--unixsocket", str(path), password="p@ss") as upstream:
         proxy = swap.start_at(f"unix://default:p%40ss@{path}?db=3")
@@ -265,7 +263,7 @@ def test_an_upstream_with_password_and_database_behind_a_unix_socket(tmp_path: P
             assert direct.call("GET", "k").plain == b"v"
 
 
-def test_an_upstream_that_refuses_the_password_is_down_for_its_own_keys_only(tmp_path: Path, swap: Swap) -> None:
+def test_wrong_password_fails_only_upstream_keys(tmp_path: Path, swap: Swap) -> None:
     with redis_server(tmp_path, password="right") as upstream:
         proxy = swap.start_at(f"redis://:wrong@127.0.0.1:{upstream.port}")
         with proxy.connect() as client:
@@ -274,7 +272,7 @@ def test_an_upstream_that_refuses_the_password_is_down_for_its_own_keys_only(tmp
             eventually(lambda: b"WRONGPASS" in client.call("GET", "k").plain)
 
 
-def test_a_states_key_has_a_history_and_an_upstreams_key_has_none(client: Connection) -> None:
+def test_state_history_of_states_key_and_error_for_upstreams(client: Connection) -> None:
     [row] = client.call("STATE", "HISTORY", "job:speed:3").plain
     assert row[4:8] == [b"kind", b"value", b"value", b"30"]
     error = "-ERR STATE HISTORY is not available for keys of the upstream: key 'session:1' is the upstream's\r\n"

@@ -10,9 +10,9 @@ import pytest
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.swap import Swap
-from tests.server.test_swap_databases import scanned
-from tests.server.test_swap_names import fact, publish, score
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_aliases import fact, publish, score
+from tests.server.test_overlay_databases import scanned
+from tests.server.test_overlay_rules import sparkis
 
 RULES = """
 [[rule]]
@@ -53,9 +53,7 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_the_states_answer_by_their_names_otherwise_the_upstream_by_the_clients(
-    client: Connection, protocol: int
-) -> None:
+def test_preferred_alias_is_answered_by_states_else_by_upstream(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     assert [client.call("GET", name).plain for name in MIXED] == VALUES
     assert [client.call("STRLEN", name).plain for name in MIXED] == [len(each or b"") for each in VALUES]
@@ -66,7 +64,7 @@ def test_the_states_answer_by_their_names_otherwise_the_upstream_by_the_clients(
     assert [client.call("TTL", name).plain for name in MIXED] == [-1] * 5 + [-2] * 2
 
 
-def test_a_command_that_states_do_not_serve_for_a_field_is_the_upstreams_without_the_field(client: Connection) -> None:
+def test_preferred_field_alias_without_states_command_is_upstreams_unless_states_have_it(client: Connection) -> None:
     refused = "ERR key 'board/1/apdex' is a state's if it has the key, by the rule 'facts', and the states have it"
     assert client.call("GETRANGE", "board/1/apdex", 0, 0).plain.decode() == refused
     assert client.call("GETRANGE", "board/1/old", 0, 2).plain == b"old"
@@ -74,7 +72,7 @@ def test_a_command_that_states_do_not_serve_for_a_field_is_the_upstreams_without
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_transaction_answers_each_name_from_the_states_if_they_have_it(client: Connection, protocol: int) -> None:
+def test_preferred_aliases_within_transaction_are_decided_one_by_one(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines: list[list[str | int]] = [["GET", name] for name in MIXED]
     lines += [["TTL", name] for name in MIXED]
@@ -86,14 +84,14 @@ def test_a_transaction_answers_each_name_from_the_states_if_they_have_it(client:
     assert found[-1].endswith(b"and the states have it")
 
 
-def test_names_of_both_sides_are_listed_once(client: Connection) -> None:
+def test_preferred_aliases_are_listed_once(client: Connection) -> None:
     expected = sorted(name.encode() for name, value in zip(MIXED, VALUES, strict=True) if value and name != "a")
     assert sorted(client.call("KEYS", "board/*").plain) == expected
     assert sorted(scanned(client, "MATCH", "board/*")) == expected
     assert sorted(scanned(client, "MATCH", "board/*", "TYPE", "string")) == expected
 
 
-def test_a_watched_name_is_watched_at_both_sides(swap: Swap, client: Connection) -> None:
+def test_preferred_alias_is_watched_at_both_backends(swap: Swap, client: Connection) -> None:
     for name, state_key in (("board/5/score", b"golden:byAccount:5"), ("board/5/apdex", b"golden:facts:5")):
         with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
             assert client.call("WATCH", name).plain == b"OK"
@@ -107,7 +105,7 @@ def test_a_watched_name_is_watched_at_both_sides(swap: Swap, client: Connection)
             assert [client.read().plain for _ in range(3)][-1] is None
 
 
-def test_notifications_of_both_sides_have_the_clients_names(swap: Swap) -> None:
+def test_preferred_alias_has_notifications_of_both_backends(swap: Swap) -> None:
     expected = {(b"__keyspace@0__:board/6/score", b"set"), (b"__keyspace@0__:board/6/apdex", b"set")}
     with swap.upstream.connect() as upstream, swap.proxy.connect() as client:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
@@ -119,7 +117,9 @@ def test_notifications_of_both_sides_have_the_clients_names(swap: Swap) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["BCAST", "PREFIX", "board/"]])
-def test_names_are_invalidated_by_changes_of_either_side(swap: Swap, client: Connection, options: list[str]) -> None:
+def test_preferred_alias_is_invalidated_by_changes_of_either_backend(
+    swap: Swap, client: Connection, options: list[str]
+) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON", *options)
     with swap.upstream.connect() as upstream:

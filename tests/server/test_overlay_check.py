@@ -22,7 +22,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.redis_cluster import RedisCluster
 from tests.server.sentinels import Sentinels
-from tests.server.test_swap_tls import files
+from tests.server.test_overlay_tls import files
 
 PROGRAM = "import sys; from spark_hooks.cli import main; sys.exit(main())"
 STATES = [
@@ -83,7 +83,7 @@ EXPECTED = {
 }
 
 
-def test_the_text_says_whose_keys_are_and_what_is_to_be_decided(log: Path, upstream: Running) -> None:
+def test_check_shows_owners_and_open_decisions(log: Path, upstream: Running) -> None:
     done = check("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     first, answered, unasked, stay, decide = done.stdout.split("\n\n")
@@ -98,11 +98,11 @@ def test_the_text_says_whose_keys_are_and_what_is_to_be_decided(log: Path, upstr
     )
 
 
-def test_an_upstream_at_a_socket_is_read(log: Path, upstream: Running) -> None:
+def test_check_reads_upstream_at_unix_socket(log: Path, upstream: Running) -> None:
     assert counts(report("--upstream", f"unix://{upstream.folder}/s", "--log", str(log))) == EXPECTED  # type: ignore[attr-defined]
 
 
-def test_a_cluster_is_read_node_by_node(tmp_path: Path, log: Path) -> None:
+def test_check_reads_cluster_node_by_node(tmp_path: Path, log: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         for name in [*(f"session:{n}" for n in range(SESSIONS)), "job:speed:1", "job:speed:2", "dash/7/apdex"]:
@@ -112,14 +112,14 @@ def test_a_cluster_is_read_node_by_node(tmp_path: Path, log: Path) -> None:
     assert found["is_complete"] and all(row["types"] for row in found["rows"] if row["count"])
 
 
-def test_the_master_that_sentinels_know_is_read(tmp_path: Path, log: Path) -> None:
+def test_check_reads_master_of_sentinels(tmp_path: Path, log: Path) -> None:
     with ExitStack() as stack:
         sentinels = Sentinels(tmp_path, stack)
         fill(sentinels.master)
         assert counts(report("--upstream", sentinels.url, "--log", str(log))) == EXPECTED
 
 
-def test_an_upstream_with_tls_is_read(tmp_path: Path, log: Path) -> None:
+def test_check_reads_upstream_with_tls(tmp_path: Path, log: Path) -> None:
     authority, port = Authority(tmp_path / "authority"), free_port()
     authority.issue("upstream", "cache.internal")
     (tmp_path / "upstream").mkdir()
@@ -131,14 +131,14 @@ def test_an_upstream_with_tls_is_read(tmp_path: Path, log: Path) -> None:
     assert counts(found) == EXPECTED
 
 
-def test_a_sample_is_bounded(log: Path, tmp_path: Path) -> None:
+def test_check_reads_at_most_the_given_sample(log: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path) as server, server.connect() as client:
         client.call("MSET", *(word for number in range(20_000) for word in (f"session:{number}", "x")))
         found = report("--upstream", f"redis://127.0.0.1:{server.port}", "--log", str(log), "--keys-max", "1500")
     assert found["keys"] == 20_000 and not found["is_complete"] and 1500 <= found["read"] < 4000
 
 
-def test_a_database_and_rules_that_the_proxy_has(log: Path, tmp_path: Path, upstream: Running) -> None:
+def test_check_takes_database_and_rules_of_the_proxy(log: Path, tmp_path: Path, upstream: Running) -> None:
     with upstream.connect() as client:
         client.call("SELECT", "3")
         client.call("SET", "dash/1/apdex", "1")
@@ -150,7 +150,7 @@ def test_a_database_and_rules_that_the_proxy_has(log: Path, tmp_path: Path, upst
     assert "dash/<any>  upstream  1" in check(*words).stdout
 
 
-def test_a_server_says_which_keys_the_states_have(log: Path, tmp_path: Path, upstream: Running) -> None:
+def test_check_asks_servers_for_keys_of_states(log: Path, tmp_path: Path, upstream: Running) -> None:
     with sparkis_server(tmp_path / "store", log) as server:
         words = ("--upstream", f"redis://127.0.0.1:{upstream.port}", "--server", f"redis://127.0.0.1:{server.port}")
         found = report(*words)
@@ -160,9 +160,7 @@ def test_a_server_says_which_keys_the_states_have(log: Path, tmp_path: Path, ups
     assert any("job:speed does not have 1 of 2" in each for each in found["decisions"])
 
 
-def test_first_rules_are_written_once_and_are_those_that_a_proxy_reads(
-    log: Path, tmp_path: Path, upstream: Running
-) -> None:
+def test_check_writes_template_of_rules_once(log: Path, tmp_path: Path, upstream: Running) -> None:
     file = tmp_path / "rules.toml"
     words = ("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log), "--write-rules", str(file))
     assert check(*words).returncode == 0
@@ -184,7 +182,7 @@ def test_first_rules_are_written_once_and_are_those_that_a_proxy_reads(
         (("--upstream", "http://h", "--log", "/tmp"), "--upstream: an upstream's URL begins with "),
     ],
 )
-def test_mistakes_are_one_line(words: tuple[str, ...], said: str, log: Path) -> None:
+def test_check_reports_mistake_in_one_line(words: tuple[str, ...], said: str, log: Path) -> None:
     if "http://h" in words:
         words = (*words[:-1], str(log))
     done = check(*words)
@@ -192,14 +190,14 @@ def test_mistakes_are_one_line(words: tuple[str, ...], said: str, log: Path) -> 
     assert done.stderr.startswith(f"sparkis swap-check: {said}")
 
 
-def test_an_upstream_that_is_not_there_is_one_line_without_its_password(log: Path) -> None:
+def test_check_of_absent_upstream_hides_its_password(log: Path) -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
     done = check("--log", str(log), "--upstream-timeout", "300", SPARKIS_UPSTREAM=url)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "cannot be reached" in done.stderr and "secret" not in done.stderr
 
 
-def test_a_terminal_shows_a_bar(log: Path, upstream: Running) -> None:
+def test_check_shows_progress_at_a_terminal(log: Path, upstream: Running) -> None:
     ours, theirs = pty.openpty()
     line = [sys.executable, "-c", PROGRAM, "swap-check", "--upstream", f"redis://127.0.0.1:{upstream.port}"]
     done = subprocess.run([*line, "--log", str(log)], env=child_environment(), stdout=subprocess.PIPE, stderr=theirs)

@@ -33,9 +33,7 @@ def start_job(swap: Swap, job: str, key_format: str, *keys: str) -> None:
         writer.publish([Change("total", Op.PUT, key.encode(), value=b"of the state") for key in keys])
 
 
-def test_a_released_job_s_keys_are_the_upstreams_and_come_back_by_a_confirmation(
-    swap: Swap, client: Connection
-) -> None:
+def test_release_gives_keys_to_upstream_and_confirm_takes_them_back(swap: Swap, client: Connection) -> None:
     try:
         done = sparkis(swap.proxy, "release", "job")
         assert done.returncode == 0, done.stderr
@@ -54,7 +52,7 @@ def test_a_released_job_s_keys_are_the_upstreams_and_come_back_by_a_confirmation
     assert client.call("SET", "job:speed:9", "1").is_error and client.call("EXISTS", "job:speed:9").plain == 0
 
 
-def test_a_change_of_owners_fails_the_exec_of_clients_that_watch_such_a_key(swap: Swap, client: Connection) -> None:
+def test_watch_of_key_with_new_owner_fails_exec(swap: Swap, client: Connection) -> None:
     with swap.proxy.connect() as watcher:
         assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
         client.call("STATE", "RELEASE", "job")
@@ -67,9 +65,7 @@ def test_a_change_of_owners_fails_the_exec_of_clients_that_watch_such_a_key(swap
         assert watcher.call("EXEC").plain == [b"20"]
 
 
-def test_an_exec_of_a_client_that_watches_a_key_at_the_upstream_runs_nothing_when_the_key_becomes_a_states(
-    swap: Swap, client: Connection
-) -> None:
+def test_watch_of_upstream_key_that_becomes_a_states_fails_exec(swap: Swap, client: Connection) -> None:
     with swap.proxy.connect() as watcher:
         client.call("STATE", "RELEASE", "job")
         try:
@@ -85,12 +81,12 @@ def test_an_exec_of_a_client_that_watches_a_key_at_the_upstream_runs_nothing_whe
         assert watcher.call("EXEC").plain == [0]
 
 
-def test_a_new_job_takes_its_keys_if_the_upstream_has_none_of_them(swap: Swap, client: Connection) -> None:
+def test_new_job_gets_keys_that_upstream_does_not_have(swap: Swap, client: Connection) -> None:
     start_job(swap, "fresh", "fresh/<day>", "fresh/1")
     eventually(lambda: client.call("GET", "fresh/1").plain == b"of the state")
 
 
-def test_a_new_job_whose_keys_the_upstream_has_waits_until_it_is_confirmed(swap: Swap, client: Connection) -> None:
+def test_new_job_waits_for_confirm_if_upstream_has_its_keys(swap: Swap, client: Connection) -> None:
     assert client.call("SET", "session:ada", "precious").plain == b"OK"
     start_job(swap, "greedy", "session:<user>", "session:ada", "session:bob")
     eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
@@ -114,7 +110,7 @@ def test_a_new_job_whose_keys_the_upstream_has_waits_until_it_is_confirmed(swap:
     assert swap.info()["ownership_waiting"] == ""
 
 
-def test_a_proxy_that_takes_new_jobs_at_once_asks_for_no_confirmation(swap: Swap) -> None:
+def test_new_jobs_take_option_needs_no_confirm(swap: Swap) -> None:
     proxy = swap.start_swap("--new-jobs", "take")
     with proxy.connect() as client:
         client.call("SET", "taken:1", "precious")
@@ -122,7 +118,7 @@ def test_a_proxy_that_takes_new_jobs_at_once_asks_for_no_confirmation(swap: Swap
         eventually(lambda: client.call("GET", "taken:1").plain == b"of the state")
 
 
-def test_mistakes_are_told(swap: Swap, client: Connection) -> None:
+def test_owner_commands_report_mistakes(swap: Swap, client: Connection) -> None:
     done = sparkis(swap.proxy, "release", "nope")
     assert done.returncode == 1 and ": ERR no such job 'nope'; jobs: " in done.stderr
     with swap.nodes[0].connect() as server:
@@ -130,7 +126,7 @@ def test_mistakes_are_told(swap: Swap, client: Connection) -> None:
     assert client.call("STATE", "CONFIRM").plain.startswith(b"ERR wrong number of arguments")
 
 
-def test_only_administrators_change_owners(tmp_path: Path, swap: Swap) -> None:
+def test_owner_commands_need_admin(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~* +@all -@admin -@dangerous\nuser boss on >boss ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)

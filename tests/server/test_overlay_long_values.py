@@ -12,7 +12,7 @@ LONG = bytes(range(256)) * (5 << 12)
 REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"
 
 
-def test_a_value_of_megabytes_is_written_and_read(client: Connection) -> None:
+def test_value_of_megabytes_is_written_and_read(client: Connection) -> None:
     assert client.call("SET", "a", LONG).plain == b"OK"
     assert client.call("GET", "a").plain == LONG
     assert client.call("RPUSH", "list", "short", LONG).plain == 2
@@ -22,14 +22,14 @@ def test_a_value_of_megabytes_is_written_and_read(client: Connection) -> None:
     client.call("DEL", "list")
 
 
-def test_a_transaction_takes_values_of_megabytes(client: Connection) -> None:
+def test_transaction_accepts_value_of_megabytes(client: Connection) -> None:
     assert client.call("MULTI").plain == b"OK"
     assert client.call("SET", "b", LONG).plain == b"QUEUED"
     assert client.call("STRLEN", "b").plain == b"QUEUED"
     assert client.call("EXEC").plain == [b"OK", len(LONG)]
 
 
-def test_a_value_of_many_megabytes_is_written_and_read_whole(client: Connection) -> None:
+def test_value_of_many_megabytes_is_read_whole(client: Connection) -> None:
     size = 13 * len(LONG) + 1
     client.send(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n" % size + LONG * 13 + b"e\r\n")
     assert client.read().plain == b"OK"
@@ -39,7 +39,7 @@ def test_a_value_of_many_megabytes_is_written_and_read_whole(client: Connection)
     assert client.call("DEL", "a").plain == 1
 
 
-def test_a_longer_value_ends_the_connection_with_an_error_as_at_redis(client: Connection) -> None:
+def test_value_above_limit_closes_connection_with_redis_error(client: Connection) -> None:
     client.send(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n" % (VALUE_BYTES_MAX + 1))
     assert client.read().raw == b"-ERR Protocol error: invalid bulk length\r\n"
     assert client.read_to_end() == b""
@@ -62,12 +62,12 @@ def test_a_longer_value_ends_the_connection_with_an_error_as_at_redis(client: Co
     ],
     ids=lambda words: " ".join("LONG" if word is LONG else str(word) for word in words),
 )
-def test_other_words_of_more_than_a_megabyte_are_refused(client: Connection, words: list[bytes | str]) -> None:
+def test_other_argument_above_a_megabyte_is_refused(client: Connection, words: list[bytes | str]) -> None:
     assert client.call(*words).raw.decode() == REFUSAL
     assert client.call("PING").plain == b"PONG"
 
 
-def test_a_word_of_a_megabyte_may_be_anything(client: Connection) -> None:
+def test_argument_of_a_megabyte_is_accepted_anywhere(client: Connection) -> None:
     key = b"k" * LONG_WORD_BYTES
     assert client.call("SET", key, "1").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"1"

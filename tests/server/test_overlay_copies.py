@@ -20,8 +20,8 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
-from tests.server.test_swap_check import PROGRAM, check
-from tests.server.test_swap_rules import sparkis
+from tests.server.test_overlay_check import PROGRAM, check
+from tests.server.test_overlay_rules import sparkis
 
 OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
 COPIES = [*VALUES, ABSENT]
@@ -55,7 +55,7 @@ def delete(swap: Swap, *words: str, proxies: tuple[Running, ...] = ()) -> subpro
     return check("--upstream", f"redis://127.0.0.1:{swap.upstream_port}", "--delete-copies", *named, *words)
 
 
-def test_the_copies_go_and_all_other_keys_stay(swap: Swap, upstream: Connection) -> None:
+def test_delete_removes_copies_and_no_other_keys(swap: Swap, upstream: Connection) -> None:
     done = delete(swap, "--yes")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     first, heading, apdex, speed, last = done.stdout.splitlines()
@@ -72,9 +72,7 @@ def test_the_copies_go_and_all_other_keys_stay(swap: Swap, upstream: Connection)
     )
 
 
-def test_a_deletion_that_is_interrupted_tells_how_far_it_came_and_can_be_run_again(
-    swap: Swap, upstream: Connection
-) -> None:
+def test_interrupted_delete_reports_progress_and_can_run_again(swap: Swap, upstream: Connection) -> None:
     copies = [b"job:speed:copy%d" % number for number in range(20_000)]
     upstream.call("MSET", *(word for key in copies for word in (key, OLD)))
     found = upstream.call("DBSIZE").plain
@@ -106,7 +104,7 @@ def test_a_deletion_that_is_interrupted_tells_how_far_it_came_and_can_be_run_aga
     assert sorted(upstream.call("KEYS", "*").plain) == sorted(OTHERS)
 
 
-def test_without_consent_nothing_is_deleted(swap: Swap, upstream: Connection) -> None:
+def test_delete_without_consent_removes_nothing(swap: Swap, upstream: Connection) -> None:
     before = upstream.call("DBSIZE").plain
     done = delete(swap)
     assert done.returncode == 1 and "nothing is deleted: to delete 10 copies, give --yes" in done.stderr
@@ -123,9 +121,7 @@ def test_without_consent_nothing_is_deleted(swap: Swap, upstream: Connection) ->
     assert upstream.call("DBSIZE").plain == len(OTHERS)
 
 
-def test_keys_of_released_jobs_of_the_upstream_and_of_programs_that_still_write_stay(
-    swap: Swap, upstream: Connection, tmp_path: Path
-) -> None:
+def test_delete_keeps_keys_of_released_jobs_and_of_writers(swap: Swap, upstream: Connection, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
         '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "upstream"\n'
@@ -148,7 +144,7 @@ def test_keys_of_released_jobs_of_the_upstream_and_of_programs_that_still_write_
     assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
 
 
-def test_another_redis_than_the_proxys_is_refused(swap: Swap, upstream: Connection, tmp_path: Path) -> None:
+def test_delete_at_other_redis_is_refused(swap: Swap, upstream: Connection, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with redis_server(tmp_path / "other") as other, other.connect() as connection:
         connection.call("SET", "job:speed:1", "of another team")
@@ -163,7 +159,7 @@ def test_another_redis_than_the_proxys_is_refused(swap: Swap, upstream: Connecti
     assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
 
 
-def test_another_database_than_the_proxys_is_left_alone(swap: Swap, upstream: Connection) -> None:
+def test_delete_keeps_other_databases(swap: Swap, upstream: Connection) -> None:
     upstream.call("SELECT", "4")
     upstream.call("SET", "job:speed:1", "of another database")
     words = ("--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{swap.proxy.port}")
@@ -176,7 +172,7 @@ def test_another_database_than_the_proxys_is_left_alone(swap: Swap, upstream: Co
     assert upstream.call("DBSIZE").plain == 1
 
 
-def test_copies_in_a_cluster_are_deleted_at_their_nodes(swap: Swap, tmp_path: Path) -> None:
+def test_delete_removes_copies_at_all_nodes_of_cluster(swap: Swap, tmp_path: Path) -> None:
     with ExitStack() as stack:
         (tmp_path / "cluster").mkdir()
         cluster = RedisCluster(tmp_path / "cluster", stack)
@@ -191,9 +187,7 @@ def test_copies_in_a_cluster_are_deleted_at_their_nodes(swap: Swap, tmp_path: Pa
         assert left == sorted(OTHERS)
 
 
-def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(
-    swap: Swap, upstream: Connection, tmp_path: Path
-) -> None:
+def test_delete_stops_before_owners_are_known(swap: Swap, upstream: Connection, tmp_path: Path) -> None:
     before = upstream.call("DBSIZE").plain
     topology = tmp_path / "cluster.json"
     nobody = {"host": "127.0.0.1", "port": free_port(), "slots": "0-16383"}
@@ -208,7 +202,7 @@ def test_a_proxy_that_does_not_know_the_owners_yet_stops_the_deletion(
     assert upstream.call("DBSIZE").plain == before
 
 
-def test_a_proxy_says_whose_keys_are(swap: Swap) -> None:
+def test_state_owner_command_names_owners_of_keys(swap: Swap) -> None:
     with swap.proxy.connect() as client:
         assert client.call("STATE", "OWNER", "job:speed:1", "session:1").plain == [
             [b"state", b"job:speed", b"refuse"],

@@ -43,7 +43,7 @@ def client(swap: PreferringSwap) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_the_states_answer_if_they_have_the_key_otherwise_the_upstream(client: Connection, protocol: int) -> None:
+def test_preferred_key_is_answered_by_states_else_by_upstream(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     assert client.call("GET", "job:speed:1").plain == b"10"
     assert client.call("GET", ABSENT).plain == OLD
@@ -54,13 +54,13 @@ def test_the_states_answer_if_they_have_the_key_otherwise_the_upstream(client: C
     assert client.call("LRANGE", "job:speed:1", 0, -1).plain.startswith(b"WRONGTYPE")
 
 
-def test_a_long_read_is_split_in_portions(client: Connection) -> None:
+def test_preferred_keys_of_long_read_are_split(client: Connection) -> None:
     assert client.call("MGET", *MIXED * 200).plain == [b"10", OLD, b"0.9", b"mine", None, b"20"] * 200
     assert client.call("EXISTS", *MIXED * 200).plain == 5 * 200
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_reads_of_several_keys_are_split_key_by_key(client: Connection, protocol: int) -> None:
+def test_preferred_keys_of_read_are_split_key_by_key(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     assert client.call("MGET", *MIXED).plain == [b"10", OLD, b"0.9", b"mine", None, b"20"]
     assert client.call("EXISTS", *MIXED).plain == client.call("TOUCH", *MIXED).plain == 5
@@ -70,9 +70,7 @@ def test_reads_of_several_keys_are_split_key_by_key(client: Connection, protocol
     assert client.call("MGET", *many).plain == [b"%d" % (10 * number) for number in range(8)] + [None] * 1015
 
 
-def test_writes_go_to_the_upstream_and_are_hidden_while_the_states_have_the_key(
-    swap: PreferringSwap, client: Connection
-) -> None:
+def test_preferred_key_write_is_hidden_while_states_have_the_key(swap: PreferringSwap, client: Connection) -> None:
     client.send(b"SET job:speed:7 new\r\nGET job:speed:7\r\nSET job:speed:900 1\r\nINCR job:speed:900\r\n")
     client.send(b"GET job:speed:900\r\nDEL job:speed:900 job:speed:7\r\nGET job:speed:900\r\nGET job:speed:7\r\n")
     assert [client.read().plain for _ in range(8)] == [b"OK", b"70", b"OK", 2, b"2", 2, None, b"70"]
@@ -81,7 +79,7 @@ def test_writes_go_to_the_upstream_and_are_hidden_while_the_states_have_the_key(
         assert upstream.call("GET", "job:speed:5").plain == OLD
 
 
-def test_a_key_that_the_states_get_hides_the_upstreams_from_then_on(swap: PreferringSwap, client: Connection) -> None:
+def test_preferred_key_of_new_state_hides_upstreams(swap: PreferringSwap, client: Connection) -> None:
     states = [StateDescriptor("total", key_format="sum:<x>", value="n")]
     assert client.call("SET", "sum:1", "written").plain == b"OK"
     (swap.folder / "routes.toml").write_text(RULES + '[[rule]]\nkeys = "sum:<x>"\nowner = "prefer-state"\n')
@@ -95,7 +93,7 @@ def test_a_key_that_the_states_get_hides_the_upstreams_from_then_on(swap: Prefer
     assert swap.info()["ownership_waiting"] == ""
 
 
-def test_no_read_is_nil_while_the_states_get_and_lose_the_key(swap: PreferringSwap, client: Connection) -> None:
+def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: PreferringSwap, client: Connection) -> None:
     client.call("SET", "flip:1", "upstream's")
     (swap.folder / "routes.toml").write_text(RULES + '[[rule]]\nkeys = "flip:<x>"\nowner = "prefer-state"\n')
     assert client.call("STATE", "RELOAD").plain == 2
@@ -111,7 +109,7 @@ def test_no_read_is_nil_while_the_states_get_and_lose_the_key(swap: PreferringSw
     assert found <= {b"upstream's", b"state's"}
 
 
-def test_keys_of_both_sides_are_listed_once(client: Connection) -> None:
+def test_preferred_keys_are_listed_once(client: Connection) -> None:
     found = client.call("KEYS", "job:speed:*").plain
     assert len(found) == len(set(found)) and {*VALUES, ABSENT} - {b"dash/7/apdex"} <= set(found)
     seen, cursor = set(), b"0"
@@ -128,15 +126,13 @@ def test_keys_of_both_sides_are_listed_once(client: Connection) -> None:
         ("XREAD BLOCK 0 STREAMS job:speed:1 0", "command 'xread' cannot block: ", ""),
     ],
 )
-def test_what_cannot_be_answered_by_one_side_is_an_error(
-    client: Connection, line: str, before: str, after: str
-) -> None:
+def test_preferred_key_in_unsplittable_read_is_error(client: Connection, line: str, before: str, after: str) -> None:
     whose = "key 'job:speed:1' is a state's if it has the key, by the rule 'aside'"
     assert client.call(*line.split(" ")).plain.decode() == f"ERR {before}{whose}{after}"
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_transaction_answers_each_key_from_the_states_if_they_have_it(client: Connection, protocol: int) -> None:
+def test_preferred_keys_within_transaction_are_decided_one_by_one(client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["SET", "a", "1"], ["GET", "job:speed:1"], ["GET", ABSENT], ["MGET", *MIXED], ["EXISTS", *MIXED]]
     lines += [["LRANGE", "job:speed:1", 0, -1], ["LRANGE", ABSENT, 0, -1], ["XRANGE", "job:speed:1", "-", "+"]]
@@ -149,7 +145,7 @@ def test_a_transaction_answers_each_key_from_the_states_if_they_have_it(client: 
     assert found[7].endswith(b"and the states have it") and found[8:] == [[], [b"20", b"10"], b"1"]
 
 
-def test_a_watched_key_is_watched_at_both_sides(swap: PreferringSwap, client: Connection) -> None:
+def test_preferred_key_is_watched_at_both_backends(swap: PreferringSwap, client: Connection) -> None:
     with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
         assert client.call("WATCH", "job:speed:6", "dash/7/apdex").plain == b"OK"
         upstream.call("SET", "job:speed:6", "another")
@@ -167,14 +163,14 @@ def test_a_watched_key_is_watched_at_both_sides(swap: PreferringSwap, client: Co
         eventually(lambda: reader.call("GET", "job:speed:6").plain == b"60")
 
 
-def test_a_read_that_states_do_not_serve_is_the_upstreams_if_they_do_not_have_the_key(client: Connection) -> None:
+def test_preferred_key_read_without_states_command_is_upstreams_unless_states_have_it(client: Connection) -> None:
     assert client.call("XRANGE", "job:speed:none", "-", "+").plain == []
     assert client.call("XRANGE", "job:speed:1", "-", "+").plain == (
         b"ERR key 'job:speed:1' is a state's if it has the key, by the rule 'aside', and the states have it"
     )
 
 
-def test_a_fault_of_the_upstream_costs_keys_of_the_states_nothing(swap: PreferringSwap) -> None:
+def test_preferred_key_of_states_survives_paused_upstream(swap: PreferringSwap) -> None:
     with swap.proxy.connect() as client:
         swap.signal_upstream(signal.SIGSTOP)
         try:
