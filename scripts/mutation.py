@@ -3,10 +3,14 @@
     python scripts/mutation.py state_backend/log                 a sample of 60 changes
     python scripts/mutation.py resp_server/acl --sample 0        all changes: hours
     python scripts/mutation.py state_backend/log/terms.py --seed 7
+    python scripts/mutation.py resp_server/backends --tests tests/differential/test_overlay.py --tests tests/server
+
 
 The changes are those of mutmut. Its own runner first runs all tests to note which of them call which function, which
 takes longer than a sample of changes. Here a folder's tests are those of the folder of the same name in tests/unit, and
-the properties below. Two processes work on a copy of the checkout each; the checkout itself is not changed.
+the properties below, or the groups of `--tests`. A change is run by one group after the other, up to the one that
+notices it, so it is seen what the last group notices that the groups before it do not. Two processes work on a copy of
+the checkout each; the checkout itself is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -90,9 +94,9 @@ def tests_of(path: str) -> list[str]:
 
 
 class Copy:
-    """A copy of the checkout in which files are changed."""
+    """A copy of the checkout in which files are changed. wait_s: how long its tests wait for a condition."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wait_s: int) -> None:
         self._root = folder
         listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         compiled = (str(each.relative_to(ROOT)) for each in ROOT.glob("*_*/*/*.so"))
@@ -100,6 +104,8 @@ class Copy:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, target)
+        waiting = folder / "compat/waiting.py"
+        waiting.write_text(waiting.read_text().replace("WAIT_S_MAX = 300.0", f"WAIT_S_MAX = {wait_s}.0"))
 
     def passes(self, tests: Sequence[str], cpu_s: int = resource.RLIM_INFINITY) -> bool:
         """Run tests; return whether they pass within some processor time."""
@@ -135,45 +141,68 @@ def cpu_s_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(paths: Sequence[str], sample: int, seed: int, processes: int) -> list[Mutant]:
-    """Run the changes of files and folders; return those that no test notices.
+class Runner:
+    """Runs changes, each by groups of tests up to the first that notices it. groups: none: the tests of its file."""
 
-    SystemExit if the tests fail without any change.
-    """
+    def __init__(self, copies: Sequence[Copy], groups: Sequence[str]) -> None:
+        self._copies: SimpleQueue[Copy] = SimpleQueue()
+        for copy in copies:
+            self._copies.put(copy)
+        self._groups = [group.split() for group in groups]
+        self._limits_s: dict[tuple[str, ...], int] = {}
+
+    def _tests_of(self, path: str) -> list[list[str]]:
+        return self._groups or [tests_of(path)]
+
+    def prepare(self, paths: Iterable[str]) -> None:
+        """Measure the tests of files without any change; SystemExit if they fail."""
+        copy = self._copies.get()
+        for tests in [tests for path in paths for tests in self._tests_of(path)]:
+            if tuple(tests) not in self._limits_s:
+                before_s = cpu_s_of_children()
+                if not copy.passes(tests):
+                    sys.exit(f"these tests fail without a change: {' '.join(tests)}")
+                used_s = round(cpu_s_of_children() - before_s)
+                self._limits_s[tuple(tests)] = max(LEAST_CPU_S, SLOWER_MAX * used_s)
+        self._copies.put(copy)
+
+    def noticed_by(self, mutant: Mutant) -> list[str] | None:
+        """Return the first group of tests that notices a change."""
+        copy = self._copies.get()
+        try:
+            folder = str(Path(mutant.path).parent)
+            for tests, measured in zip(self._tests_of(mutant.path), self._tests_of(folder), strict=True):
+                if copy.notices(mutant, tests, self._limits_s[tuple(measured)]):
+                    return tests
+            return None
+        finally:
+            self._copies.put(copy)
+
+
+def run(paths: Sequence[str], options: argparse.Namespace) -> int:
+    """Run the changes of files and folders, and print those that no test notices; return their number."""
     files = sorted(
         file for path in paths for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
     )
     mutants = [mutant for file in files for mutant in mutants_of(file)]
-    chosen = random.Random(seed).sample(mutants, min(sample or len(mutants), len(mutants)))
-    print(f"{len(mutants)} changes in {len(files)} files; {len(chosen)} of them with seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="sparkis-mutation-") as folder:
-        copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(processes):
-            copies.put(Copy(Path(folder) / str(number)))
-        limits_s: dict[str, int] = {}
-        for path in sorted({str(Path(mutant.path).parent) for mutant in chosen}):
-            copy, before_s = copies.get(), cpu_s_of_children()
-            if not copy.passes(tests_of(path)):
-                sys.exit(f"the tests of {path} fail without a change: {' '.join(tests_of(path))}")
-            limits_s[path] = max(LEAST_CPU_S, SLOWER_MAX * round(cpu_s_of_children() - before_s))
-            copies.put(copy)
-
-        def is_noticed(mutant: Mutant) -> bool:
-            copy = copies.get()
-            try:
-                folder = str(Path(mutant.path).parent)
-                return copy.notices(mutant, tests_of(mutant.path), limits_s[folder])
-            finally:
-                copies.put(copy)
-
-        left = []
-        with ThreadPoolExecutor(processes) as pool:
-            for number, (mutant, noticed) in enumerate(zip(chosen, pool.map(is_noticed, chosen), strict=True), 1):
-                if not noticed:
-                    left.append(mutant)
-                    print(f"\n{mutant.path}\n{mutant.diff()}", flush=True)
-                if sys.stderr.isatty():
-                    print(f"\r{number} of {len(chosen)}, {len(left)} unnoticed", end="", file=sys.stderr)
+    chosen = random.Random(options.seed).sample(mutants, min(options.sample or len(mutants), len(mutants)))
+    print(f"{len(mutants)} changes in {len(files)} files; {len(chosen)} of them with seed {options.seed}", flush=True)
+    left = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkis-mutation-") as folder,
+        ThreadPoolExecutor(options.processes) as pool,
+    ):
+        copies = [Copy(Path(folder) / str(number), options.wait_s) for number in range(options.processes)]
+        runner = Runner(copies, options.tests)
+        runner.prepare(sorted({str(Path(mutant.path).parent) for mutant in chosen}))
+        for number, (mutant, tests) in enumerate(zip(chosen, pool.map(runner.noticed_by, chosen), strict=True), 1):
+            left += tests is None
+            if tests is None or options.tests:
+                print(
+                    f"\n{mutant.path}: {'unnoticed' if tests is None else ' '.join(tests)}\n{mutant.diff()}", flush=True
+                )
+            if sys.stderr.isatty():
+                print(f"\r{number} of {len(chosen)}, {left} unnoticed", end="", file=sys.stderr)
     return left
 
 
@@ -184,12 +213,13 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60, help="the number of changes; 0: all (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="chooses the sample (default %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="(default %(default)s)")
+    parser.add_argument("--tests", action="append", default=[], help="a group of tests, run in place of the unit tests")
+    parser.add_argument("--wait-s", type=int, default=60, help="how long a test waits (default %(default)s)")
     options = parser.parse_args()
     for path in options.paths:
-        if not (ROOT / path).exists() or not tests_of(path):
+        if not (ROOT / path).exists() or not (options.tests or tests_of(path)):
             parser.error(f"{path} does not exist, or has no folder of tests in tests/unit")
-    left = run(options.paths, options.sample, options.seed, options.processes)
-    print(f"\n{len(left)} changes are not noticed by any test")
+    print(f"\n{run(options.paths, options)} changes are not noticed by any test")
 
 
 if __name__ == "__main__":

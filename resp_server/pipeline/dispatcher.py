@@ -47,6 +47,7 @@ from resp_server.protocol.errors import (
     NoPermError,
     ReplyError,
     cluster_is_static,
+    not_for_subscribers,
     reply_error_of,
 )
 from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, encode
@@ -445,10 +446,7 @@ class Dispatcher:
             raise GenericError("Replica can't interact with the keyspace")
         is_subscribed = session.subscriptions is not None and session.protocol == RESP2
         if is_subscribed and not command.policy.runs_while_subscribed:
-            raise GenericError(
-                f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "
-                "allowed in this context"
-            )
+            raise not_for_subscribers(command.name)
         if is_missing:
             if cluster is not None and command.facts.group == "cluster":
                 raise cluster_is_static(command.name)

@@ -253,6 +253,14 @@ def cluster_is_static(name: str) -> GenericError:
     return GenericError(f"command '{name}' is not served by sparkis: a node does not change its topology")
 
 
+def not_for_subscribers(name: str) -> GenericError:
+    """Return the error for a command that a subscribed client of RESP2 may not send."""
+    return GenericError(
+        f"Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this "
+        "context"
+    )
+
+
 def internal_error(error: BaseException) -> GenericError:
     """Log an unexpected exception with its traceback under an id; return the client's error, with the id."""
     error_id = secrets.token_hex(4)

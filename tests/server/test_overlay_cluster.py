@@ -251,6 +251,13 @@ def test_cluster_shard_channels_are_at_masters_of_their_slots(
         assert [other.call("SPUBLISH", name, "x").plain for name in NAMES_OF_NODES] == [1, 0, 1]
 
 
+def test_cluster_subscriber_of_resp2_is_refused_at_all_nodes(client: Connection, notifying: None) -> None:
+    assert client.call("SUBSCRIBE", "news").plain == [b"subscribe", b"news", 1]
+    for name in NAMES_OF_NODES:
+        assert client.call("GET", name).plain.startswith(b"ERR Can't execute 'get': only (P|S)SUBSCRIBE")
+        assert client.call("GET").plain == b"ERR wrong number of arguments for 'get' command"
+
+
 def test_cluster_moved_shard_channel_disconnects_subscriber(
     cluster: RedisCluster, proxy: Running, client: Connection
 ) -> None:

@@ -308,6 +308,13 @@ def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Conn
     ]
 
 
+def test_select_in_aborted_transaction_decides_database_of_later_commands(
+    client: Connection, direct: Connection
+) -> None:
+    lines = ["MULTI", "GET", "SELECT 3", "SET job:speed:1 mine", "EXEC"]
+    assert call_each(client, *lines)[3:] == [b"QUEUED", b"EXECABORT Transaction discarded because of previous errors."]
+
+
 @pytest.mark.parametrize("multi", [[], ["MULTI"]])
 def test_rejected_exec_ends_watch(client: Connection, direct: Connection, multi: list[str]) -> None:
     rejected = [*multi, "EXEC x", "MULTI", "PING", "EXEC"]

@@ -63,7 +63,7 @@ from resp_server.forwarding.raw_replies import is_error
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.dispatcher import QUEUED, keys_read
 from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
-from resp_server.protocol.errors import GenericError, NoPermError
+from resp_server.protocol.errors import GenericError, NoPermError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
@@ -462,8 +462,12 @@ class OverlayDispatcher(ProxyDispatcher):
                 pool.dedicated.open(session.id, session.protocol)
         is_subscriber = session.subscriptions is not None and session.protocol == RESP2
         # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
-        if is_subscriber and route.destination is not Destination.UPSTREAM and not routed.policy.runs_while_subscribed:
-            return False
+        if is_subscriber and not routed.policy.runs_while_subscribed:
+            if route.destination is not Destination.UPSTREAM:
+                return False
+            if self.backend.upstream_of(session).node_count > 1:  # maybe it is no subscriber of the key's node
+                self.router.commands.check_form(routed, request)
+                raise not_for_subscribers(routed.name)
         if route.destination is Destination.SELECT and len(request) == 2:
             self._select(request[1], session, batch)
             return True
@@ -574,8 +578,8 @@ class OverlayDispatcher(ProxyDispatcher):
         context.session.last_command = routed.name
         if not transaction.is_aborted:
             transaction.add(request)
-            if route.destination is Destination.SELECT:
-                transaction.db = self._queued_database(request[1], context.session)
+        if route.destination is Destination.SELECT:
+            transaction.db = self._queued_database(request[1], context.session)
         batch.add(b"" if context.session.replies_suppressed else QUEUED)
         return True
 

@@ -1,0 +1,174 @@
+"""Random requests of the clients of an overlay.
+
+Words in angle brackets are replaced when a client sends them: `<tag>` by the client's hash tag at a Redis Cluster, so
+that its keys are in one slot, `<other>` by another tag, `<cars>` by the name that the rules give to speeds, `<client>`
+by the client's number, and `<id>` by the id of another client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from compat.conformance.wire import Words
+from tests import worlds
+from tests.differential.through_a_swap import GIVEN, LINES
+from tests.worlds import ACCOUNTS, CARS, MEMBERS, METRICS, Written
+
+KEYS = ["s", "n", "h", "l", "set", "z", "x", "other", "job:speed", "dash/7", "car", "ghost/1"]
+WORDS = ["0", "1", "-1", "2", "a", "b", "10", "1.5", "", "nan", "(1", "-", "+", "*", "9223372036854775807"]
+STRINGS = [
+    *(f"job:speed:{car}" for car in CARS),
+    *(f"<cars>/{car}" for car in CARS),
+    "job:speed:absent",
+    "dash/7/apdex",
+]
+HASHES, SET, SORTED_SET = [f"job:facts:{each.decode()}" for each in ACCOUNTS], "job:ids:1", "job:top:1"
+FACTS = [f"fact/{account.decode()}/{metric.decode()}" for account in ACCOUNTS for metric in METRICS]
+# The states never have the last one. The others are in several slots of a Redis Cluster.
+PREFERRED = ["board/0", "board/1", "board/2", "board/9<tag>"]
+PREFERRED_BY_STATES = [each.encode() for each in PREFERRED[:-1]]
+# A Redis Cluster has no other database.
+MOVED_PREFIX = b"base/"
+MOVED = [f"base/{account.decode()}" for account in ACCOUNTS]
+CHANNELS = ["a", "b", "ab", "job:speed:1", "__redis__:invalidate"]
+PATTERNS = ["a*", "?", "job:*", "__keyspace@0__:[jdcf]*", "__keyspace@0__:[sn]*", "__keyevent@?__:zadd", "__key*:hset"]
+CHOSEN = {
+    "K": [f"{key}<tag>" for key in KEYS],
+    "Y": [f"{key}<other>" for key in KEYS],
+    "W": WORDS,
+    "C": CHANNELS,
+    "P": PATTERNS,
+    "S": STRINGS,
+    "H": HASHES,
+    "T": [SET],
+    "Z": [SORTED_SET],
+    "N": [*STRINGS, *HASHES, SET, SORTED_SET],
+    "F": FACTS,
+    "B": PREFERRED,
+    "U": ["board/9<tag>"],
+    "D": MOVED,
+    "Q": ["cached:<client>:1<tag>"],
+    "DB": ["0", "0", "1", "2", "2", "99", "x", ""],
+}
+
+
+class Line(NamedTuple):
+    """A request. refused_in: it would write a state's key of this database."""
+
+    words: Words
+    refused_in: int | None = None
+
+
+def split(templates: str) -> list[str]:
+    """Return the templates of a text."""
+    return templates.strip().replace("\n", "|").split("|")
+
+
+def lines(templates: Sequence[str], refused_in: int | None = None) -> st.SearchStrategy[Line]:
+    """Draw a request."""
+
+    @st.composite
+    def line(draw: st.DrawFn) -> Line:
+        name, *parts = draw(st.sampled_from(templates)).split(" ")
+        words = [name.encode(), *(word_of(draw, part) for part in parts)]
+        return Line(words, refused_in)
+
+    return line()
+
+
+def word_of(draw: st.DrawFn, part: str) -> bytes:
+    """Draw the word for a part of a template."""
+    if part in GIVEN:
+        return GIVEN[part]
+    if part in CHOSEN:
+        part = draw(st.sampled_from(CHOSEN[part]))
+    elif part in ("l", "z", "x", "nokey"):
+        part += "<tag>"
+    elif "return_" in part:
+        part = part.replace("_", " ")
+    return part.encode()
+
+
+# In a table of hashes, their items have another order at each server, and what expires does so at another time.
+UNEQUAL = ("EXPIRE K W", "SADD K W", "PUBLISH W W", "PUBSUB NUMSUB W")
+OF_UPSTREAM = [line for line in LINES if line not in UNEQUAL]
+OF_UPSTREAM += split("""
+EXPIRE K 1000|EXPIRE K -1|EXPIRE K x|SADD K 4 5|CLIENT CACHING yes|CLIENT CACHING no
+GET Q|INCR Q|STRLEN Q|EXISTS Q|SET Q W|SET Q W
+""")
+# A Redis Cluster refuses a SORT with this word.
+NOT_IN_CLUSTERS = (b"nosort",)
+# Requests that the overlay splits among the nodes of a Redis Cluster.
+OF_SEVERAL_SLOTS = split("""
+MGET K Y K|MGET Y S K|EXISTS K Y S|DEL K Y|UNLINK Y K|TOUCH Y K|MSET K W Y W|MGET Y F K
+""")
+# S, H, T and Z are keys of states: a string, a hash, a set, a sorted set, and N is any.
+OF_STATES = split("""
+GET F|EXISTS F F|STRLEN F|TYPE F|TTL F|TOUCH F S|MGET F S F|GET S|GET S|GET N|MGET N S|EXISTS N N|STRLEN S
+GETRANGE S 0 W|TYPE N|TTL N|PTTL S|SUBSTR S 0 1
+HGET H errors|HGET H W|HMGET H errors W users|HGETALL H|HLEN H|HEXISTS H users|HKEYS H|HVALS H|HSTRLEN H users|HGET S a
+SISMEMBER T a|SMISMEMBER T a W|SCARD T|SCARD S|SINTERCARD 1 T
+ZSCORE Z a|ZMSCORE Z a W c|ZRANGE Z 0 -1|ZRANGE Z 0 W WITHSCORES|ZRANGEBYSCORE Z W +inf|ZRANK Z b|ZREVRANK Z c|ZCARD Z
+ZCOUNT Z - W|LRANGE S 0 -1|LLEN H|GET H
+""")
+READS = OF_STATES + split("""
+GET|STRLEN S W|MGET F K S F|EXISTS F F K|TOUCH F S|MGET S K S|MGET N S Q|EXISTS N K N|TOUCH S K
+GET B|GET B|MGET B K S B|MGET B F|EXISTS B U K|TYPE B|TTL B|STRLEN B|GETRANGE B 0 1|TOUCH B B
+GET D|GET D|MGET D K D|EXISTS D K|STRLEN D|TYPE D|TTL D|LRANGE D 0 -1
+""")
+OF_UPSTREAM += split("""
+SET U W|INCR U|APPEND U W|DEL U K|MSET U W K W|EXPIRE U 1000|RPUSH U W|LRANGE U 0 -1|HSET U a W|GETDEL U
+""")
+WRITES = split("""
+SET S W|DEL N|DEL K N K|UNLINK K S|MSET K W S W|MSETNX K W S W|EXPIRE S 5|RENAME K S|RENAME S K|COPY S K|LPUSH S W
+INCR S|SET F W|DEL F|MSET K W F W
+SADD T W|ZADD Z 1 W|HSET H a W|APPEND S W|SINTERSTORE K K T|SORT K STORE S|EVAL return(1) 2 K S|EVALSHA ffff 1 S
+GETDEL S
+BLPOP K S 0.001|BRPOPLPUSH S K 0.001|LMOVE K S LEFT LEFT|XREAD BLOCK 1 STREAMS S 0|XADD S 1-1 a W|PFADD S a
+SETRANGE S 0 W|GETEX S EX 5
+""")
+WRITES_OF_MOVED = split("SET D W|DEL D K|INCR D|MSET K W D W|APPEND D W|RENAME K D|LPUSH D W")
+BLOCKING = split("""
+BLPOP K l 0|BRPOP l 0|BLMOVE l K LEFT RIGHT 0|BRPOPLPUSH l K 0|BLMPOP 0 2 K l LEFT|BZPOPMIN z 0|BZPOPMAX K z 0
+BZMPOP 0 1 z MIN
+XREAD BLOCK 0 STREAMS x $|BLPOP l 0
+""")
+PUSHES = split("RPUSH l W|RPUSH l a b c|LPUSH l W|ZADD z 1.5 a|ZADD z 1 b 2 c|XADD x * a W|RPUSH l 1|DEL l|DEL z")
+SUBSCRIPTIONS = split("""
+SUBSCRIBE C|SUBSCRIBE C C|UNSUBSCRIBE C|PSUBSCRIBE P|PSUBSCRIBE P P|PUNSUBSCRIBE P|SSUBSCRIBE C|SUNSUBSCRIBE C|PING W
+RESET
+""")
+MESSAGES = split("PUBLISH C W|PUBLISH C W|SPUBLISH C W|PUBSUB NUMSUB C C|PUBSUB NUMPAT|PUBSUB SHARDNUMSUB C")
+TRACKING = ["", "OPTIN", "OPTOUT", "NOLOOP", "BCAST", "BCAST PREFIX job: PREFIX s", "BCAST NOLOOP PREFIX ca"]
+LISTED = ["*", "*", "job:*", "car*", "fact/*/errors", "fact/7/*", "board/*", "[sn]*", "?", "job:speed:[0-2]", "base/?"]
+ASKED = st.lists(
+    st.one_of(
+        lines(OF_UPSTREAM),
+        lines([*READS, *OF_SEVERAL_SLOTS]),
+        lines(READS),
+        lines(WRITES, refused_in=0),
+        lines(WRITES_OF_MOVED, refused_in=2),
+    ),
+    min_size=1,
+    max_size=8,
+)
+# No two values of states are the same, so that each epoch changes what it writes.
+VALUES = count(1000)
+CHANGES: st.SearchStrategy[list[Written]] = st.lists(
+    st.one_of(
+        st.builds(lambda car: worlds.speed(car, b"%d" % next(VALUES)), st.sampled_from(CARS)),
+        st.builds(lambda car: worlds.speed(car, None), st.sampled_from(CARS)),
+        st.builds(lambda account: worlds.apdex(account, b"0.%d" % next(VALUES)), st.sampled_from(ACCOUNTS)),
+        st.builds(
+            lambda *of: worlds.fact(*of, b"%d" % next(VALUES)), st.sampled_from(ACCOUNTS), st.sampled_from(METRICS)
+        ),
+        st.builds(lambda member: worlds.score(member, next(VALUES)), st.sampled_from(MEMBERS)),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda each: each.keys[0],
+)
