@@ -26,7 +26,6 @@ PENDING = (
     "OverlayDispatcher",
     "UpstreamCluster",
     "UpstreamPool",
-    "answer_clients",
 )
 
 

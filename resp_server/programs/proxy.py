@@ -15,7 +15,6 @@ from resp_server.backends.overlay.dispatcher import OverlayDispatcher
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.connection import ProxyConnection
 from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
@@ -159,47 +158,25 @@ async def answer_clients(
         watches_input=options.child and unused is None, lifeline=supervised.get("lifeline"), drain=drain
     )
     raise_file_limit(config.maxclients + (options.upstream_pinned if overlay else 0))
-    clusters = StateClusters([source.cluster for source in sources], needs_key_formats=overlay is not None)
-    server = _make_server(options, config, clusters, overlay)
-    server.context.state_servers = clusters.info_fields
+    proxy = _Proxy(options, config, sources, overlay)
+    server = proxy.server
     reloads = [ConfigReload(options, server).reload]
-    aliases: AliasedKeys | None = None
-    if isinstance(server.dispatcher, OverlayDispatcher):
-        server.context.state_servers = server.dispatcher.info_fields
-        reloads.append(server.dispatcher.control.reload_at_signal)
-        aliases = server.dispatcher.aliases
-    relay = connect_pubsub(clusters, server.context, aliases)
-    clusters.start()
-    if overlay is not None:
-        overlay[0].start()
-    if isinstance(server.dispatcher, OverlayDispatcher):
-        server.dispatcher.start()
-    upstream_fields = server.context.state_servers if overlay is not None else None
-    metrics = listener_of(options, ProxySource(server, clusters, upstream_fields))
-    source_tasks: list[asyncio.Task[None]] = []
+    if proxy.overlay is not None:
+        reloads.append(proxy.overlay.control.reload_at_signal)
+    proxy.start()
+    metrics = listener_of(options, proxy.metrics_source())
     shutdown.handle_hang_ups(server, lambda: _run_all(reloads))
     try:
         with shutdown.cancelling_start():
             await metrics.start()
-            for source in sources:
-                source.begin()
-                source_tasks.append(asyncio.create_task(source.follow()))
-            if isinstance(server.dispatcher, OverlayDispatcher):
-                if logs and server.dispatcher.is_loading:
-                    source_tasks.append(asyncio.create_task(_learn_from_logs(server.dispatcher, logs)))
-                await _until_loaded(server.dispatcher, loading_grace_s)
-            if config.shares_port:  # it takes over at once, so it must be able to answer
-                while not all(source.cluster.slots.is_complete for source in sources):
-                    await asyncio.sleep(KNOWN_POLL_S)
-            if isinstance(server.dispatcher, OverlayDispatcher):
-                await server.dispatcher.check_tracking()
+            await proxy.until_ready(logs, loading_grace_s)
         await server.start()
         ports = {"port": server.port, "tls_port": server.tls_port, "metrics_port": metrics.port, **further_ports}
         report_ports(ports, options.child, supervised)
         log_started(config, server.port, server.tls_port)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
-        if isinstance(server.dispatcher, OverlayDispatcher) and options.copiers == "refuse":
-            ends.append(server.dispatcher.control.end_at_legacy_writer())
+        if proxy.overlay is not None and options.copiers == "refuse":
+            ends.append(proxy.overlay.control.end_at_legacy_writer())
         if unused is not None:
             ends.append(unused.wait())
         await next(asyncio.as_completed(ends))
@@ -210,13 +187,69 @@ async def answer_clients(
     finally:
         if drain.is_urgent:
             server.cut_clients()
-        for task in source_tasks:
-            task.cancel()
-        await server.stop()
-        relay.stop()
-        clusters.stop()
+        await proxy.stop()
         await metrics.stop()
         logger.info("ended")
+
+
+class _Proxy:
+    """A proxy's server and its backends: the state servers of all sources, and an upstream if there is one."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        config: ServerConfig,
+        sources: Sequence[ProxyTopologySource],
+        overlay: tuple[Upstream, Ownership] | None,
+    ) -> None:
+        self._sources = sources
+        self._shares_port = config.shares_port
+        self._upstream = None if overlay is None else overlay[0]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._clusters = StateClusters([source.cluster for source in sources], needs_key_formats=overlay is not None)
+        self.server = _make_server(options, config, self._clusters, overlay)
+        self.overlay = self.server.dispatcher if isinstance(self.server.dispatcher, OverlayDispatcher) else None
+        context, aliases = self.server.context, None
+        context.state_servers = self._clusters.info_fields
+        if self.overlay is not None:
+            context.state_servers, aliases = self.overlay.info_fields, self.overlay.aliases
+        self._relay = connect_pubsub(self._clusters, context, aliases)
+
+    def metrics_source(self) -> ProxySource:
+        """Return the source of this proxy's metrics."""
+        upstream_fields = None if self._upstream is None else self.server.context.state_servers
+        return ProxySource(self.server, self._clusters, upstream_fields)
+
+    def start(self) -> None:
+        """Connect to the backends."""
+        self._clusters.start()
+        if self._upstream is not None:
+            self._upstream.start()
+        if self.overlay is not None:
+            self.overlay.start()
+
+    async def until_ready(self, logs: Sequence[str], loading_grace_s: float) -> None:
+        """Follow the sources; return when the owners of keys are known, or after a time."""
+        for source in self._sources:
+            source.begin()
+            self._tasks.append(asyncio.create_task(source.follow()))
+        if self.overlay is not None:
+            if logs and self.overlay.is_loading:
+                self._tasks.append(asyncio.create_task(_learn_from_logs(self.overlay, logs)))
+            await _until_loaded(self.overlay, loading_grace_s)
+        if self._shares_port:  # it takes over at once, so it must be able to answer
+            while not all(source.cluster.slots.is_complete for source in self._sources):
+                await asyncio.sleep(KNOWN_POLL_S)
+        if self.overlay is not None:
+            await self.overlay.check_tracking()
+
+    async def stop(self) -> None:
+        """Close the clients' connections, then those to the backends."""
+        for task in self._tasks:
+            task.cancel()
+        await self.server.stop()
+        self._relay.stop()
+        self._clusters.stop()
 
 
 def _run_all(actions: Iterable[Callable[[], None]]) -> None:
