@@ -225,7 +225,8 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     numbers = random.integers(0, options.keys, requests // pipeline * pipeline).reshape(-1, pipeline)
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
-    connection.input._compiled = Core(server.dispatcher.compiled)
+    client_input: Any = connection.input
+    client_input._compiled = Core(server.dispatcher.compiled)
     round_in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))

@@ -25,6 +25,7 @@ from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
 from resp_server.protocol.inline import inline_words
+from resp_server.session.account import Account
 
 # In the order of Redis' ACL CAT.
 CATEGORIES = (
@@ -409,7 +410,7 @@ def _check_rules(words: Sequence[bytes]) -> None:
     raise RuleError(f"ACL SETUSER takes {RULES_MAX} rules of {RULES_BYTES_MAX >> 10} KiB at once; send several of them")
 
 
-class User:
+class User(Account):
     """A user: a name, passwords and selectors, the first of which is the root selector. A new user is off.
 
     Sessions reference their user, so changes apply to them at once. rate_limiter: None without a limit.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from resp_server.pipeline.compiled import FastPath
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
+
+if TYPE_CHECKING:
+    from resp_server.native.core import FastPath
 
 # An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
 PARTIAL_BYTES_MAX = 32 * 1024

@@ -13,7 +13,7 @@ from resp_server.backends.servers.state_clusters import JOBS, StateClusters
 from resp_server.commands.info import process_stats
 from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
-from resp_server.exporter.sources import Readiness
+from resp_server.exporter.sources import Readiness, Source
 from resp_server.forwarding.answers import arrived
 from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.metrics.process_stats import ProcessStats
@@ -24,7 +24,7 @@ from state_backend.model.slots import SLOTS
 LISTING_S_MAX = 2.0
 
 
-class ProxySource:
+class ProxySource(Source):
     """A proxy.
 
     Args:

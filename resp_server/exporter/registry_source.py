@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.exporter.samples import add_process
 from resp_server.exporter.scrape import Scrape
-from resp_server.exporter.sources import Readiness
+from resp_server.exporter.sources import Readiness, Source
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.registry.service import Registry
@@ -12,7 +12,7 @@ from state_backend.model.clock import now_ms
 from state_backend.model.slots import SLOTS
 
 
-class RegistrySource:
+class RegistrySource(Source):
     """A registry. `registry` is None while this one is a standby. A standby is ready: standing by is its task."""
 
     def __init__(self) -> None:

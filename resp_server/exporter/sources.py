@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from resp_server.commands.info import process_stats
 from resp_server.commands.job_facts import job_facts
@@ -27,17 +28,19 @@ class Readiness(NamedTuple):
     lags_ms: Mapping[str, int | None]
 
 
-class Source(Protocol):
+class Source(ABC):
     """A program with metrics and health."""
 
+    @abstractmethod
     async def scrape(self) -> Scrape:
         """Return all values."""
 
+    @abstractmethod
     async def readiness(self) -> Readiness:
         """Return what readiness depends on."""
 
 
-class ServerSource:
+class ServerSource(Source):
     """A server of one process.
 
     Args:
@@ -64,7 +67,7 @@ class ServerSource:
         return _facts_of(job_facts.respond(self._context, None))
 
 
-class WorkersSource:
+class WorkersSource(Source):
     """A server with workers: the sum of all processes. All workers have the same jobs, so one of them reports these."""
 
     def __init__(self, workers: Workers) -> None:

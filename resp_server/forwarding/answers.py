@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
 from resp_server.forwarding.reply_stages import STEPS_NS_MAX, Defer, Merge, ReplySink, merge_or_error
@@ -35,11 +35,14 @@ class Answer(NamedTuple):
 NO_ANSWER = Answer(b"")
 
 
-class Wait(Protocol):
-    """What a coroutine waits for."""
+class Wait:
+    """The end of a wait of a coroutine."""
+
+    __slots__ = ()
 
     def when_finished(self, then: Callable[[], None]) -> None:
         """Call back once, later, when the wait is over."""
+        raise NotImplementedError
 
 
 # Answers a request. An exception becomes an error reply.
@@ -51,7 +54,7 @@ def no_epochs() -> Epochs:
     return EMPTY_EPOCHS
 
 
-class ReplyFuture(ReplySink):
+class ReplyFuture(ReplySink, Wait):
     """The answer to one request, or its exception. `await` returns the answer, or raises the exception.
 
     is_finished: whether either has arrived.
@@ -129,7 +132,7 @@ def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) 
     return future
 
 
-class _AllOver:
+class _AllOver(Wait):
     """Waits until all futures have an answer, or one has failed."""
 
     __slots__ = ("_awaited", "_missing", "_then")
@@ -189,7 +192,7 @@ async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> 
     return Answer(await in_steps(merge_or_error(merge, replies), defer), epochs)
 
 
-class Called:
+class Called(Wait):
     """Waits until a function calls back, now or later."""
 
     def __init__(self, register: Callable[[Callable[[], None]], object]) -> None:

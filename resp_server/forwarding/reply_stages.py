@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import hiredis
 
@@ -49,7 +48,7 @@ def malformed_reply(error: Exception) -> bytes:
     return b"-%b\r\n" % GenericError("a server's reply has an unexpected form").line
 
 
-class ReplySink(Protocol):
+class ReplySink:
     """Receives replies. Its methods do not raise: replies for other sinks come next."""
 
     __slots__ = ()

@@ -3,17 +3,9 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from resp_server.native.core import FastPath, InputInterceptor
-
-class PollerHost(Protocol):
-    """The server whose sockets the poller reads (`pipeline.context.ServerContext`)."""
-
-    stats: Any
-
-    def renew(self) -> None: ...
-    def report(self, error: Exception) -> object: ...
 
 class Transport(asyncio.Transport):
     def set_interceptor(self, interceptor: InputInterceptor) -> None: ...
@@ -23,7 +15,7 @@ class Poller:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        server: PollerHost,
+        server: Any,  # a `pipeline.context.ServerContext`
         fast_path: FastPath | None = None,
         has_peer_processes: bool = False,
     ) -> None: ...

@@ -10,7 +10,7 @@ import resource
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from resp_server.net.passed_sockets import PassedSocket, take_passed
 
@@ -32,23 +32,6 @@ LEAVE_S = 0.5
 # From Linux' asm-generic/socket.h and linux/bpf_common.h (BPF_RET | BPF_K).
 SO_ATTACH_REUSEPORT_CBPF = 51
 BPF_RETURN = 0x06
-
-
-class ListenOptions(Protocol):
-    """The options of a server's listening sockets; see `resp_server.settings.server.ServerConfig`."""
-
-    @property
-    def hosts(self) -> Sequence[str]: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def tls(self) -> object | None: ...
-    @property
-    def tls_port(self) -> int | None: ...
-    @property
-    def tcp_backlog(self) -> int: ...
-    @property
-    def shares_port(self) -> bool: ...
 
 
 def raise_file_limit(clients: int) -> None:
@@ -98,25 +81,6 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     # because socket and asyncio add words to the error's text.
     reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
-
-
-def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Return a server's listening sockets: (those without TLS, those with TLS). OSError."""
-
-    def listen_at(port: int) -> list[socket.socket]:
-        return listen(config.hosts, port, config.tcp_backlog, shares_port=config.shares_port)
-
-    first = listen_at(config.port)
-    if config.tls is None:
-        return first, []
-    if config.tls_port is None:
-        return [], first
-    try:
-        return first, listen_at(config.tls_port)
-    except OSError:
-        for each in first:
-            each.close()
-        raise
 
 
 def accept_clients(listener: socket.socket, pause: Callable[[], object]) -> Iterator[socket.socket]:

@@ -8,34 +8,18 @@ built.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from resp_server import native
 from resp_server.acl.rules import KeyAccess, User
 from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.pipeline.context import ServerContext
-from resp_server.protocol.request_parser import Request, RequestParser
+from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
 
-
-class FastPath(Protocol):
-    """Answers the requests at the front of a buffer.
-
-    is_full: the last buffer has more requests for the core, which answers them later because their replies are long.
-    is_incomplete: the rest of the last buffer is the beginning of a request.
-    """
-
-    @property
-    def is_full(self) -> bool: ...
-    @property
-    def is_incomplete(self) -> bool: ...
-
-    def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]:
-        """Return the replies to the first requests, the remaining requests, and the rest of the buffer.
-
-        Without replies and requests, the rest is for the parser, unless it is incomplete.
-        """
+if TYPE_CHECKING:
+    from resp_server.native.core import FastPath
 
 
 def fast_path_of(server: ServerContext) -> FastPath | None:

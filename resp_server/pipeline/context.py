@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -23,7 +24,7 @@ from resp_server.pipeline.loading_waits import LoadingWaits
 from resp_server.pipeline.slow_requests import SlowRequests
 from resp_server.protocol.errors import GenericError, internal_error
 from resp_server.protocol.replies import Pending, Reply
-from resp_server.push.clients import Clients, NoClients, OtherWorkers
+from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
@@ -72,24 +73,30 @@ class ProcessInfo:
     memory_at_start: Memory | None = field(default_factory=memory_now)
 
 
-class OverlayControl(Protocol):
+class OverlayControl(ABC):
     """Shows and changes the owners of keys at a proxy with an upstream; ReplyError if that is not possible."""
 
+    @abstractmethod
     def owners(self) -> Reply:
         """Return the jobs with their key formats."""
 
+    @abstractmethod
     def owner(self, keys: Sequence[bytes], database: int) -> Reply:
         """Return the owner of each key."""
 
+    @abstractmethod
     def confirm(self, job: bytes) -> Reply:
         """Give a job's keys to its states."""
 
+    @abstractmethod
     def release(self, job: bytes) -> Reply:
         """Give a job's keys to the upstream."""
 
+    @abstractmethod
     def reload(self) -> Reply:
         """Read the rules file again."""
 
+    @abstractmethod
     def shadow(self) -> Reply:
         """Return what comparisons of the upstream with the states have found."""
 
@@ -108,7 +115,7 @@ class ServerContext:
     is_loading: bool = False
     # This server as a node of a cluster; None: it is in no cluster, and owns all slots. Set by `become_node`.
     cluster: NodeView | None = None
-    clients: Clients = field(default_factory=NoClients)
+    clients: Clients = field(default_factory=Clients)
     workers: OtherWorkers | None = None  # None: this is the only process that serves the port
     # The state of the servers behind a proxy, for INFO; None: this is no proxy.
     state_servers: Callable[[], Mapping[str, object]] | None = None
@@ -133,7 +140,9 @@ class ServerContext:
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
         self.slow_requests = SlowRequests(lambda: self.config, lambda: self.clock())
-        self.monitors = Monitors(self)
+        self.monitors = Monitors(
+            self.clients, lambda: self.workers, lambda: self.clock(), self.update_observation, self.attempt
+        )
         self.pause = ClientPause(lambda: self.clock(), self.update_observation, lambda: self.clients.resume())
         self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
         self.histories = Histories()

@@ -525,7 +525,7 @@ class Dispatcher:
             if kind is Sliced or kind is Pending:
                 return replies
             if kind is ExecPlan:
-                return [ExecRunner(self, context, replies[0])]
+                return [ExecRunner(context, replies[0], self.answer_queued, self.pending_reply, self.error_reply)]
             protocol = context.session.protocol
             return [
                 b"$%d\r\n%b\r\n" % (len(reply), reply) if type(reply) is bytes else encode(reply, protocol)

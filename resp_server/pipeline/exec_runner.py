@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from resp_server.command.policy import Role
 from resp_server.pipeline.context import CommandContext
@@ -55,27 +55,26 @@ class ExecContext(CommandContext):
         pass  # EXEC still needs it
 
 
-class QueuedRunner(Protocol):
-    """Runs queued commands one by one; implemented by the dispatcher."""
-
-    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
-        """Run a queued command."""
-
-    def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
-        """Return a resolved reply, encoded."""
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return the error reply for an exception."""
-
-
 class ExecRunner:
     """Makes the reply to EXEC step by step, as `SlicedEncoder` does for other replies.
 
     While `pending` is set, the next step waits for it. Replies that a queued CLIENT REPLY suppresses are dropped.
+
+    Args:
+        answer: Runs one queued command.
+        pending_reply: Returns a resolved reply, encoded.
+        error_reply: Returns the error reply for an exception.
     """
 
-    def __init__(self, dispatcher: QueuedRunner, context: CommandContext, plan: ExecPlan) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self,
+        context: CommandContext,
+        plan: ExecPlan,
+        answer: Callable[[CommandContext, Request], bytes | Sliced | Pending],
+        pending_reply: Callable[[CommandContext, Pending], bytes],
+        error_reply: Callable[[Exception], bytes],
+    ) -> None:
+        self._answer_queued, self._pending_reply, self._error_reply = answer, pending_reply, error_reply
         self._context = ExecContext(context.session, context.server, plan.view)
         self._plan = plan
         self._parts = self._make()
@@ -138,12 +137,12 @@ class ExecRunner:
 
     def _answer(self, request: Request) -> Iterator[bytes]:
         session = self._context.session
-        reply = self._dispatcher.answer_queued(self._context, request)
+        reply = self._answer_queued(self._context, request)
         if isinstance(reply, Pending):
             self.pending = reply
             yield b""
             self.pending = None
-            reply = self._dispatcher.pending_reply(self._context, reply)
+            reply = self._pending_reply(self._context, reply)
         # A queued CLIENT REPLY SKIP suppresses its own reply, and the one after EXEC.
         is_skip = (
             session.reply_mode is ReplyMode.SKIP_NEXT
@@ -166,7 +165,7 @@ class ExecRunner:
                 except Exception as error:
                     if encoder.has_started:
                         raise
-                    yield self._dispatcher.error_reply(error)
+                    yield self._error_reply(error)
                     return
                 self.buffered_bytes = encoder.buffered_bytes
         finally:

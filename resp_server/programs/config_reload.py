@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from resp_server.programs.command_line import mistakes_of
 from resp_server.programs.configuration import Configuration
 from resp_server.programs.listening import config_of
+from resp_server.serving.server import Server
 from resp_server.settings.programs import TABLE, rows_for
 from resp_server.settings.server import ROWS, ServerConfig
 from resp_server.settings.setting import REGISTRY
+from resp_server.workers.master import Workers
 from state_backend import log_lines
 from state_backend.model.errors import SparkisError
 
@@ -25,16 +27,6 @@ APPLIED = {row.option for row in TABLE if row.is_modifiable or row.at_once}
 LOG_OPTIONS = {row.option for row in rows_for(REGISTRY) if row.option in APPLIED}
 
 
-class Configurable(Protocol):
-    """A server, or the master of workers."""
-
-    def configure(self, changes: Mapping[str, Any]) -> None:
-        """Change settings, given as fields of ServerConfig."""
-
-    def set_up_log(self, levels: str, line_format: str) -> None:
-        """Log with other levels, or in another format."""
-
-
 class ConfigReload:
     """Reloads the configuration file of a program.
 
@@ -43,7 +35,7 @@ class ConfigReload:
         server: None: the program has none, and only what it logs may change.
     """
 
-    def __init__(self, options: argparse.Namespace, server: Configurable | None) -> None:
+    def __init__(self, options: argparse.Namespace, server: Server | Workers | None) -> None:
         self._server = server
         configuration: Configuration | None = getattr(options, "configuration", None)
         self._file = None if configuration is None else configuration.file

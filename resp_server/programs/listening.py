@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from resp_server.acl.users import AccessError, Users
 from resp_server.native import CORE
@@ -23,7 +23,9 @@ from resp_server.net.tls import CA_OPTION, TlsFiles, files_of, server_context
 from resp_server.programs.command_line import Mistakes
 from resp_server.programs.configuration import Configuration
 from resp_server.programs.draining import Drain
+from resp_server.serving.server import Server
 from resp_server.settings.server import ROWS, ServerConfig
+from resp_server.workers.master import Workers
 
 logger = logging.getLogger("sparkis.server")
 
@@ -130,17 +132,6 @@ def report_ports(ports: Mapping[str, int | None], is_child: bool, supervised: Ma
         os.write(supervised["ports"], json.dumps(ports).encode())
 
 
-class UserSource(Protocol):
-    """A server, or the master of workers, with the users of an ACL file."""
-
-    @property
-    def users(self) -> Users:
-        """The current users."""
-
-    def reload_users(self) -> None:
-        """Read the ACL file again, for all connections; AccessError if it is invalid: then nothing changes."""
-
-
 class EndedBeforeStartError(Exception):
     """The end of a program was requested while it started."""
 
@@ -159,7 +150,7 @@ class Shutdown:
         self,
         *,
         watches_input: bool,
-        users: UserSource | None = None,
+        users: Server | Workers | None = None,
         lifeline: int | None = None,
         reload: Callable[[], None] | None = None,
         drain: Drain | None = None,
@@ -182,7 +173,7 @@ class Shutdown:
         """Return whether the end was requested."""
         return self._ended.is_set()
 
-    def handle_hang_ups(self, users: UserSource | None, reload: Callable[[], None] | None) -> None:
+    def handle_hang_ups(self, users: Server | Workers | None, reload: Callable[[], None] | None) -> None:
         """Reload at each SIGHUP from now on."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
 
@@ -224,13 +215,13 @@ class Shutdown:
             self._end()
 
 
-def _hang_up(server: UserSource | None, reload: Callable[[], None] | None) -> None:
+def _hang_up(server: Server | Workers | None, reload: Callable[[], None] | None) -> None:
     if reload is not None:
         reload()
     _reload_users(server)
 
 
-def _reload_users(server: UserSource | None) -> None:
+def _reload_users(server: Server | Workers | None) -> None:
     if server is None or server.users.path is None:
         logger.info("SIGHUP: there is no ACL file to reload; changed certificates are reloaded without a signal")
         return

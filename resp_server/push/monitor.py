@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from resp_server.command.redaction import redacted
 from resp_server.command.table import Command
@@ -55,27 +55,28 @@ class MonitorLine(NamedTuple):
         return cls(line.encode("latin-1"), [key.encode("latin-1") for key in keys], user.encode("latin-1"))
 
 
-class MonitorHost(Protocol):
-    """The process whose requests are monitored."""
-
-    clients: Clients
-    workers: OtherWorkers | None
-
-    @property
-    def clock(self) -> Clock: ...
-
-    def update_observation(self) -> None:
-        """Update all sessions after the first monitor was added or the last one removed."""
-
-    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
-        """Call a function; False if it raised, which is logged."""
-
-
 class Monitors:
-    """The monitors of this process, and the lines that wait to be sent."""
+    """The monitors of this process, and the lines that wait to be sent.
 
-    def __init__(self, host: MonitorHost) -> None:
-        self._host = host
+    Args:
+        workers: Returns the other workers of the port.
+        on_change: Called after the first monitor was added or the last one removed.
+        attempt: Calls a function; False if it raised, which is logged.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        workers: Callable[[], OtherWorkers | None],
+        clock: Clock,
+        on_change: Callable[[], None],
+        attempt: Callable[..., bool],
+    ) -> None:
+        self._clients = clients
+        self._workers = workers
+        self._clock = clock
+        self._on_change = on_change
+        self._attempt = attempt
         self._own: dict[int, Session] = {}
         self._has_remote = False
         self._lines: list[MonitorLine] = []
@@ -96,24 +97,25 @@ class Monitors:
         self._send()
         session.is_monitor = True
         self._own[session.id] = session
-        self._host.update_observation()
+        self._on_change()
 
     def remove(self, session: Session) -> None:
         """End a client's MONITOR."""
         session.is_monitor = False
         if self._own.pop(session.id, None) is not None:
-            self._host.update_observation()
+            self._on_change()
 
     def set_remote(self, has_remote: bool) -> None:
         """Record whether other processes have monitors."""
         if self._has_remote != has_remote:
             self._has_remote = has_remote
-            self._host.update_observation()
+            self._on_change()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Notify the other processes that this one has monitors; called again for each new process."""
-        if self._own and self._host.workers is not None:
-            self._host.workers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
+        workers = self._workers()
+        if self._own and workers is not None:
+            workers.query(ANNOUNCE_MONITORS, None, lambda answers: then())
 
     def record(self, session: Session, command: Command, request: Sequence[bytes]) -> None:
         """Send an answered request to the monitors."""
@@ -123,7 +125,7 @@ class Monitors:
         keys = [first_words[at] for at, _ in command.keys_in(first_words)] if command.facts.key_specs else []
         word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
         words = truncated(redacted(command.policy.redaction, request), WORDS_MAX, word_bytes_max)
-        line = line_of(self._host.clock(), session.db, session.address, words)
+        line = line_of(self._clock(), session.db, session.address, words)
         self._lines.append(MonitorLine(line, keys[: WORDS_MAX + 1], session.user.name))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -146,19 +148,19 @@ class Monitors:
         """Send lines to this process's monitors."""
         joined = b"".join([each.line for each in lines])
         for session in list(self._own.values()):
-            if not self._host.attempt(self._send_to, session, lines, joined):
-                self._host.clients.cut(session.id, "MONITOR lines could not be sent")
+            if not self._attempt(self._send_to, session, lines, joined):
+                self._clients.cut(session.id, "MONITOR lines could not be sent")
 
     def _send_to(self, session: Session, lines: Sequence[MonitorLine], joined: bytes) -> None:
         reads_all = session.user.reads_all_keys
         text = joined if reads_all else b"".join([each.line for each in lines if may_see(session, each)])
         if text:
-            self._host.clients.push(session.id, text)
+            self._clients.push(session.id, text)
 
     def cut(self) -> None:
         """Cut this process's monitors, because lines were lost."""
         for session_id in list(self._own):
-            self._host.clients.cut(session_id)
+            self._clients.cut(session_id)
 
     # -- the other processes ------------------------------------------------------------------------------------------
 
@@ -175,9 +177,10 @@ class Monitors:
         self._query(RELAY_LINES, batch)
 
     def _query(self, query_name: str, argument: Any) -> None:
-        if self._host.workers is not None:
+        workers = self._workers()
+        if workers is not None:
             self._is_relaying = True
-            self._host.workers.query(query_name, argument, self._relayed)
+            workers.query(query_name, argument, self._relayed)
 
     def _relayed(self, counts: Sequence[int]) -> None:
         self._is_relaying = False

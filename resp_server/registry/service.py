@@ -46,7 +46,7 @@ from resp_server.registry.own_log import OwnLog
 from resp_server.registry.registry_file import FencedError, RegistryLease
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
-from resp_server.serving.token_port import TokenPort
+from resp_server.serving.token_port import AuthenticatedConnection, TokenPort
 from state_backend.model.errors import SparkisError
 from state_backend.model.slot_set import NONE
 
@@ -95,7 +95,7 @@ class RegistryStatus(NamedTuple):
     failovers: int
 
 
-class RegistryConnection:
+class RegistryConnection(AuthenticatedConnection):
     """One connection: of a server, a watcher or a driver."""
 
     def __init__(self, registry: Registry, writer: asyncio.StreamWriter, now_s: float) -> None:

@@ -15,7 +15,7 @@ from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
-from resp_server.serving.token_port import TokenPort
+from resp_server.serving.token_port import AuthenticatedConnection, TokenPort
 
 PROTOCOL = 2
 
@@ -48,7 +48,7 @@ class AnnouncementListener:
         self._port.close()
 
 
-class _Writer:
+class _Writer(AuthenticatedConnection):
     """One authenticated connection, of a writer."""
 
     def __init__(self, appliers: Appliers) -> None:

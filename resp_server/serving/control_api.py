@@ -27,7 +27,7 @@ from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.driver_leases import DriverLeases
-from resp_server.serving.token_port import TokenPort
+from resp_server.serving.token_port import AuthenticatedConnection, TokenPort
 
 PROTOCOL = 2
 WAIT_MS_MAX = 600_000
@@ -68,7 +68,7 @@ class ControlListener:
         self._port.close()
 
 
-class _Caller:
+class _Caller(AuthenticatedConnection):
     """One authenticated connection."""
 
     def __init__(self, appliers: Appliers, topology_source: TopologySource, driver_leases: DriverLeases | None) -> None:

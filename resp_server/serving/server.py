@@ -21,14 +21,16 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.commands.client import client_line
 from resp_server.net.addresses import address_of
-from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port, listen_at_ports
+from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave_port
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.net.transports import keep_alive
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.errors import DeniedError, GenericError, ReplyError
+from resp_server.push.clients import Clients
 from resp_server.serving.epoch_notifier import EpochNotifier
 from resp_server.serving.invalidation_sender import InvalidationSender
+from resp_server.serving.listening_ports import listen_at_ports
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from resp_server.settings.server import ServerConfig
@@ -44,7 +46,7 @@ QUIET_S_MAX = 1.0
 DRAIN_POLL_S = 0.02
 
 
-class Server:
+class Server(Clients):
     """Answers clients from a keyspace.
 
     Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.

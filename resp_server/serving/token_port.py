@@ -13,8 +13,9 @@ import asyncio
 import hmac
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from resp_server.limits import KEEPALIVE_S
 from resp_server.net.listeners import ACCEPT_PAUSE_S, ACCEPTS_PER_ROUND
@@ -42,12 +43,14 @@ REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
 
 
-class AuthenticatedConnection(Protocol):
+class AuthenticatedConnection(ABC):
     """An authenticated connection; the owner of the port implements it."""
 
+    @abstractmethod
     async def answer(self, request: Request) -> bytes:
         """Return the encoded reply to a request."""
 
+    @abstractmethod
     def connection_ended(self) -> None:
         """Handle the end of the connection."""
 

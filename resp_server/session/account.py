@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 
-class Account(Protocol):
+class Account(ABC):
     """A session's user (see `resp_server.acl.rules.User`). All of its fields but the name may change at any time.
 
     is_open: no password is needed. is_unrestricted: no request has to be checked.
@@ -21,18 +22,25 @@ class Account(Protocol):
     compiled: Any
 
     @property
+    @abstractmethod
     def is_open(self) -> bool: ...
     @property
+    @abstractmethod
     def is_unrestricted(self) -> bool: ...
     @property
+    @abstractmethod
     def reads_all_keys(self) -> bool: ...
     @property
+    @abstractmethod
     def read_patterns(self) -> Sequence[bytes]: ...
+    @abstractmethod
     def can_read(self, key: bytes) -> bool:
         """Return whether the user may read a key."""
 
+    @abstractmethod
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
         """Return whether the user may subscribe to a channel, or to a pattern."""
 
+    @abstractmethod
     def denial(self, command: Any, request: Sequence[bytes]) -> Any:
         """Return why a request is denied, or None."""

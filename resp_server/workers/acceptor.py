@@ -6,7 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from resp_server.net.listeners import ACCEPT_PAUSE_S, LEAVE_S, accept_all, accept_clients, leave_port, listen_at_ports
+from resp_server.net.listeners import ACCEPT_PAUSE_S, LEAVE_S, accept_all, accept_clients, leave_port
+from resp_server.serving.listening_ports import listen_at_ports
 from resp_server.settings.server import ServerConfig
 
 

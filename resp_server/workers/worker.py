@@ -25,6 +25,7 @@ from resp_server.net import event_loop
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, TlsFiles
 from resp_server.protocol.replies import Pending
+from resp_server.push.clients import OtherWorkers
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -39,7 +40,7 @@ logger = logging.getLogger("sparkis.server")
 PAUSED_S_MAX = 30.0
 
 
-class Worker:
+class Worker(OtherWorkers):
     """Handles the lines of the master."""
 
     def __init__(self, end: socket.socket) -> None:

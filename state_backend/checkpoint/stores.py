@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -30,38 +30,8 @@ JOINED_BYTES = 1 << 20
 READS_AT_A_TIME = 16
 
 
-class StoreFiles(Protocol):
-    """The files of one store in one partition.
-
-    Each version has a unique id in checkpoint format 2, which is a part of the names of its files; None in format 1.
-    """
-
-    def name_of_changes(self, version: int, unique_id: str | None) -> str:
-        """Return the name of the file with the changes that made a version."""
-
-    def has_changes(self, version: int, unique_id: str | None, committed_ns: int | None) -> bool | None:
-        """Return whether a file has the changes that made a version; None if only other partitions can tell.
-
-        Args:
-            committed_ns: When the version's batch was committed.
-        """
-
-    def changes(self, version: int, unique_id: str | None) -> Iterator[Records]:
-        """Yield the changes that made a version, in their order."""
-
-    def has_snapshot(self, version: int, unique_id: str | None) -> bool:
-        """Return whether a file has the whole state as of a version."""
-
-    def difference(self, version: int, unique_id: str | None, id_before: str | None) -> Iterator[Records]:
-        """Yield the changes that made a version, found by comparing its snapshot with the one before."""
-
-    def whole(self, version: int, unique_id: str | None) -> Iterator[Records]:
-        """Yield the whole state as of a version: puts of distinct keys."""
-
-    def families(self) -> dict[str, int]:
-        """Return the numbers of the column families by name."""
-
-
+# The files of one store in one partition.
+StoreFiles = HdfsStore | RocksDbStore
 Decoded = Iterator[tuple[State, pa.RecordBatch]]
 
 

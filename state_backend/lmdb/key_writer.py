@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -185,9 +186,10 @@ class WrittenState(NamedTuple):
         return self.reduction is not None or self.row_order is not None
 
 
-class KindWriter(Protocol):
+class KindWriter(ABC):
     """Writes the keys of one kind of state."""
 
+    @abstractmethod
     def apply(
         self,
         at: bytes,

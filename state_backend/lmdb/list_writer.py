@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from state_backend.codec import packed_list
-from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
 from state_backend.lmdb.lists import ListBlocks, LongList
 from state_backend.lmdb.record_format import FORM_AT, LONG_LIST, LONG_LIST_PAYLOAD, SHORT_LIST, make_record, payload_of
 from state_backend.model.records import Change, Op
 
 
-class ListWriter:
+class ListWriter(KindWriter):
     """Writes the keys of list states."""
 
     def __init__(self, keys: KeyWriter) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from state_backend.codec import packed_map
 from state_backend.codec.checksums import with_checksum
-from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
 from state_backend.lmdb.record_format import (
     FIELD_ENTRY,
     FIELD_EXPIRY_TIME_AT,
@@ -36,7 +36,7 @@ from state_backend.model.records import RUN_ROWS_MAX, Change, Op
 PUT = int(Op.PUT)
 
 
-class MapWriter:
+class MapWriter(KindWriter):
     """Writes the keys of map states, and the fields of large maps.
 
     has_late_field: True once a field is put whose expiry is before the announced time; the caller resets it.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from state_backend.codec import packed_list, packed_sorted
-from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
 from state_backend.lmdb.ranks import Edit, RankTreeWriter
 from state_backend.lmdb.record_format import (
     FIRST_LARGE,
@@ -33,7 +33,7 @@ from state_backend.model.records import RUN_ROWS_MAX, Change, Op
 PUT = int(Op.PUT)
 
 
-class SetWriter:
+class SetWriter(KindWriter):
     """Writes the keys of set and sorted set states."""
 
     def __init__(self, keys: KeyWriter) -> None:

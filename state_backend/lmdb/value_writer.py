@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from state_backend.codec.checksums import with_checksum
-from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
 from state_backend.lmdb.record_format import (
     FORM_AT,
     ID_BYTES,
@@ -25,7 +25,7 @@ from state_backend.model.records import Op
 PUT = int(Op.PUT)
 
 
-class ValueWriter:
+class ValueWriter(KindWriter):
     """Writes the keys of value states."""
 
     def __init__(self, keys: KeyWriter) -> None:

@@ -11,6 +11,7 @@ from resp_server.backends.overlay.shadow import Shadow
 from resp_server.backends.routing.key_matcher import Decision
 from resp_server.backends.routing.ownership import Ownership, UnknownJobError
 from resp_server.backends.routing.rules import Owner, Writes
+from resp_server.pipeline.context import OverlayControl
 from resp_server.protocol.errors import GenericError, LoadingError
 from resp_server.protocol.replies import Pending, Reply
 
@@ -18,7 +19,7 @@ from resp_server.protocol.replies import Pending, Reply
 NAMES_MAX = 128
 
 
-class OwnershipControl:
+class OwnershipControl(OverlayControl):
     """Shows and changes the owners of keys."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The types of `forwarder.pyx`, which has the docstrings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
@@ -13,16 +13,9 @@ from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import FastPath, InputInterceptor
+from resp_server.pipeline.context import ServerContext
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
-
-class ForwarderServer(Protocol):
-    """The proxy whose requests the forwarder forwards (`pipeline.context.ServerContext`)."""
-
-    stats: Any
-    view: Any
-
-    def report(self, error: Exception) -> object: ...
 
 class ForwarderConnection(Protocol):
     """A client's connection (`backends.servers.connection.ProxyConnection`)."""
@@ -90,7 +83,7 @@ class Forwarder:
     holds_upstream: bool
     last_command: str
     def __init__(
-        self, cluster: StateCluster, server: ForwarderServer, commands: Sequence[tuple[str, int, int, CommandStats]]
+        self, cluster: StateCluster, server: ServerContext, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
     def forward(
         self, sink: ForwarderSink, data: bytes, protocol: int, database: int = 0, is_of_states: bool = False
