@@ -15,8 +15,7 @@ from compat.processes import killed_at_end
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
-from state_backend.model.records import Change, Op, changes_in, runs_of
-from state_backend.store.store import EpochChanges
+from state_backend.model.records import Change, Op, changes_in
 from tests.adversity.appliers import (
     GENERATION,
     JOB,
@@ -29,6 +28,7 @@ from tests.adversity.appliers import (
     epoch_at,
     growing_log,
 )
+from tests.builders import apply_epoch
 
 pytestmark = pytest.mark.kill
 
@@ -119,7 +119,7 @@ def test_a_killed_reader_does_not_let_the_file_grow_for_ever(tmp_path: Path) -> 
     def apply(first: int, count: int) -> int:
         for number in range(first, first + count):
             changes = [Change("value", Op.PUT, key, None, b"%d" % number + b"x" * 500) for key in KEYS]
-            store.apply(EpochChanges(number, 1, 1, list(runs_of(changes, ["value"]))), STATES)
+            apply_epoch(store, STATES, changes, number)
         return (tmp_path / "data.mdb").stat().st_size
 
     apply(0, 1)

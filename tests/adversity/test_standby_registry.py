@@ -7,10 +7,8 @@ import shutil
 import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
 from tests.adversity.fleet import Fleet
+from tests.builders import put_value, value_state, write_log
 
 
 def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:
@@ -40,8 +38,7 @@ def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_
 def test_it_ends_when_the_registry_that_its_record_names_has_another_log(fleet: Fleet) -> None:
     fleet.registry()
     leftover = fleet.folder / "leftover"
-    with LogWriter(leftover, "job", [StateDescriptor("n", key="k", value="v")]) as writer:
-        writer.publish([Change("n", Op.PUT, b"job:n:1", value=b"-1")])
+    write_log(leftover, "job", [value_state("n")], [put_value("n", b"job:n:1", b"-1")])
     shutil.copy(fleet.log / "registry.json", leftover)
     standing = fleet.registry("--standby", log=leftover)
     assert standing.popen.wait(WAIT_S_MAX) == 1

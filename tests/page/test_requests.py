@@ -29,6 +29,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
+from tests.builders import put_value, write_log
 from tests.server.nodes import HALVES, Nodes
 from tests.server.swap import Swap
 from tests.server.test_signals import Start
@@ -296,8 +297,7 @@ def test_a_node_of_a_cluster_shows_the_keys_of_all_nodes(tmp_path: Path) -> None
 
 def test_the_cluster_shows_the_zones_of_its_servers(tmp_path: Path, start: Start) -> None:
     with ExitStack() as stack:
-        with LogWriter(tmp_path / "log", "cars", STATES) as writer:
-            writer.publish([Change("speed", Op.PUT, b"cars:speed:1", value=b"9")])
+        write_log(tmp_path / "log", "cars", STATES, [put_value("speed", b"cars:speed:1", b"9")])
         log = ("--log", tmp_path / "log")
         start("registry", *log, "--port", 0, "--replicas", 1).wait_for("started registry")
         zones = {}

@@ -25,7 +25,7 @@ CARS, TRUCKS = b"cars:speed:c*", b"cars:speed:t*"
 def log(tmp_path: Path) -> Iterator[LogWriter]:
     """The log of the job."""
     with LogWriter(tmp_path / "log", "cars", STATES) as writer:
-        writer.publish([put(b"c0")])
+        writer.publish([speed_of(b"c0")])
         yield writer
 
 
@@ -36,7 +36,7 @@ def server(log: LogWriter, tmp_path: Path) -> Iterator[Running]:
         yield server
 
 
-def put(name: bytes, value: bytes = b"9") -> Change:
+def speed_of(name: bytes, value: bytes = b"9") -> Change:
     """Return a change of a car."""
     return Change("speed", Op.PUT, b"cars:speed:" + name, value=value)
 
@@ -74,11 +74,11 @@ def test_keys_of_a_pattern_that_are_gone_make_room_for_new_ones(
         assert watcher.is_full
         log.publish(Change("speed", Op.DELETE, b"cars:speed:" + name) for name in names)
         await eventually_async(lambda: matching(watcher, CARS), lambda found: not found, "no keys")
-        log.publish([put(b"c-new")])
+        log.publish([speed_of(b"c-new")])
         await eventually_async(lambda: matching(watcher, CARS), lambda found: found == [b"cars:speed:c-new"], "it")
         assert not watcher.is_full
 
-    log.publish(map(put, names))
+    log.publish(map(speed_of, names))
     watch(server, look)
 
 
@@ -86,7 +86,7 @@ def test_a_tab_has_the_notifications_of_its_own_patterns_each_once(server: Runni
     async def look(watcher: Watcher) -> None:
         await eventually_async(lambda: matching(watcher, CARS, b"cars:speed:*", TRUCKS), awaited="the first key")
         for number, name in enumerate((b"c1", b"t1", b"c1"), start=1):
-            log.publish([put(name, b"%d" % number)])  # epochs that are applied together give one notification
+            log.publish([speed_of(name, b"%d" % number)])  # epochs that are applied together give one notification
             await eventually_async(
                 lambda: watcher.events_of([b"cars:speed:*"]), lambda found, wanted=number: len(found) == wanted, "it"
             )

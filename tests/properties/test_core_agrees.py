@@ -20,7 +20,6 @@ from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.native import CORE
 from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -30,7 +29,7 @@ from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.store import EpochChanges
 
-pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 # Bounds a test that would hang.
 TURNS_MAX = 10_000

@@ -19,7 +19,6 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
 from resp_server.client.connection import Connection
-from resp_server.native import CORE
 from resp_server.protocol.doubles import double_text
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -28,11 +27,11 @@ from state_backend.codec.packed_sorted import score_text
 from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.store import DATA, LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
-pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 STATE, KEY, NOW_MS = StateDescriptor("z", key="k", member="m", score="s"), b"j:z:a", 1_700_000_000_000
 # So that a few members make a tree of several levels.
@@ -55,7 +54,7 @@ def small_trees() -> Iterator[None]:
 
 
 def publish(store: LmdbStore, changes: list[Change]) -> None:
-    store.apply(EpochChanges(store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes, ["z"]))), [STATE])
+    apply_epoch(store, [STATE], changes, clock_ms=NOW_MS)
 
 
 def served(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransport], None]) -> None:

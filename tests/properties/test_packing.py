@@ -36,7 +36,7 @@ from state_backend.store.store import EpochChanges
 if TYPE_CHECKING:
     from state_backend.native.packing import Packing
 
-pytestmark = pytest.mark.skipif(native._packing is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 STATES = (
     StateDescriptor("one", key="k", value="v").for_job("job"),

@@ -29,7 +29,7 @@ from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
 
-pytestmark = pytest.mark.skipif(forwarder is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 OLD: ReplyEpochs = ({"job": (1, 1)},)
 NEW: ReplyEpochs = ({"job": (1, 2)},)

@@ -84,10 +84,9 @@ def test_a_number_has_at_most_one_sign_and_is_of_64_bits() -> None:
     assert cut_up(b":%d\r\n" % -(2**63), []) == ([b":-9223372036854775808\r\n"], False)
 
 
+@pytest.mark.compiled
 @given(sent=streams(), places=st.lists(st.integers(0, 1 << 16), max_size=4))
 def test_the_compiled_core_finds_the_same_replies(sent: bytes, places: list[int]) -> None:
-    if native.core is None:
-        pytest.skip("the compiled core is not built")
     compiled = cut_up(sent, places)
     with patch.object(native, "core", None):
         assert cut_up(sent, places) == compiled

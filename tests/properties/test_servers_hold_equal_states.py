@@ -26,6 +26,7 @@ from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.properties import test_stores_agree as stores
 
 STATES = stores.STATES
@@ -174,7 +175,7 @@ def held(store: LmdbStore) -> set[Any]:
 def as_a_set(changes: Any) -> set[Any]:
     """Return changes so that they can be compared: one large map may be told field by field, or as a whole."""
     store = MemoryStore("")
-    store.apply(EpochChanges(0, 1, 0, list(runs_of(changes, NAMES))), STATES)
+    apply_epoch(store, STATES, changes, 0, clock_ms=0)
     held = set()
     for key, each in store._keys.items():
         scores, fields = tuple(sorted(each.scores.items())), tuple(sorted(each.fields.items()))

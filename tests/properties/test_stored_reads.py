@@ -19,7 +19,6 @@ from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import Destination
-from resp_server.native import CORE
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.serving.server import Server
 from resp_server.session.session import Session
@@ -29,7 +28,7 @@ from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Job, Keyspace
 from tests.properties.test_core_agrees import COMPILED, apply, endings, reads, runs
 
-pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 # Of the keys that a store has, some are the upstream's by a rule, and some depend on the request.
 SOME_FORWARDED = [

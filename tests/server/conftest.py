@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -19,16 +20,19 @@ from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges, Store
+from state_backend.store.store import Store
+from tests.builders import apply_epoch
 from tests.server.swap import Swap
 
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000
 LARGE_BYTES = 1 << 20
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has epoll")
+OWN_SOCKETS = pytest.param("own", marks=[pytest.mark.compiled, on_linux])
 
 STATES = [
     StateDescriptor("temp", key="sensor", value="temp"),
@@ -159,20 +163,18 @@ class Running(LoopThread):
         super().stop()
 
 
-@pytest.fixture(params=["own", "asyncio"])
+@pytest.fixture(params=[OWN_SOCKETS, "asyncio"])
 def kind_of_sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have this process's servers use the core's own epoll, or asyncio's sockets, as without the core."""
     if request.param == "asyncio":
         monkeypatch.setattr(native, "sockets", None)
-    elif native.sockets is None:
-        pytest.skip("the compiled core is not built")
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def store() -> MemoryStore:
     made = MemoryStore("g1")
-    made.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(CHANGES, [state.name for state in STATES]))), STATES)
+    apply_epoch(made, STATES, CHANGES, 4, clock_ms=NOW_MS)
     return made
 
 

@@ -27,10 +27,10 @@ from resp_server.cluster.topology import Topology
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.conftest import NOW_MS, Peer
 
 STATES = [
@@ -72,7 +72,7 @@ class Scene:
     async def _start(self, settings: dict[str, Any]) -> None:
         config = ServerConfig(port=0, hosts=("127.0.0.1",), **settings)
         self.store = MemoryStore("g1")
-        self.store.apply(EpochChanges(1, 1, NOW_MS, list(runs_of(CHANGES, [each.name for each in STATES]))), STATES)
+        apply_epoch(self.store, STATES, CHANGES, 1, clock_ms=NOW_MS)
         self.nodes = []
         for _ in SLOTS:
             keyspace = Keyspace()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.serving import applier_process
 from resp_server.serving import appliers as followers_module
@@ -34,6 +35,7 @@ from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Keyspace
 from state_backend.store.store import Snapshot
+from tests.builders import put_value, write_log
 from tests.server.test_signals import Start
 from tests.server.test_signals import start as start
 
@@ -158,10 +160,10 @@ def scenario(body: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
 
 def applier_of(job: str) -> int:
     """Return the process id of a job's applier."""
-    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+    for child, line in children_of(os.getpid()).items():
+        words = line.split(b"\0")
         if b"state_backend.apply.applier" in words and job.encode() in words:
-            return int(child)
+            return child
     raise ProcessLookupError(job)
 
 
@@ -402,8 +404,7 @@ async def test_an_announced_job_is_served_before_the_next_listing(folder: Path) 
 
 def test_the_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:
     states = [StateDescriptor(f"s{number:04}", key="car", value="kmh") for number in range(3 * STATES_LOGGED_MAX)]
-    with LogWriter(tmp_path / "log", "job", states) as writer:
-        writer.publish([Change("s0000", Op.PUT, b"job:s0000:1", value=b"7")])
+    write_log(tmp_path / "log", "job", states, [put_value("s0000", b"job:s0000:1", b"7")])
     server = start("serve", "--log", tmp_path / "log", "--store", tmp_path / "store", "--port", 0)
     line = server.wait_for(r"job job: serving generation \w+(\S*), (\d+) states: (.*)")
     named = ", ".join(state.name for state in states[:STATES_LOGGED_MAX])

@@ -19,7 +19,7 @@ import redis
 
 import sparkis
 from compat.processes import killed_at_end
-from sparkis import Change, LogWriter, Op, StateDescriptor
+from tests.builders import put_value, value_state, write_log
 
 ROOT = Path(__file__).parents[2]
 WAIT_S_MAX = 60.0
@@ -64,8 +64,7 @@ def environment() -> dict[str, str]:
 @contextmanager
 def served(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Redis, Path]]:
     """Give a client of `sparkis serve` over a log with one key, and the file with the server's errors."""
-    with LogWriter(folder / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
-        writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
+    write_log(folder / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
     command = [python, "-m", "sparkis", "serve", "--log", folder / "log", "--store", folder / "store", *options]
     with open(folder / "stderr", "w") as errors:
         process = subprocess.Popen(

@@ -13,10 +13,9 @@ import pytest
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 from compat.conformance.wire import requests
-from resp_server.native import CORE
 from tests.server.conftest import Peer
 
-pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 
 @pytest.fixture(scope="module")

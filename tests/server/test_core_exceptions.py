@@ -12,10 +12,10 @@ from compat.conformance.wire import request
 from resp_server import native
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges
+from state_backend.model.records import Change, Op
+from tests.builders import apply_epoch
 
-pytestmark = pytest.mark.skipif(native.core is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 STATES = [StateDescriptor("z", key="k", member="m", score="s")]
 
@@ -28,7 +28,7 @@ def test_what_comes_before_half_a_request_is_answered_when_the_core_raises(
 
     store = LmdbStore(tmp_path, "g1")
     changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1e30")]
-    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["z"]))), STATES)
+    apply_epoch(store, STATES, changes, 0)
     running = serve(store, STATES)
     monkeypatch.setattr(native.core, "double_text", raising)
     peer = running.connect()

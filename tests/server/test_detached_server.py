@@ -17,13 +17,12 @@ import pytest
 import redis
 
 from compat.conformance.servers import redis_server
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net import children
 from resp_server.programs.executor_supervisor import start_of
 from resp_server.serving.server_file import ServerFile
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from tests.builders import put_value, value_state, write_log
 
 # What a driver does, without Spark: it ensures the server, says where it is, and ends as it is told to.
 DRIVER = """
@@ -75,8 +74,7 @@ class Driver:
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     """Start a driver of a log with one key; its records are this test's own, and no server stays after the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
-        writer.publish([Change("s", Op.PUT, b"job:s:a", None, b"v")])
+    write_log(tmp_path / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"v")])
     drivers: list[Driver] = []
     with ExitStack() as stack:
 
@@ -240,5 +238,5 @@ def test_a_server_with_an_upstream_outlives_its_driver_and_ends_with_its_proxy(
 
 def child_of(pid: int) -> int:
     """Return the process id of a proxy's state server."""
-    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(child)
+    (child,) = children_of(pid)
+    return child

@@ -17,8 +17,8 @@ from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.programs.draining import SAME_SIGNAL_S
 from resp_server.registry.registry_file import read_registry_file
-from sparkis import Change, LogWriter, Op, StateDescriptor
 from state_backend.log.filesystems import open_filesystem
+from tests.builders import put_value, value_state, write_log
 from tests.server.restarts import GET, VALUE, Readers, activated, socket_unit
 from tests.server.test_signals import Start
 from tests.server.test_signals import start as start
@@ -31,8 +31,9 @@ STARTED = r"started @ 127\.0\.0\.1:(\d+)"
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("log")
-    with LogWriter(root, "job", [StateDescriptor("s", key="k", value="v")]) as writer:
-        writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1"), Change("s", Op.PUT, b"job:s:large", value=LARGE)])
+    write_log(
+        root, "job", [value_state("s")], [put_value("s", b"job:s:a", b"1"), put_value("s", b"job:s:large", LARGE)]
+    )
     return root
 
 

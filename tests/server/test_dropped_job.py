@@ -10,16 +10,14 @@ from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.log.drop import drop
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from tests.builders import put_value, write_log
 
 STATE = StateDescriptor("temp", key="k", value="v")
 
 
 def publish(log: Path, job: str, value: bytes) -> None:
-    with LogWriter(log, job, [STATE], f"query-of-{job}") as writer:
-        writer.publish([Change("temp", Op.PUT, f"{job}:temp:a".encode(), None, value)])
+    write_log(log, job, [STATE], [put_value("temp", f"{job}:temp:a".encode(), value)], query_id=f"query-of-{job}")
 
 
 def jobs(client: Connection) -> dict[bytes, dict[bytes, bytes]]:

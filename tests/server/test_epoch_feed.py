@@ -14,9 +14,10 @@ from resp_server.cluster.topology import Topology
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges, Store
+from state_backend.store.store import Store
+from tests.builders import apply_epoch
 
 STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("map", key="k", value="v", field="f")]
 KEY = b"job:temp:a"
@@ -33,7 +34,7 @@ def publish(store: Store, epoch: int, *, term: int = 1) -> None:
         (b"%d" % each, text) for each in range(FIELDS)
     )  # as one change: the memory store copies a map
     changes = [Change("temp", Op.PUT, KEY, value=text), Change("map", Op.PUT, b"job:map:a", value=fields)]
-    store.apply(EpochChanges(epoch, term, epoch + 1, list(runs_of(changes, ["temp", "map"]))), STATES)
+    apply_epoch(store, STATES, changes, epoch, term=term, clock_ms=epoch + 1)
 
 
 def epoch_push(epoch: int, term: int = 1) -> bytes:

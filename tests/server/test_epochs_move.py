@@ -10,9 +10,9 @@ from typing import Any
 
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 STATES = [StateDescriptor("temp", key="k", value="v")]
 KEYS = [b"job:temp:%d" % number for number in range(60)]
@@ -42,7 +42,7 @@ def publish(store: LmdbStore, epoch: int) -> None:
         for key, old, new in zip(KEYS, before, after, strict=True)
         if old != new
     ]
-    store.apply(EpochChanges(epoch, 1, epoch + 1, list(runs_of(changes, ["temp"]))), STATES)
+    apply_epoch(store, STATES, changes, epoch, clock_ms=epoch + 1)
 
 
 class Reader:

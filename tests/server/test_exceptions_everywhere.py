@@ -186,6 +186,7 @@ GUARDS = {
     "forwarding/answers.py:_Run.resume",
     "forwarding/answers.py:Called._end",
     "backends/servers/batch.py:ReplyBatch.put",
+    "backends/servers/dispatcher.py:_call_when_resolved.<locals>.end",
     "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
 

@@ -17,9 +17,7 @@ from compat.conformance.servers import Running, free_port
 from compat.waiting import eventually
 from resp_server.exporter.listener import MetricsListener
 from resp_server.exporter.sources import ServerSource
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from tests.builders import put_value, value_state, write_log
 from tests.server.conftest import NOW_MS
 from tests.server.nodes import HALVES, Nodes
 
@@ -106,8 +104,7 @@ def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable
 def test_a_proxy_that_reaches_no_server_says_so_and_what_to_do(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
-        with LogWriter(nodes.log, "job", [StateDescriptor("n", key="k", value="v")]) as writer:
-            writer.publish([Change("n", Op.PUT, b"job:n:1", value=b"1")])
+        write_log(nodes.log, "job", [value_state("n")], [put_value("n", b"job:n:1", b"1")])
         servers = [nodes.start(number) for number in range(2)]
         proxy = nodes.start_proxy()
         url = url_of(proxy.port)

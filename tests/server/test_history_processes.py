@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from compat.processes import children_of
 from compat.waiting import eventually_async
 from resp_server.pipeline import histories
 from resp_server.pipeline.histories import Histories, HistoryRequest
@@ -46,13 +47,7 @@ def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
 
 def readers_of(process: int) -> set[int]:
     """Return the child processes of a process that read histories."""
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    found = set()
-    for child in (child for task in tasks for child in task.read_text().split()):
-        with suppress(OSError):  # it may just have ended
-            if b"history_reader" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.add(int(child))
-    return found
+    return {child for child, line in children_of(process).items() if b"history_reader" in line}
 
 
 def children() -> set[int]:
@@ -97,7 +92,7 @@ async def test_a_history_that_takes_too_long_is_an_error_and_ends_its_process(
     monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
     with pytest.raises(GenericError, match="the history was not read in 0 s; a smaller COUNT"):
         await read(Histories(), asked)
-    assert not children()
+    await eventually_async(lambda: not children())
 
 
 @on_a_loop

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,14 @@ from benchmarks import load
 from compat.conformance.wire import request
 from state_backend.codec import packed_list, packed_map
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
+from state_backend.native import compiled_module
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.conftest import NOW_MS, Running
 
-native = pytest.importorskip("benchmarks.native.load", reason="the load generator is not compiled")
+pytestmark = pytest.mark.compiled
+native: Any = compiled_module("benchmarks.native.load")
 
 KEYS = 1000
 STATES = [
@@ -40,7 +43,7 @@ def running(serve: Callable[..., Running]) -> Running:
         *(Change("list", Op.PUT, b"job:list:%012d" % i, value=packed_list.pack([b"a", b""] * 50)) for i in range(KEYS)),
     ]
     store = MemoryStore("g1")
-    store.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(changes, [state.name for state in STATES]))), STATES)
+    apply_epoch(store, STATES, changes, 4, clock_ms=NOW_MS)
     return serve(store=store, states=STATES)
 
 

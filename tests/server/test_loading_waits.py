@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 pytestmark = pytest.mark.pure
 
@@ -31,7 +31,7 @@ def served(serve: Callable[..., Any]) -> Any:
 
 def open_job(server: Any) -> None:
     store = MemoryStore("g")
-    store.apply(EpochChanges(0, 1, 0, list(runs_of([Change("s", Op.PUT, b"new:s:a", value=b"v")], ["s"]))), [STATE])
+    apply_epoch(store, [STATE], [Change("s", Op.PUT, b"new:s:a", value=b"v")], 0, clock_ms=0)
     server.call(lambda: server.server.context.keyspace.put(Job("new", "g", [STATE], store)))
 
 

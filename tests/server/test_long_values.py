@@ -14,8 +14,9 @@ from resp_server.client.output import ClientOutput
 from resp_server.protocol.replies import encode
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges, as_bytes
+from state_backend.model.records import Change, Op
+from state_backend.store.store import as_bytes
+from tests.builders import apply_epoch
 
 NOW_MS = 1_700_000_000_000  # the clock of the servers of these tests
 STATES = [
@@ -46,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
         Change("m", Op.PUT, at(b"m:due"), b"left", b"x"),
         *(Change("l", Op.APPEND, at(b"l:1"), None, MIDDLE[:60_000]) for _ in range(100)),
     ]
-    store.apply(EpochChanges(0, 1, due_ms - 1, list(runs_of(changes, ["v", "m", "l"]))), STATES)
+    apply_epoch(store, STATES, changes, 0, clock_ms=due_ms - 1)
     yield store
     store.close()
 
@@ -139,7 +140,7 @@ def test_a_long_value_is_read_at_one_epoch_whatever_is_committed_meanwhile(store
     assert peer.read(10) == b"$%d\r\n" % LENGTH
     changes = [Change("v", Op.PUT, at(b"v:long"), None, b"-" * LENGTH)]
     for epoch in (1, 2, 3):
-        running.call(lambda epoch=epoch: store.apply(EpochChanges(epoch, 1, 1, list(runs_of(changes, ["v"]))), STATES))
+        running.call(lambda epoch=epoch: apply_epoch(store, STATES, changes, epoch))
         running.call(lambda: store.expire(1, 1000))
     assert peer.read(LENGTH + 2) == LONG + b"\r\n"
     peer.answers(encode([b"GET", at(b"v:long")], 2), encode(b"-" * LENGTH, 2))

@@ -13,10 +13,10 @@ import pytest
 from resp_server.settings.server import OUTPUT_LIMITS
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.key_events import EVENTS_BYTES_MAX, KeyEvent, pack, unpack
 from state_backend.store.keyspace import Job
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 STATES = [StateDescriptor("v", key="k", value="v")]
 KEYS = 8_000
@@ -54,7 +54,7 @@ def running(store: LmdbStore, serve: Callable[..., Any]) -> Any:
 def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
     keys = [b"%b:v:%03d" % (job.encode(), each) for each in range(count)]
     changes = [Change("v", Op.PUT, key, value=b"%d" % epoch) for key in keys]
-    store.apply(EpochChanges(epoch, 1, epoch + 1, list(runs_of(changes, ["v"]))), STATES)
+    apply_epoch(store, STATES, changes, epoch, clock_ms=epoch + 1)
 
 
 def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(running: Any, store: LmdbStore) -> None:

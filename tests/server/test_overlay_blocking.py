@@ -13,7 +13,7 @@ import redis
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
-from resp_server import native
+from tests.server.conftest import on_linux
 from tests.server.swap import Swap
 
 PINNED_MAX = 3
@@ -115,7 +115,8 @@ def test_blocked_client_after_its_eof_takes_no_element(swap: Swap, client: Conne
             assert [client.read().plain for _ in range(2)] == [1, b"job"]
 
 
-@pytest.mark.skipif(native.sockets is None, reason="the compiled core is not built")
+@pytest.mark.compiled
+@on_linux
 def test_blocked_client_after_its_reset_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
     for _ in range(50):
         blocked = swap.proxy.connect()

@@ -10,9 +10,9 @@ from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.apply.rename import rename
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.builders import put_value, write_log
 
 STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes", key_format="plane/<k>", value="v")]
 
@@ -21,8 +21,7 @@ STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes",
 def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
     changes = [Change("temp", Op.PUT, b"old:temp:a", None, b"1"), Change("planes", Op.PUT, b"plane/7", None, b"B737")]
-    with LogWriter(log, "old", STATES, "q") as writer:
-        writer.publish(changes)
+    write_log(log, "old", STATES, changes, query_id="q")
     with sparkis_server(tmp_path / "store", log, "--workers", workers) as server, Connection(server.port) as client:
         planes: set[bytes] = set()
 
@@ -40,11 +39,9 @@ def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
         jobs = {job[b"job"]: job for job in map(as_map, client.call("STATE", "LAG").plain)}
         assert list(jobs) == [b"new"]
         # A query may have the name that is free now.
-        with LogWriter(log, "old", STATES[:1], "p") as writer:
-            writer.publish(changes[:1])
+        write_log(log, "old", STATES[:1], changes[:1], query_id="p")
         eventually(look, lambda found: found == [b"1", b"1"])
-        with LogWriter(log, "new", STATES, "q") as writer:
-            writer.publish([Change("temp", Op.PUT, b"new:temp:a", None, b"2")])
+        write_log(log, "new", STATES, [put_value("temp", b"new:temp:a", b"2")], query_id="q")
         eventually(look, lambda found: found == [b"1", b"2"])
     with sparkis_server(tmp_path / "other", log) as server, Connection(server.port) as client:
         assert client.call("MGET", "old:temp:a", "new:temp:a", "plane/7").plain == [b"1", b"2", b"B737"]

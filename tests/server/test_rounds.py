@@ -10,9 +10,9 @@ import pytest
 
 from compat.conformance.wire import request
 from resp_server.cluster.topology import Topology
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.conftest import LARGE_BYTES, NOW_MS, STATES, Peer
 
 pytestmark = pytest.mark.pure
@@ -137,8 +137,7 @@ def test_a_follower_is_told_of_an_epoch_before_its_reply(serve: Callable[..., An
 
     def publish(epoch: int) -> None:
         changes = [Change("temp", Op.PUT, b"job:temp:%d" % number, value=b"%d" % epoch) for number in range(3)]
-        names = [state.name for state in STATES]
-        store.apply(EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, names))), STATES)
+        apply_epoch(store, STATES, changes, epoch, clock_ms=NOW_MS)
 
     publish(4)
     running = serve(store)

@@ -20,7 +20,6 @@ from compat.conformance.wire import Connection, request
 from compat.examples import examples
 from compat.nursery import STARTS_CHILDREN
 from compat.waiting import READ_PAUSE_S, eventually
-from resp_server.backends.servers.compiled import forwarder
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
@@ -29,7 +28,7 @@ from state_backend.model.records import Change, Op
 from tests.server.swap import ABSENT, OLD, VALUES
 from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
 
-pytestmark = pytest.mark.skipif(forwarder is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 COUNT = StateDescriptor("count", key="car", value="n")
 

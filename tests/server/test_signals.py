@@ -20,9 +20,10 @@ from time import monotonic
 import pytest
 
 from compat.conformance.wire import Connection
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from spark_hooks.cli import ENDED_BY_SIGNALS
-from sparkis import Change, LogWriter, Op, StateDescriptor
+from tests.builders import put_value, value_state, write_log
 
 ONE_USER = "user default on nopass ~* &* +@all\n"
 TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
@@ -78,9 +79,8 @@ class Command:
         """Do what a terminal does that is closed: signal all processes of the group."""
         os.killpg(self.process.pid, signal.SIGHUP)
 
-    def children(self) -> set[str]:
-        pid = self.process.pid
-        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    def children(self) -> set[int]:
+        return set(children_of(self.process.pid))
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -108,8 +108,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
-        writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
+    write_log(tmp_path / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
     return tmp_path / "log"
 
 
@@ -285,11 +284,7 @@ def test_a_hangup_ends_no_process_that_just_starts(start: Start, log: Path, tmp_
 
 def running_below(pid: int) -> str:
     """Return the command lines of a process's descendants."""
-    found = ""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(OSError):
-            found += Path(f"/proc/{child}/cmdline").read_text() + running_below(int(child))
-    return found
+    return "".join(line.decode() + running_below(child) for child, line in children_of(pid).items())
 
 
 def test_a_hangup_changes_what_a_registry_logs(start: Start, log: Path, tmp_path: Path) -> None:

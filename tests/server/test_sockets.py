@@ -20,8 +20,9 @@ from resp_server.settings.server import OUTPUT_LIMITS
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges
+from state_backend.model.records import Change, Op
+from tests.builders import apply_epoch
+from tests.server.conftest import OWN_SOCKETS
 
 NOW_MS = 1_700_000_000_000
 KEYS = 2_000
@@ -60,12 +61,12 @@ GET_LARGE = asked(b"GET", b"job:v:large")
 def lmdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LmdbStore]:
     path: Path = tmp_path_factory.mktemp("store")
     store = LmdbStore(path, "g1", map_bytes_max=1 << 28)
-    store.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(CHANGES, [state.name for state in STATES]))), STATES)
+    apply_epoch(store, STATES, CHANGES, 4, clock_ms=NOW_MS)
     yield store
     store.close()
 
 
-@pytest.fixture(params=["own", "asyncio", "pure"])
+@pytest.fixture(params=[OWN_SOCKETS, "asyncio", "pure"])
 def start(
     request: pytest.FixtureRequest, serve: Callable[..., Any], lmdb: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
@@ -74,8 +75,6 @@ def start(
         monkeypatch.setattr(native, "core", None)
     if request.param != "own":
         monkeypatch.setattr(native, "sockets", None)
-    elif native.sockets is None:
-        pytest.skip("the compiled core is not built")
 
     def started(**settings: Any) -> Any:
         made = serve(lmdb, STATES, **settings)

@@ -6,10 +6,9 @@ import pytest
 
 from benchmarks import split
 from benchmarks.options import Options
-from resp_server.native import CORE
 
 
-@pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+@pytest.mark.compiled
 def test_the_steps_of_a_request_make_up_the_whole() -> None:
     rows = list(split.run(Options(rounds=1, keys=2_000, scale=0.02)))
     assert len(rows) == len(split.PIPELINES) * 6

@@ -17,6 +17,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import native
 from resp_server.net.tls import TlsFiles
 from state_backend.lmdb.store import LmdbStore
+from tests.server.conftest import OWN_SOCKETS
 from tests.server.test_sockets import (
     GET_LARGE,
     LARGE,
@@ -82,7 +83,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture(params=["own", "asyncio", "pure"])
+@pytest.fixture(params=[OWN_SOCKETS, "asyncio", "pure"])
 def start(
     request: pytest.FixtureRequest,
     serve: Callable[..., Any],
@@ -95,8 +96,6 @@ def start(
         monkeypatch.setattr(native, "core", None)
     if request.param != "own":
         monkeypatch.setattr(native, "sockets", None)
-    elif native.sockets is None:
-        pytest.skip("the compiled core is not built")
     cert, key = authority.issue("server")
 
     def started(**settings: Any) -> Any:

@@ -28,8 +28,7 @@ from resp_server.net.tls import Certificates, TlsFiles
 from resp_server.protocol.request_parser import Request
 from resp_server.serving import token_port
 from resp_server.serving.token_port import UNAUTHENTICATED_MAX, TokenPort
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
+from tests.builders import value_state, write_log
 
 FLOOD = 1_500
 # Connections that asyncio takes before it looks at those that it has: as many as may wait (the default of its servers).
@@ -45,8 +44,7 @@ def port_of_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     """Run a registry, or a server; return the port where the token is asked for, and the process."""
     with ExitStack() as stack:
         if request.param == "server":
-            with LogWriter(tmp_path / "log", "job", [StateDescriptor("n", key="k", value="v")]) as writer:
-                writer.publish([])
+            write_log(tmp_path / "log", "job", [value_state("n")], [])
             server = stack.enter_context(sparkis_server(tmp_path / "store", tmp_path / "log"))
             yield server.control_port, server.process.pid
             return

@@ -18,6 +18,7 @@ from state_backend.store import pinned_epochs
 from state_backend.store.keyspace import Job
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
@@ -336,7 +337,7 @@ def test_a_job_that_is_built_anew_is_compared_by_what_its_keys_hold(
     other.answers(lines("WATCH job:temp:b"), OK)
     anew = LmdbStore(tmp_path / "anew", "g2")
     changes = [Change("temp", Op.PUT, b"job:temp:a", value=b"1"), Change("temp", Op.PUT, b"job:temp:b", value=b"7")]
-    anew.apply(EpochChanges(1, 2, 9, list(runs_of(changes, ["temp"]))), STATES)
+    apply_epoch(anew, STATES, changes, 1, term=2, clock_ms=9)
     server.call(lambda: server.server.context.keyspace.put(Job("job", "g2", STATES, anew)))
     same.answers(TRY, RUN)
     other.answers(TRY, NOT_RUN)

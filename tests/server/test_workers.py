@@ -26,6 +26,7 @@ from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.builders import write_log
 
 Found = TypeVar("Found")
 
@@ -46,8 +47,7 @@ def control(server: Running) -> Client:
 
 
 def log_of_one_epoch(folder: Path) -> Path:
-    with LogWriter(folder / "log", JOB, STATES, "first") as writer:
-        writer.publish(markers(0), 0)
+    write_log(folder / "log", JOB, STATES, markers(0), query_id="first")
     return folder / "log"
 
 

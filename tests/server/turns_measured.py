@@ -22,9 +22,9 @@ from resp_server.protocol.request_parser import WORDS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.conftest import NOW_MS, LoopThread, Peer
 
 # 20 ms is what a turn may take; the factor is for a machine whose processors are shared, and slower for it. What the
@@ -70,7 +70,7 @@ def keyspace_of(store: LmdbStore) -> Keyspace:
 
 def filled_store(folder: Path) -> LmdbStore:
     store = LmdbStore(folder, "g1")
-    store.apply(EpochChanges(4, 1, NOW_MS, runs_of(changes(), [each.name for each in STATES])), STATES)
+    apply_epoch(store, STATES, changes(), 4, clock_ms=NOW_MS)
     return store
 
 

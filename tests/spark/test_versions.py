@@ -28,8 +28,8 @@ __all__ = ["attached"]
 Make = Callable[[str], Batches]
 
 pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("endpoint")]
-since_4_0 = pytest.mark.skipif(SPARK_VERSION < (4, 0), reason="needs Spark 4.0")
-until_3_5 = pytest.mark.skipif(SPARK_VERSION >= (4, 0), reason="Spark 4.0 has it")
+since_4_0 = pytest.mark.expected_skip(SPARK_VERSION < (4, 0), reason="needs Spark 4.0")
+until_3_5 = pytest.mark.expected_skip(SPARK_VERSION >= (4, 0), reason="Spark 4.0 has it")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
 

@@ -16,6 +16,7 @@ ROOT = CONFTEST.parents[1]
 BY_A_MARK = "import pytest\n@pytest.mark.skip(reason='why not')\ndef test_one(): pass\n"
 BY_A_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
 BY_THE_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
+EXPECTED = "import pytest\n@pytest.mark.expected_skip({condition}, reason='why not')\ndef test_one(): {text}\n"
 NOTHING = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
 
 
@@ -37,6 +38,15 @@ def test_a_skip_fails_the_run_on_ci_and_is_named(tmp_path: Path, test: str) -> N
     done = run(tmp_path, test, is_ci=True)
     assert done.returncode == 1
     assert "test_some.py" in done.stdout and "why not" in done.stdout
+
+
+def test_a_skip_that_a_mark_expects_does_not_fail_the_run_on_ci(tmp_path: Path) -> None:
+    done = run(tmp_path, EXPECTED.format(condition=True, text="assert False"), is_ci=True)
+    assert done.returncode == 0 and "1 skipped" in done.stdout
+
+
+def test_a_test_whose_mark_expects_no_skip_here_is_run(tmp_path: Path) -> None:
+    assert run(tmp_path, EXPECTED.format(condition=False, text="assert False"), is_ci=True).returncode == 1
 
 
 def test_a_skip_elsewhere_does_not(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from compat.fork_server import ForkedProcess, forked
 from resp_server.native import CORE
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from tests.builders import put_value, value_state, write_log
 
 SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
 
@@ -111,8 +109,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("kill", -9)])
 def test_a_child_of_a_program_is_a_fork_and_a_child_of_the_program(tmp_path: Path, ending: str, code: int) -> None:
-    with LogWriter(tmp_path / "log", "j", [StateDescriptor("s", key="k", value="v")]) as writer:
-        writer.publish([Change("s", Op.PUT, b"j:s:a", value=b"1")])
+    write_log(tmp_path / "log", "j", [value_state("s")], [put_value("s", b"j:s:a", b"1")])
     program = f"import runpy, sys; from compat import nursery; nursery.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
     printed, _ = run("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
     assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]

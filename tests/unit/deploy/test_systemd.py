@@ -21,7 +21,7 @@ PROGRAM = "/opt/sparkis/bin/sparkis"
 EXPOSURE_MAX = 15
 
 analyze = shutil.which("systemd-analyze")
-needs_systemd = pytest.mark.skipif(analyze is None, reason="needs systemd-analyze, of systemd")
+needs_systemd = pytest.mark.expected_skip(analyze is None, reason="needs systemd-analyze, of systemd")
 
 
 def settings_of(name: str) -> dict[str, list[str]]:

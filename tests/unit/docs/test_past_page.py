@@ -42,13 +42,13 @@ def handed_over(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Return the values of the page's last three lines."""
     log = tmp_path_factory.mktemp("log")
 
-    def put(key: list[Any], **fields: bytes) -> list[Change]:
+    def fields_of(key: list[Any], **fields: bytes) -> list[Change]:
         return [Change("price", Op.PUT, key[0].encode(), name.encode(), value) for name, value in fields.items()]
 
     with LogWriter(log, "market", [STATE]) as writer:
-        first = put(ACME, price=b"12.5", amount=b"3.10", at=b"2026-11-24T11:59:58.5Z", is_open=b"true")
-        writer.publish([*first, *put(INIT, price=b"0.25")], clock_ms=AS_OF_MS - 1)
-        writer.publish(put(ACME, price=b"99"), clock_ms=AS_OF_MS + 1)
+        first = fields_of(ACME, price=b"12.5", amount=b"3.10", at=b"2026-11-24T11:59:58.5Z", is_open=b"true")
+        writer.publish([*first, *fields_of(INIT, price=b"0.25")], clock_ms=AS_OF_MS - 1)
+        writer.publish(fields_of(ACME, price=b"99"), clock_ms=AS_OF_MS + 1)
     *before, of_pandas, of_polars, of_duckdb = ast.parse(BLOCK.replace("/data/log", str(log))).body
     names: dict[str, Any] = {"polars": pl, "duckdb": duckdb}
     exec(compile(ast.Module(before, []), "past.md", "exec"), names)

@@ -9,12 +9,12 @@ import pytest
 from resp_server.acl.rules import User
 from resp_server.acl.visibility import RANDOM_TRIES, Coverage, Visibility
 from state_backend.model.descriptor import Kind, StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import SlotSet
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.slot_view import SlotView
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 NOW_MS = 1_700_000_000_000
 JOBS = {
@@ -41,7 +41,7 @@ def job(name: str) -> Job:
         for key in keys
     ]
     store = MemoryStore(name)
-    store.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(changes, [state.name for state in JOBS[name]]))), JOBS[name])
+    apply_epoch(store, JOBS[name], changes, 4, clock_ms=NOW_MS)
     return Job(name, name, JOBS[name], store, committed_epoch=4, error=f"{name} is broken")
 
 

@@ -13,10 +13,10 @@ from resp_server.pipeline.context import ServerContext
 from resp_server.settings.server import ServerConfig
 from state_backend.codec.geohash import Circle, distance, point_of, score_of
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemorySnapshot, MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.unit.resp_server.commands.test_sliced_reply import SteppingClient
 from tests.unit.resp_server.conftest import NOW_MS, TABLE
 
@@ -35,7 +35,7 @@ def keyspace() -> Keyspace:
         *(Change("at", Op.PUT, b"at:twins", field=member, value=b"%d" % score) for member, score in TWINS.items()),
     ]
     store = MemoryStore("g1")
-    store.apply(EpochChanges(0, 1, NOW_MS, list(runs_of(changes, ["at"]))), STATES)
+    apply_epoch(store, STATES, changes, 0, clock_ms=NOW_MS)
     found = Keyspace()
     found.put(Job("job", "g1", STATES, store, is_stale=False))
     return found

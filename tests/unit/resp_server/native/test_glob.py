@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from resp_server.native import core
 from resp_server.protocol.glob import matcher
 
-pytestmark = pytest.mark.skipif(core is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 PATTERNS = st.lists(
     st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from resp_server import native
 from resp_server.protocol.request_parser import LongRequest
 
-pytestmark = pytest.mark.skipif(native.core is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 
 def test_an_untracked_request_grows_as_before_and_is_freed_with_its_last_reference() -> None:

@@ -15,8 +15,8 @@ from resp_server.session.epoch_feed import JobEpoch
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges
+from state_backend.model.records import Change, Op
+from tests.builders import apply_epoch
 
 NOW_MS = 1_000
 SERVER = ConnectionKey("here:1", 2, False)
@@ -41,7 +41,7 @@ def make_store(tmp_path: Path) -> MakeStore:
         path = tmp_path / job / str(epoch)
         store = LmdbStore(path, "g", map_bytes_max=1 << 26)
         change = Change("speed", Op.PUT, b"%b:speed:1" % job.encode(), value=b"%d" % epoch)
-        store.apply(EpochChanges(epoch, 1, NOW_MS, list(runs_of([change], ["speed"]))), STATES)
+        apply_epoch(store, STATES, [change], epoch, clock_ms=NOW_MS)
         store.close()
         states = [each.to_json() for each in STATES]
         of = {"path": str(path), "generation": "g", "states": states, "is_incomplete": False, "renamed_from": None}

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,14 @@ from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.builders import put_value
 
 TEMP = StateDescriptor("temp", key="k", value="v")
 MODE = StateDescriptor("mode", key="k", value="v")
 NOW_MS = 1_700_000_000_000
 
 
-def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None, state: str = "temp") -> Change:
-    return Change(state, Op.PUT, key, None, value, expire_at_ms)
+put = partial(put_value, "temp")
 
 
 class Followed:
@@ -246,7 +247,7 @@ def test_a_log_that_was_followed_before_its_first_epoch_is_told_to_be_incomplete
 def test_states_that_come_later_are_told(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
-    followed.writer(TEMP, MODE).publish([put(b"b", state="mode")])
+    followed.writer(TEMP, MODE).publish([put_value("mode", b"b")])
     assert [state["name"] for state in followed.step()["states"]] == ["temp", "mode"]
     assert followed.values() == {b"a": b"v", b"b": b"v"}
 
@@ -256,7 +257,7 @@ def test_a_dropped_states_keys_go_and_another_state_may_make_them(followed: Foll
     followed.step()
     renamed = StateDescriptor("renamed", key_format="job:temp:<k>", value="v")
     writer = followed.writer(renamed)
-    writer.publish([put(b"a", b"new", state="renamed")])
+    writer.publish([put_value("renamed", b"a", b"new")])
     assert [state["name"] for state in followed.step()["states"]] == ["renamed"]
     assert followed.values() == {b"a": b"new"}
     shutil.rmtree(followed.store)
@@ -538,7 +539,7 @@ def test_two_states_with_one_key_stop_the_applier_before_that_epoch(followed: Fo
     writer = followed.writer(TEMP, MODE)
     writer.publish([put(b"a")])
     followed.step()
-    writer.publish([put(b"b"), put(b"a", state="mode")])
+    writer.publish([put(b"b"), put_value("mode", b"a")])
     known = followed.step()
     assert "'temp' and 'mode' both made the key b'a'" in known["error"]
     assert known["applied"] == 0
@@ -682,7 +683,7 @@ def test_a_store_that_cannot_be_copied_is_kept_and_the_log_says_why(
 
 def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:
     writer = followed.writer(TEMP, MODE)
-    writer.publish([put(b"a"), put(b"b"), put(b"other", state="mode")], replaces=["temp"])
+    writer.publish([put(b"a"), put(b"b"), put_value("mode", b"other")], replaces=["temp"])
     writer.publish([put(b"b"), put(b"c")], replaces=["temp"])
     followed.step()
     assert set(followed.values()) == {b"b", b"c", b"other"}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,17 @@ from state_backend.log.epochs import Epoch
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError
-from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job, Keyspace
+from tests.builders import put_value
 
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
 LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 KEYS = [b"key:%d" % number for number in range(400)]
 
 
-def put(key: bytes, value: bytes) -> Change:
-    return Change("v", Op.PUT, key, None, value)
+put = partial(put_value, "v")
 
 
 class Scene:

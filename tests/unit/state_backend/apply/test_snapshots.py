@@ -28,12 +28,13 @@ from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.store import as_bytes
+from tests.builders import write_log
 
 STATES = [StateDescriptor("v", key="k", value="v"), StateDescriptor("m", key="k", value="v", field="f")]
 FAR_MS = 4_102_444_800_000
 
 
-def put(number: int, value: str) -> Change:
+def put_number(number: int, value: str) -> Change:
     return Change("v", Op.PUT, b"job:v:%d" % number, None, value.encode())
 
 
@@ -41,7 +42,7 @@ def publish(log: Path, epochs: range, *, keys: int = 50) -> None:
     with LogWriter(log, "job", STATES, "q") as writer:
         for epoch in epochs:
             field = Change("m", Op.PUT, b"job:m:1", b"f%d" % epoch, b"x", FAR_MS if epoch % 2 else None)
-            writer.publish([put(epoch % keys, f"e{epoch}"), field], clock_ms=1_000 + epoch)
+            writer.publish([put_number(epoch % keys, f"e{epoch}"), field], clock_ms=1_000 + epoch)
 
 
 def shown(log: Path, **options: Any) -> dict[bytes, Any]:
@@ -164,8 +165,7 @@ def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
 def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
-    with LogWriter(tmp_path, "job", STATES, "q") as writer:
-        writer.publish(put(number, "x") for number in range(1_000))
+    write_log(tmp_path, "job", STATES, (put_number(number, "x") for number in range(1_000)), query_id="q")
     compact_log(str(tmp_path), "job", retention_ms=0)
     log = ChangeLog(tmp_path).job("job")
     current = log.current()
@@ -194,7 +194,7 @@ def test_a_rewind_leaves_later_snapshots_behind(tmp_path: Path) -> None:
     publish(tmp_path, range(10))
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     with LogWriter(tmp_path, "job", STATES, "q", on_rewind="truncate") as writer:
-        writer.publish([put(1, "again")], 5)
+        writer.publish([put_number(1, "again")], 5)
     log = ChangeLog(tmp_path).job("job")
     current = log.current()
     assert current is not None
@@ -208,7 +208,7 @@ def test_a_log_that_began_late_says_so_after_its_first_epochs_are_gone(tmp_path:
     log = tmp_path / "log"
     with LogWriter(log, "job", STATES, "q") as writer:
         for epoch in range(7, 12):
-            writer.publish([put(epoch, "x")], epoch)
+            writer.publish([put_number(epoch, "x")], epoch)
     compact_log(str(log), "job", retention_ms=0)
     applier, events = follower(log, tmp_path / "store")
     applier.step()
@@ -219,7 +219,7 @@ def test_a_log_that_began_late_says_so_after_its_first_epochs_are_gone(tmp_path:
 def test_replaced_generations_are_removed_when_the_new_one_is_old_enough(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     with LogWriter(tmp_path, "job", STATES, "other") as writer:
-        writer.publish([put(1, "x")], clock_ms=5_000)
+        writer.publish([put_number(1, "x")], clock_ms=5_000)
     log = ChangeLog(tmp_path).job("job")
     current = log.current()
     assert current is not None
@@ -248,7 +248,7 @@ def test_disk_and_replay_stay_bounded_over_ten_thousand_epochs(tmp_path: Path) -
     with LogWriter(unsynced, "job", STATES, "q") as writer:
         applier = Applier(ChangeLog(unsynced), "job", store, events.append)
         for epoch in range(10_000):
-            writer.publish([put(epoch % 100, f"e{epoch}")], clock_ms=1_000 + epoch)
+            writer.publish([put_number(epoch % 100, f"e{epoch}")], clock_ms=1_000 + epoch)
             if epoch % 500 == 499:
                 applier.step()
                 assert applier.store is not None

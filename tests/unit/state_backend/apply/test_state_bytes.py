@@ -11,7 +11,7 @@ from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 MAP = packed_map.pack([(b"f", b"12")])
 CHANGES = [
@@ -51,7 +51,7 @@ def test_a_store_of_keys_of_every_size_is_counted(tmp_path: Path) -> None:
         *(Change("l", Op.APPEND, b"job:l:1", None, b"12") for _ in range(many)),
     ]
     store, counted = LmdbStore(tmp_path / "store", "g1"), StateBytes()
-    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["v", "m", "l"]))), states)
+    apply_epoch(store, states, changes, 0)
     with store.snapshot(1) as snapshot:
         for _ in counted.counted(snapshot.runs(["v", "m", "l"])):
             pass

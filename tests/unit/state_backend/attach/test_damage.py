@@ -59,22 +59,22 @@ def test_a_damaged_file_is_named_and_waited_for(job: str, tmp_path: Path, monkey
         log = tmp_path / f"log{number}"
         with following(growing.path, log, states) as attached:
             assert attached.wait(BATCH - 1, WAIT_S)
-            put(path, whole[:middle])
+            replace_file(path, whole[:middle])
             growing.commit(BATCH)
             for damaged in (whole[:middle], flipped) if path.parent.name != "offsets" else (whole[:middle],):
-                put(path, damaged)
+                replace_file(path, damaged)
                 attached.failure = None
                 failure = eventually(partial(getattr, attached, "failure"))
                 assert isinstance(failure, SparkisError)
                 assert str(path.parent) in str(failure)
                 assert (epochs(log), attached.error) == ([BATCH - 1], None)
-            put(path, whole)
+            replace_file(path, whole)
             assert attached.wait(BATCH, WAIT_S)
         assert without_json(shown(log), expected) == expected
         (growing.path / f"commits/{BATCH}").unlink()
 
 
-def put(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a file as a whole, as Spark does."""
     unfinished = path.with_name(f".{path.name}.tmp")
     unfinished.write_bytes(content)

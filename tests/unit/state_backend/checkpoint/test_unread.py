@@ -25,7 +25,7 @@ PROVIDER = ("HDFSBackedStateStoreProvider", "CassandraStateStoreProvider")
 OPERATOR = "state/0/_metadata/metadata"
 
 
-def put(path: Path, old: str, new: str) -> None:
+def replace_text(path: Path, old: str, new: str) -> None:
     """Replace a text in a file."""
     content = path.read_text()
     assert old in content
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
     found = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
     other = unpack(NEWEST, "hdfs-dedupe-within", tmp_path / "other")
     (other / "state/0").rename(found / "state/1")
-    put(found / "state/1/_metadata/metadata", '"operatorId":0', '"operatorId":1')
-    put(found / "state/1/_metadata/metadata", "dedupeWithinWatermark", "quantumSave")
+    replace_text(found / "state/1/_metadata/metadata", '"operatorId":0', '"operatorId":1')
+    replace_text(found / "state/1/_metadata/metadata", "dedupeWithinWatermark", "quantumSave")
     for path in (found / "state/1").rglob("schema"):
         path.unlink()  # it may have any form
     return found
@@ -67,7 +67,7 @@ def test_inspect_shows_the_other_operators(folder: Path, capsys: pytest.CaptureF
 def test_inspect_shows_batches_and_operators_without_a_state_that_can_be_read(
     folder: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(folder / "offsets/4", old, new)
+    replace_text(folder / "offsets/4", old, new)
     found = facts(capsys, folder)
     assert found["batches"] == {"first": 0, "last": 4}
     assert found["time"] and found["settings"]
@@ -186,7 +186,7 @@ def test_a_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) 
 
 
 def test_an_attachment_without_a_state_that_can_be_read_is_refused(folder: Path, tmp_path: Path) -> None:
-    put(folder / OPERATOR, "stateStoreSave", "newSave")
+    replace_text(folder / OPERATOR, "stateStoreSave", "newSave")
     with pytest.raises(UnsupportedStateError, match=r"\(newSave\): .*; operator 1 \(quantumSave\): "):
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
 
@@ -194,7 +194,7 @@ def test_an_attachment_without_a_state_that_can_be_read_is_refused(folder: Path,
 def test_a_variable_of_an_unknown_kind_leaves_the_others(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
-        put(path, "MapState", "SetState")
+        replace_text(path, "MapState", "SetState")
     batch_stores = Checkpoint.at(str(folder)).batch_stores(4)
     assert {state.name for state in batch_stores.states} == {"last", "recent"}
     [unread] = batch_stores.unread
@@ -206,7 +206,7 @@ def test_an_operator_that_becomes_unknown_ends_its_attachment(tmp_path: Path) ->
     (folder / "commits/4").rename(folder / "4")
     with following(folder, log) as attachment:
         assert attachment.wait(3, WAIT_S)
-        put(folder / OPERATOR, *UNKNOWN)
+        replace_text(folder / OPERATOR, *UNKNOWN)
         (folder / "4").rename(folder / "commits/4")
         with pytest.raises(UnsupportedStateError, match=r"operator 0 \(quantumSave\)"):
             attachment.wait(4, WAIT_S)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from state_backend.model.records import (
     changes_in,
     schema,
 )
+from tests.builders import put_field, put_value
 
 VALUES = RowPlan(
     state="temp",
@@ -71,8 +73,8 @@ def changes(plan: RowPlan, *batches: pa.RecordBatch) -> list[Change]:
     )
 
 
-def put(key: bytes, value: bytes, field: bytes | None = None, expire_at_ms: int | None = None) -> Change:
-    return Change("temp", Op.PUT, key, field, value, expire_at_ms)
+put = partial(put_value, "temp")
+put_item = partial(put_field, "temp")
 
 
 def delete(key: bytes, field: bytes | None = None) -> Change:
@@ -97,7 +99,7 @@ def test_a_row_whose_deletion_column_is_true_deletes_and_a_null_there_does_not()
 
 def test_a_change_with_a_field_is_about_that_field():
     batch = rows(k0=["a", "a"], f=["mon", "tue"], v0=["1", None])
-    assert changes(FIELDS, batch) == [put(b"job:temp:a", b"1", b"mon"), delete(b"job:temp:a", b"tue")]
+    assert changes(FIELDS, batch) == [put_item(b"job:temp:a", b"mon", b"1"), delete(b"job:temp:a", b"tue")]
 
 
 def test_a_put_carries_its_expiry_and_a_delete_has_none():
@@ -108,13 +110,17 @@ def test_a_put_carries_its_expiry_and_a_delete_has_none():
 
 def test_a_row_adds_its_member_to_a_set_and_removes_it_where_its_deletion_column_is_true():
     batch = rows(k0=["a", "a"], f=["x", "y"], d=[None, True])
-    assert changes(SET, batch) == [put(b"job:temp:a", b"", b"x"), delete(b"job:temp:a", b"y")]
+    assert changes(SET, batch) == [put_item(b"job:temp:a", b"x", b""), delete(b"job:temp:a", b"y")]
 
 
 def test_a_score_is_put_at_its_member_and_a_null_one_removes_it():
     batch = rows(k0=["a"] * 4, f=["w", "x", "y", "z"], v0=pa.array([1.0, 0.1, None, float("-inf")]))
-    expected = [put(b"job:temp:a", b"1", b"w"), put(b"job:temp:a", b"0.1", b"x"), delete(b"job:temp:a", b"y")]
-    assert changes(SORTED_SET, batch) == [*expected, put(b"job:temp:a", b"-inf", b"z")]
+    expected = [
+        put_item(b"job:temp:a", b"w", b"1"),
+        put_item(b"job:temp:a", b"x", b"0.1"),
+        delete(b"job:temp:a", b"y"),
+    ]
+    assert changes(SORTED_SET, batch) == [*expected, put_item(b"job:temp:a", b"z", b"-inf")]
 
 
 def test_a_score_that_is_no_number_fails_the_batch_and_names_the_key():
@@ -133,7 +139,7 @@ def test_two_rows_of_one_member_need_an_order():
     batch = rows(k0=["a", "a"], f=["x", "x"], v0=pa.array([1.0, 2.0]))
     with pytest.raises(RowError, match="several rows for the key b'job:temp:a'"):
         changes(SORTED_SET, batch)
-    assert changes(replace(SORTED_SET, keeps_last=True), batch) == [put(b"job:temp:a", b"2", b"x")]
+    assert changes(replace(SORTED_SET, keeps_last=True), batch) == [put_item(b"job:temp:a", b"x", b"2")]
 
 
 def test_several_value_columns_are_one_map_without_the_null_ones():
@@ -154,7 +160,7 @@ def test_key_parts_and_literals_make_the_key_in_their_order():
 def test_negative_zero_is_the_key_zero_and_stays_what_it_is_in_a_value():
     plan = replace(FIELDS, key_forms=("float",), field_form="float", value_forms=("float",))
     zero = pa.array([-0.0])
-    assert changes(plan, rows(k0=zero, f=zero, v0=zero)) == [put(b"job:temp:0", b"-0", b"0")]
+    assert changes(plan, rows(k0=zero, f=zero, v0=zero)) == [put_item(b"job:temp:0", b"0", b"-0")]
 
 
 def test_no_rows_are_no_runs():
@@ -193,7 +199,10 @@ def test_the_last_row_of_a_key_wins_where_its_rows_do_not_lie_together():
 def test_the_last_row_of_a_field_wins_and_other_fields_stay():
     plan = replace(FIELDS, keeps_last=True)
     batches = [rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]), rows(k0=["a", "a"], f=["x", "y"], v0=["3", "4"])]
-    assert changes(plan, *batches) == [put(b"job:temp:a", b"3", b"x"), put(b"job:temp:a", b"4", b"y")]
+    assert changes(plan, *batches) == [
+        put_item(b"job:temp:a", b"x", b"3"),
+        put_item(b"job:temp:a", b"y", b"4"),
+    ]
 
 
 @pytest.mark.parametrize("cut", [0, 1])
@@ -430,7 +439,7 @@ def test_packed_columns_say_where_a_map_is_empty():
 def test_a_row_may_say_when_it_expires():
     batch = rows(k0=["a", "b", "c"], v0=["1", "2", None], e=[1_000, None, 3_000])
     assert changes(VALUES, batch) == [
-        put(b"job:temp:a", b"1", None, 1_000),
+        put(b"job:temp:a", b"1", 1_000),
         put(b"job:temp:b", b"2"),
         delete(b"job:temp:c"),
     ]

@@ -12,6 +12,7 @@ from state_backend.apply.compact import compact_log
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.builders import put_value, write_log
 
 START_MS = 1_700_000_000_000
 STATE = StateDescriptor("temp", key="k", value="v")
@@ -66,9 +67,7 @@ def test_a_key_of_bytes_differs_from_a_text_that_looks_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = (b"job:temp:k\xff", b"job:temp:k\\xff")
-    with LogWriter(tmp_path, "job", [STATE]) as writer:
-        writer.publish([])
-        writer.publish([Change("temp", Op.PUT, key, None, b"1") for key in keys])
+    write_log(tmp_path, "job", [STATE], [], [put_value("temp", key, b"1") for key in keys])
     assert main(["diff", "job", "0", "1", "--log", str(tmp_path), "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {(each["key"], each.get("key_hex")) for each in found} == {(None, keys[0].hex()), (keys[1].decode(), None)}

@@ -15,6 +15,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogError
 from state_backend.model.records import Change, Op
+from tests.builders import write_log
 
 PUT = Op.PUT
 TYPED = StateDescriptor(
@@ -173,8 +174,7 @@ def test_intervals_of_days_and_seconds_are_durations_and_those_with_months_are_t
     kinds = {"k": "interval hour to second", "days": "interval day", "years": "interval year to month"}
     state = StateDescriptor("spans", key="k", value=["days", "years"], kind="value", columns=kinds)
     document = b'{"days":"P-106751991DT-4H-54.775808S","years":"P-1Y-2M"}'
-    with LogWriter(tmp_path, "job", [state]) as writer:
-        writer.publish([put(state, f"job:spans:{key}", document) for key in ("PT1H-30M0.5S", "PT0S")])
+    write_log(tmp_path, "job", [state], [put(state, f"job:spans:{key}", document) for key in ("PT1H-30M0.5S", "PT0S")])
     table = read_table(tmp_path, "job", "spans")
     assert sorted(table.column("k").cast("int64").to_pylist()) == [0, 1_800_500_000]
     assert set(table.column("days").cast("int64").to_pylist()) == {-(2**63)}
@@ -184,7 +184,6 @@ def test_intervals_of_days_and_seconds_are_durations_and_those_with_months_are_t
 @pytest.mark.parametrize("text", ["", "P", "PT", "P1", "1D", "P1Y", "PT1.1234567S", "P200000000D"])
 def test_a_text_that_is_no_interval_of_days_and_seconds_is_an_error(tmp_path: Path, text: str) -> None:
     state = StateDescriptor("spans", key="k", value="v", columns={"v": "interval day to second"})
-    with LogWriter(tmp_path, "job", [state]) as writer:
-        writer.publish([put(state, "job:spans:a", text.encode())])
+    write_log(tmp_path, "job", [state], [put(state, "job:spans:a", text.encode())])
     with pytest.raises(LogError, match=r"column .v. has a value that is not of type duration\[us\]; read it with raw="):
         read_table(tmp_path, "job", "spans")

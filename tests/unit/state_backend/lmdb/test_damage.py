@@ -23,8 +23,9 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreDamagedError, StoreError
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges, Snapshot
+from state_backend.model.records import Change, Op
+from state_backend.store.store import Snapshot
+from tests.builders import apply_epoch
 
 STATES = (
     StateDescriptor("temp", key="k", value="v"),
@@ -51,7 +52,7 @@ def changes() -> Iterator[Change]:
         yield Change("news", Op.APPEND, b"job:news:a", None, element)
 
 
-def put(value: bytes) -> Change:
+def value_of(value: bytes) -> Change:
     return Change("temp", Op.PUT, b"job:temp:" + value, None, value)
 
 
@@ -302,7 +303,7 @@ def test_an_error_tells_whether_a_file_is_damaged(error: Exception, text: str | 
 
 def test_a_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
-    store.apply(EpochChanges(0, 1, 1, list(runs_of([put(b"%d" % n) for n in range(1000)], ["temp"]))), STATES)
+    apply_epoch(store, STATES, [value_of(b"%d" % n) for n in range(1000)], 0)
     store.close()
     path = tmp_path / "store" / "data.mdb"
     check_length(path)
@@ -331,8 +332,8 @@ def test_a_record_at_another_place_is_damage(
     """A bit of a row's name is not covered by the checksum of its value."""
     store = LmdbStore(tmp_path / "store", "g")
     fields = [Change("trip", Op.PUT, b"k", b"f%d" % n, b"v", 10**15) for n in range(300)]
-    changes = [*(put(b"%d" % n) for n in range(600)), *fields]
-    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["temp", "trip"]))), STATES)
+    changes = [*(value_of(b"%d" % n) for n in range(600)), *fields]
+    apply_epoch(store, STATES, changes, 0)
     store.verify()
     rows = getattr(store.tables, table)
     with store._write_transaction() as txn, txn.cursor(db=rows) as cursor:
@@ -351,12 +352,12 @@ def test_keys_of_one_position_are_no_damage(tmp_path: Path, monkeypatch: pytest.
     store = LmdbStore(tmp_path / "store", "g")
     keys = [b"{tag}%d" % number for number in range(300)]
     changes = [Change("temp", Op.PUT, key, None, b"v") for key in keys]
-    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["temp"]))), STATES)
+    apply_epoch(store, STATES, changes, 0)
     store.verify()
     with store.snapshot(1) as snapshot:
         assert [snapshot.value(key) for key in keys] == [b"v"] * 300
     gone = [Change("temp", Op.DELETE, key) for key in keys[::2]]
-    store.apply(EpochChanges(1, 1, 1, list(runs_of(gone, ["temp"]))), STATES)
+    apply_epoch(store, STATES, gone, 1)
     store.verify()
     with store.snapshot(1) as snapshot:
         assert [snapshot.value(key) for key in keys] == [None, b"v"] * 150
@@ -365,7 +366,7 @@ def test_keys_of_one_position_are_no_damage(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_value_that_is_not_that_of_its_checksum_is_damage(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
-    store.apply(EpochChanges(0, 1, 1, list(runs_of([put(b"%d" % n) for n in range(600)], ["temp"]))), STATES)
+    apply_epoch(store, STATES, [value_of(b"%d" % n) for n in range(600)], 0)
     with store._write_transaction() as txn, txn.cursor(db=store.tables.keys) as cursor:
         cursor.last()
         at, record = cursor.item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.key_events import KeyEvent
 from state_backend.store.store import EpochChanges
+from tests.builders import put_value
 
 STATES = (
     StateDescriptor("temp", key="k", value="v").for_job("job"),
@@ -29,8 +31,7 @@ MANY = 200  # items of a large map, set or list
 NOW_MS = 1000
 
 
-def put(value: bytes, expire_at_ms: int | None = None, state: str = "temp") -> Change:
-    return Change(state, Op.PUT, b"k", None, value, expire_at_ms)
+put = partial(put_value, "temp", b"k")
 
 
 def put_item(state: str, name: bytes, value: bytes = b"", expire_at_ms: int | None = None) -> Change:
@@ -116,46 +117,47 @@ CASES: list[tuple[list[Change], list[Change], str]] = [
     ([put(b"1")], [put(b"2"), put(b"1")], ""),
     ([put(b"1")], [put(b"2"), delete("temp")], "DELETED"),
     ([put(b"1")], [delete("temp"), put(b"2")], "SET"),
-    ([put(b"1", state="total")], [fold(b"2"), fold(b"3")], "SET"),
-    ([put(b"1", state="total")], [fold(b"2"), fold(b"-2")], ""),
+    ([put_value("total", b"k", b"1")], [fold(b"2"), fold(b"3")], "SET"),
+    ([put_value("total", b"k", b"1")], [fold(b"2"), fold(b"-2")], ""),
     ([], [put(b"x" * 100_000)], "NEW SET"),
     ([put(b"x" * 100_000)], [put(b"x" * 100_000)], ""),
-    ([put(b"1", state="total")], [fold(b"2")], "SET"),
+    ([put_value("total", b"k", b"1")], [fold(b"2")], "SET"),
     # maps
     ([], [put_item("city", b"a", b"1")], "NEW FIELDS_SET"),
-    ([], [put(packed(a=b"1", b=b"2"), state="city")], "NEW FIELDS_SET"),
+    ([], [put_value("city", b"k", packed(a=b"1", b=b"2"))], "NEW FIELDS_SET"),
     ([put_item("city", b"a", b"1")], [put_item("city", b"a", b"1")], ""),
     ([put_item("city", b"a", b"1")], [put_item("city", b"a", b"2")], "FIELDS_SET"),
     ([put_item("city", b"a", b"1")], [put_item("city", b"b", b"1")], "FIELDS_SET"),
     ([put_item("city", b"a", b"1")], [put_item("city", b"a", b"1", 5000)], "FIELDS_SET FIELD_EXPIRY_SET"),
     ([put_item("city", b"a", b"1", 5000)], [put_item("city", b"a", b"1", 5000)], ""),
     ([put_item("city", b"a", b"1", 5000)], [put_item("city", b"a", b"1")], "FIELDS_SET"),
-    ([put(packed(a=b"1", b=b"2"), state="city")], [delete("city", b"a")], "FIELDS_DELETED"),
-    ([put(packed(a=b"1"), state="city")], [delete("city", b"b")], ""),
-    ([put(packed(a=b"1"), state="city")], [delete("city", b"a")], "FIELDS_DELETED DELETED"),
-    ([put(packed(a=b"1"), state="city")], [delete("city")], "DELETED"),
-    ([put(packed(a=b"1"), state="city")], [delete("city", b"a"), put_item("city", b"b", b"1")],
+    ([put_value("city", b"k", packed(a=b"1", b=b"2"))], [delete("city", b"a")], "FIELDS_DELETED"),
+    ([put_value("city", b"k", packed(a=b"1"))], [delete("city", b"b")], ""),
+    ([put_value("city", b"k", packed(a=b"1"))], [delete("city", b"a")], "FIELDS_DELETED DELETED"),
+    ([put_value("city", b"k", packed(a=b"1"))], [delete("city")], "DELETED"),
+    ([put_value("city", b"k", packed(a=b"1"))], [delete("city", b"a"), put_item("city", b"b", b"1")],
      "FIELDS_SET FIELDS_DELETED"),
-    ([put(packed(a=b"1"), state="city")], [put(packed(a=b"1"), state="city"), put_item("city", b"b", b"1")],
+    ([put_value("city", b"k", packed(a=b"1"))], [put_value("city", b"k", packed(a=b"1")), put_item("city", b"b", b"1")],
      "FIELDS_SET"),
-    ([put(packed(a=b"1", b=b"2"), state="city")], [put(packed(a=b"1"), state="city")], "FIELDS_DELETED"),
-    ([put(packed(a=b"1", b=b"2"), state="city")], [put(packed(a=b"1", c=b"2"), state="city")],
+    ([put_value("city", b"k", packed(a=b"1", b=b"2"))], [put_value("city", b"k", packed(a=b"1"))], "FIELDS_DELETED"),
+    ([put_value("city", b"k", packed(a=b"1", b=b"2"))], [put_value("city", b"k", packed(a=b"1", c=b"2"))],
      "FIELDS_SET FIELDS_DELETED"),
-    ([put(packed(a=b"1"), state="city")], [put(packed(a=b"1"), 5000, "city")], "EXPIRY_SET"),
-    ([put(packed(a=b"1"), 5000, "city")], [put(packed(a=b"1"), state="city")], "EXPIRY_REMOVED"),
-    ([put(packed(a=b"1"), 5000, "city")], [put(packed(a=b"2"), 5000, "city")], "FIELDS_SET"),
+    ([put_value("city", b"k", packed(a=b"1"))], [put_value("city", b"k", packed(a=b"1"), 5000)], "EXPIRY_SET"),
+    ([put_value("city", b"k", packed(a=b"1"), 5000)], [put_value("city", b"k", packed(a=b"1"))], "EXPIRY_REMOVED"),
+    ([put_value("city", b"k", packed(a=b"1"), 5000)], [put_value("city", b"k", packed(a=b"2"), 5000)], "FIELDS_SET"),
     (many("city"), [put_item("city", b"7", b"x")], "FIELDS_SET"),
     (many("city"), [put_item("city", b"7", b"7")], ""),
     (many("city"), [delete("city", b"7")], "FIELDS_DELETED"),
     (many("city"), [delete("city", b"x")], ""),
-    (many("city"), [put(packed(a=b"1"), state="city")], "FIELDS_SET FIELDS_DELETED"),
+    (many("city"), [put_value("city", b"k", packed(a=b"1"))], "FIELDS_SET FIELDS_DELETED"),
     (many("city"), [delete("city")], "DELETED"),
     # sets
     ([], [put_item("tags", b"a")], "NEW MEMBERS_ADDED"),
     ([put_item("tags", b"a")], [put_item("tags", b"a")], ""),
     ([put_item("tags", b"a")], [put_item("tags", b"b")], "MEMBERS_ADDED"),
     ([put_item("tags", b"a")], [delete("tags", b"a")], "MEMBERS_REMOVED DELETED"),
-    ([put(packed_list.pack([b"a", b"b"]), state="tags")], [put(packed_list.pack([b"b", b"c"]), state="tags")],
+    ([put_value("tags", b"k", packed_list.pack([b"a", b"b"]))],
+     [put_value("tags", b"k", packed_list.pack([b"b", b"c"]))],
      "MEMBERS_ADDED MEMBERS_REMOVED"),
     ([put_item("tags", b"a")], [put_item("tags", b"a", b"", 5000)], "EXPIRY_SET"),
     (many("tags"), [put_item("tags", b"x"), delete("tags", b"7")], "MEMBERS_ADDED MEMBERS_REMOVED"),
@@ -165,7 +167,7 @@ CASES: list[tuple[list[Change], list[Change], str]] = [
     ([put_item("best", b"a", b"1")], [put_item("best", b"a", b"2")], "SCORES_SET"),
     ([put_item("best", b"a", b"1"), put_item("best", b"b", b"1")], [delete("best", b"a")], "SCORES_REMOVED"),
     ([put_item("best", b"a", b"1")], [delete("best", b"a")], "SCORES_REMOVED DELETED"),
-    ([put_item("best", b"a", b"1")], [put(packed_sorted.pack_members([(b"b", 1.0)]), state="best")],
+    ([put_item("best", b"a", b"1")], [put_value("best", b"k", packed_sorted.pack_members([(b"b", 1.0)]))],
      "SCORES_SET SCORES_REMOVED"),
     (many("best"), [put_item("best", b"7", b"7")], ""),
     (many("best"), [put_item("best", b"7", b"8")], "SCORES_SET"),
@@ -173,11 +175,11 @@ CASES: list[tuple[list[Change], list[Change], str]] = [
     ([], [append(b"1"), append(b"2")], "NEW APPENDED"),
     ([append(b"1")], [append(b"2")], "APPENDED"),
     ([append(b"1")], [append(b"2", expire_at_ms=5000)], "APPENDED EXPIRY_SET"),
-    ([append(b"1")], [put(packed_list.pack([b"1"]), state="news")], ""),
-    ([append(b"1")], [put(packed_list.pack([b"2"]), state="news")], "DELETED NEW APPENDED"),
+    ([append(b"1")], [put_value("news", b"k", packed_list.pack([b"1"]))], ""),
+    ([append(b"1")], [put_value("news", b"k", packed_list.pack([b"2"]))], "DELETED NEW APPENDED"),
     ([append(b"1")], [delete("news")], "DELETED"),
     ([append(b"1")], [delete("news"), append(b"2")], "DELETED NEW APPENDED"),
-    ([append(b"1"), append(b"2")], [put(packed_list.pack([]), state="news")], "DELETED"),
+    ([append(b"1"), append(b"2")], [put_value("news", b"k", packed_list.pack([]))], "DELETED"),
     (many("news"), [append(b"x")], "APPENDED"),
     ([append(b"1", "last"), append(b"2", "last")], [append(b"3", "last")], "APPENDED TRIMMED"),
     ([append(b"1", "last")], [append(b"2", "last")], "APPENDED"),
@@ -252,7 +254,7 @@ def test_a_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: 
     recorded.apply([put(b"1")])
     recorded.events()
     both = frozenset({"temp", "city"})
-    assert recorded.events_of(put(packed(a=b"1"), state="city"), replaces=both) == "DELETED NEW FIELDS_SET"
+    assert recorded.events_of(put_value("city", b"k", packed(a=b"1")), replaces=both) == "DELETED NEW FIELDS_SET"
 
 
 def test_events_are_stored_in_portions_of_a_bounded_size(recorded: Recorded) -> None:

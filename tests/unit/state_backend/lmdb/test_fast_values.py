@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges
+from tests.builders import put_value
 
 STATES = (
     StateDescriptor("temp", key="k", value="v").for_job("job"),
@@ -33,8 +35,7 @@ def apply(store: LmdbStore, *changes: Change) -> int:
     return store.apply(EpochChanges(store.applied.epoch + 1, 1, 1, runs), STATES)
 
 
-def put(key: bytes, value: bytes) -> Change:
-    return Change("temp", Op.PUT, key, None, value)
+put = partial(put_value, "temp")
 
 
 def fold(key: bytes, value: bytes) -> Change:

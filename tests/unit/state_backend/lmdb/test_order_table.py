@@ -14,6 +14,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slots import store_key_of
 from state_backend.store.store import EpochChanges, Snapshot
+from tests.builders import apply_epoch
 from tests.unit.state_backend.lmdb.collisions import names_at_one_position
 
 LENGTH_MAX = 200
@@ -55,7 +56,7 @@ def built_from(store: LmdbStore, folder: Path) -> LmdbStore:
     """Build a store from the changes that another's snapshot has."""
     with store.snapshot(2_000) as snapshot:
         copy = LmdbStore(folder, "g")
-        copy.apply(EpochChanges(0, 0, 1_000, runs_of(snapshot.changes(), NAMES)), STATES)
+        apply_epoch(copy, STATES, snapshot.changes(), 0, term=0, clock_ms=1_000)
     return copy
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import ChangeError, StoreError, WrongKindError
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges, Snapshot
+from tests.builders import put_field
 
 TAGS = StateDescriptor("tags", key="k", member="m").for_job("job")
 TOP = StateDescriptor("top", key="k", member="m", score="s").for_job("job")
@@ -24,8 +26,7 @@ STATES = (TAGS, TOP)
 KEY, OTHER = b"job:top:a", b"job:tags:a"
 
 
-def put(member: bytes, score: bytes, expire_at_ms: int | None = None) -> Change:
-    return Change("top", Op.PUT, KEY, member, score, expire_at_ms)
+put = partial(put_field, "top", KEY)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
-from state_backend.store.store import EpochChanges, Snapshot
+from state_backend.model.records import Change, Op
+from state_backend.store.store import Snapshot
+from tests.builders import apply_epoch
 
 COUNT = 5000
 VALUE = 40
@@ -47,7 +48,7 @@ LEAST = {
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
     path: Path = tmp_path_factory.mktemp("store")
     store = LmdbStore(path, "g1")
-    store.apply(EpochChanges(0, 1, 1000, list(runs_of(CHANGES, [state.name for state in STATES]))), STATES)
+    apply_epoch(store, STATES, CHANGES, 0, clock_ms=1000)
     with store.snapshot(2000) as found:
         yield found
     store.close()

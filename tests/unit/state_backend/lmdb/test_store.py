@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LOCK_BYTES, LmdbStore
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.model.slots import slot_of
-from state_backend.native import compiled_module
 from state_backend.store.changed_keys import EXPIRY_BATCHES_MAX
 from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import EpochChanges, LongValue
+from tests.builders import epoch_of as epoch_of_states
+from tests.builders import put_value
 
 STATES = (
     StateDescriptor("temp", key="k", value="v").for_job("job"),
@@ -38,7 +40,7 @@ NAMES = [state.name for state in STATES]
 
 
 def epoch_of(number: int, changes: Iterable[Change], clock_ms: int = 1) -> EpochChanges:
-    return EpochChanges(number, 1, clock_ms, list(runs_of(changes, NAMES)))
+    return epoch_of_states(STATES, changes, number, clock_ms=clock_ms)
 
 
 def pass_time(store: LmdbStore, clock_ms: int) -> None:
@@ -46,11 +48,10 @@ def pass_time(store: LmdbStore, clock_ms: int) -> None:
     store.apply(epoch_of(store.applied.epoch + 1, [], clock_ms), STATES)
 
 
-def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None) -> Change:
-    return Change("temp", Op.PUT, key, None, value, expire_at_ms)
+put = partial(put_value, "temp")
 
 
-def put_field(name: bytes, expire_at_ms: int | None = None, key: bytes = b"map") -> Change:
+def put_city(name: bytes, expire_at_ms: int | None = None, key: bytes = b"map") -> Change:
     return Change("city", Op.PUT, key, name, b"v", expire_at_ms)
 
 
@@ -96,7 +97,7 @@ def test_any_key_can_be_stored(tmp_path: Path, key: bytes) -> None:
 def test_a_value_of_64_mib_and_a_field_of_any_name_can_be_stored(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     value = b"\x01" * (64 << 20)
-    store.apply(epoch_of(0, [put(b"k", value), put_field(b""), put_field(b"f" * 65_536)]), STATES)
+    store.apply(epoch_of(0, [put(b"k", value), put_city(b""), put_city(b"f" * 65_536)]), STATES)
     with store.snapshot(1) as snapshot:
         assert snapshot.value(b"k") == value
         assert snapshot.fields(b"map", [b"", b"f" * 65_536, b"f"]) == [b"v", b"v", None]
@@ -268,7 +269,7 @@ def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("expire_at_ms", [0, -1])
 def test_what_expired_before_1970_is_not_there(tmp_path: Path, expire_at_ms: int) -> None:
     store = LmdbStore(tmp_path, "q")
-    changes = [put(b"value", expire_at_ms=expire_at_ms), put_field(b"a", expire_at_ms), put_field(b"b")]
+    changes = [put(b"value", expire_at_ms=expire_at_ms), put_city(b"a", expire_at_ms), put_city(b"b")]
     store.apply(epoch_of(0, changes, clock_ms=10), STATES)
     with store.snapshot(10) as snapshot:
         assert snapshot.value(b"value") is None
@@ -280,7 +281,7 @@ def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"a")]), STATES)
     with pytest.raises(KeyConflictError, match="'temp' and 'city' both made the key b'a'"):
-        store.apply(epoch_of(1, [put(b"b"), put_field(b"f", key=b"a")]), STATES)
+        store.apply(epoch_of(1, [put(b"b"), put_city(b"f", key=b"a")]), STATES)
     assert (store.applied.epoch, store.applied.keys) == (0, {"temp": 1})
     store.close()
 
@@ -297,7 +298,7 @@ def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> N
 
 def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    many = [put_field(b"%d" % number, 100 + number % 3) for number in range(packed_map.FIELDS_MAX + 10)]
+    many = [put_city(b"%d" % number, 100 + number % 3) for number in range(packed_map.FIELDS_MAX + 10)]
     store.apply(epoch_of(0, [put(b"a", expire_at_ms=100), put(b"b", expire_at_ms=200), *many]), STATES)
     store.apply(epoch_of(1, [put(b"a", expire_at_ms=300), Change("temp", Op.DELETE, b"b"), put(b"c")]), STATES)
     assert (lines_of_expiry(store), rows_of_dues(store)) == (2, len(many))
@@ -317,7 +318,7 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
 def test_what_a_deleted_key_had_goes_in_bounded_portions(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     long = put(b"long", b"x" * (3 * PIECE_BYTES + 1))
-    store.apply(epoch_of(0, [*(put_field(b"%d" % number, 100) for number in range(50)), long]), STATES)
+    store.apply(epoch_of(0, [*(put_city(b"%d" % number, 100) for number in range(50)), long]), STATES)
     assert (entries(store, "fields"), rows_of_dues(store), entries(store, "blocks")) == (50, 50, 4)
     store.apply(epoch_of(1, [Change("city", Op.CLEAR, b"map"), Change("temp", Op.DELETE, b"long")]), STATES)
     portions = []
@@ -331,8 +332,8 @@ def test_what_a_deleted_key_had_goes_in_bounded_portions(tmp_path: Path) -> None
 
 def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_if_it_had_gone(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    fields = [put_field(b"%d" % number, 100 + number) for number in range(500)]
-    store.apply(epoch_of(0, [*fields, put_field(b"last")]), STATES)
+    fields = [put_city(b"%d" % number, 100 + number) for number in range(500)]
+    store.apply(epoch_of(0, [*fields, put_city(b"last")]), STATES)
     pass_time(store, 499)
     sizes = []
     for _ in range(4):
@@ -347,8 +348,8 @@ def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_i
 
 def test_a_field_that_no_longer_expires_leaves_nothing_in_the_indices(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
-    store.apply(epoch_of(0, [put_field(b"%d" % number, 100) for number in range(5)]), STATES)
-    store.apply(epoch_of(1, [put_field(b"%d" % number) for number in range(5)]), STATES)
+    store.apply(epoch_of(0, [put_city(b"%d" % number, 100) for number in range(5)]), STATES)
+    store.apply(epoch_of(1, [put_city(b"%d" % number) for number in range(5)]), STATES)
     assert (rows_of_dues(store), lines_of_expiry(store)) == (0, 0)
     with store.snapshot(1000) as snapshot:
         assert list(snapshot.map_sizes(b"map")) == [5]
@@ -362,7 +363,7 @@ def test_a_field_that_no_longer_expires_leaves_nothing_in_the_indices(tmp_path: 
 def test_any_part_of_a_long_value_can_be_read(tmp_path: Path, length: int) -> None:
     store = LmdbStore(tmp_path, "g")
     value = bytes(number % 251 for number in range(length))
-    store.apply(epoch_of(0, [put(b"k", value), put_field(b"f", 100)._replace(value=value)]), STATES)
+    store.apply(epoch_of(0, [put(b"k", value), put_city(b"f", 100)._replace(value=value)]), STATES)
     with store.snapshot(1) as snapshot:
         assert (snapshot.value(b"k"), snapshot.field(b"map", b"f")) == (value, value)
         text = snapshot.lazy_value(b"k")
@@ -393,8 +394,8 @@ def test_a_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> 
 def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     keys = [put(b"%d" % number, expire_at_ms=100 + number % 2) for number in range(5000)]
-    fields = [put_field(b"%d" % number, 100 + number % 2) for number in range(5000)]
-    store.apply(epoch_of(0, [*keys, *fields, put_field(b"live")]), STATES)
+    fields = [put_city(b"%d" % number, 100 + number % 2) for number in range(5000)]
+    store.apply(epoch_of(0, [*keys, *fields, put_city(b"live")]), STATES)
     with store.snapshot(200) as snapshot:
         for scan in (snapshot.scan, lambda cursor, count: snapshot.scan_map(b"map", cursor, count)):
             steps = [scan(0, 10)]
@@ -409,7 +410,7 @@ def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None
 def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     values = [put(b"%d" % number, bytes(PIECE_BYTES)) for number in range(100)]
-    fields = [put_field(b"%d" % number)._replace(value=bytes(PIECE_BYTES)) for number in range(100)]
+    fields = [put_city(b"%d" % number)._replace(value=bytes(PIECE_BYTES)) for number in range(100)]
     store.apply(epoch_of(0, [*values, *fields]), STATES)
     with store.snapshot(1) as snapshot:
         for cursor, found in (snapshot.scan(0, 4096), snapshot.scan_map(b"map", 0, 4096)):
@@ -418,14 +419,14 @@ def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None
     store.close()
 
 
-@pytest.mark.skipif(compiled_module("state_backend.native.lookup") is None, reason="the compiled core is not built")
+@pytest.mark.compiled
 def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
     dice = random.Random(1)
     store = LmdbStore(tmp_path, "g")
     values = [put(b"key:%d" % number, dice.randbytes(30), dice.choice((None, None, 50, 150))) for number in range(6000)]
     values += [put(b"long:%d" % number, dice.randbytes(dice.choice((5_000, 200_000)))) for number in range(60)]
-    fields = [put_field(b"f%d" % each, 90 + each, b"map:%d" % number) for number in range(40) for each in range(3)]
-    fields += [put_field(b"f", None, b"small:%d" % number) for number in range(500)]
+    fields = [put_city(b"f%d" % each, 90 + each, b"map:%d" % number) for number in range(40) for each in range(3)]
+    fields += [put_city(b"f", None, b"small:%d" % number) for number in range(500)]
     store.apply(epoch_of(0, [*values, *fields]), STATES)
     scanned = Counter[str]()
     for owned in (ALL, SlotSet.parse("0-5,100-8000,9000,16383")):
@@ -512,7 +513,7 @@ print(is_open())
 def test_a_store_that_has_nothing_to_expire_is_not_written(tmp_path: Path) -> None:
     """The applier calls `expire` all the time; a write would end what readers have cached."""
     store = LmdbStore(tmp_path, "g")
-    changes = [put(b"soon", expire_at_ms=100), put(b"late", expire_at_ms=10_000), put_field(b"f", 20_000)]
+    changes = [put(b"soon", expire_at_ms=100), put(b"late", expire_at_ms=10_000), put_city(b"f", 20_000)]
     store.apply(epoch_of(0, changes), STATES)
 
     def version() -> int:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from state_backend.model.errors import (
 from state_backend.model.records import Change, Op, changes_in, runs_of
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
+from tests.builders import put_value
 from tests.unit.state_backend.dying import Died, Dying
 from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
@@ -37,8 +39,7 @@ TEMP = StateDescriptor("temp", key="k", value="v")
 CITY = StateDescriptor("city", key="k", field="f", value="v")
 
 
-def put(key: bytes, value: bytes = b"v") -> Change:
-    return Change("temp", Op.PUT, key, None, value)
+put = partial(put_value, "temp")
 
 
 def writer_of(root: Path | Filesystem, states: tuple[StateDescriptor, ...] = (TEMP,), **more: Any) -> LogWriter:

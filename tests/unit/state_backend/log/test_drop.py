@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError, JobInUseError, LogError
-from state_backend.model.records import Change, Op
+from tests.builders import put_value
 from tests.unit.state_backend.dying import Died, Dying
 
 STATE = StateDescriptor("s", key="k", value="v")
 
 
-def put(value: bytes) -> Change:
-    return Change("s", Op.PUT, b"k", None, value)
+put = partial(put_value, "s", b"k")
 
 
 def job(root: Any, **more: Any) -> LogWriter:

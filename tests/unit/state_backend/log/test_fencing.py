@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.log.terms import Term, Terms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, FencedWriterError, JobInUseError
-from state_backend.model.records import Change, Op
+from tests.builders import put_value
 
 STATE = StateDescriptor("s", key="k", value="v")
 
@@ -45,8 +46,7 @@ def writer_of(root: Path | LocalFilesystem, query_id: str | None = "q", **more: 
     return LogWriter(root, "job", [STATE], query_id, **options)
 
 
-def put(value: bytes) -> Change:
-    return Change("s", Op.PUT, b"k", None, value)
+put = partial(put_value, "s", b"k")
 
 
 class Clock:

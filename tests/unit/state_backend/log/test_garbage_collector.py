@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -25,14 +26,13 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError
 from state_backend.model.records import Change, Op, runs_of
+from tests.builders import put_large
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
 
 
-def put(number: int) -> Change:
-    """Return a change that is too large to stand in an epoch's file."""
-    return Change("s", Op.PUT, b"%d" % number, None, b"%d" % number + b"x" * 70_000)
+put = partial(put_large, "s")
 
 
 def publish(root: Path | LocalFilesystem, epochs: range, query_id: str = "q", **more: Any) -> LogWriter:

@@ -13,6 +13,7 @@ from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.errors import NewerFormatError
+from tests.builders import write_log
 from tests.golden_releases import RELEASES, extracted, raise_format
 
 FORMATS = {f"format{number}": number for number in (1, 2, 3, 4)}
@@ -52,8 +53,7 @@ def test_a_golden_log_is_read_from_its_snapshots_and_epochs(log: Path) -> None:
 
 def test_a_golden_log_is_continued_and_compacted(log: Path) -> None:
     for job, states in STATES.items():
-        with LogWriter(log, job, [state.for_job(job) for state in states], f"query-{job}") as writer:
-            writer.publish([])
+        write_log(log, job, [state.for_job(job) for state in states], [], query_id=f"query-{job}")
         compact_log(str(log), job, retention_ms=0)
     check(log)
 

@@ -12,17 +12,15 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.log.checked_json import with_checksum
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.identity import IDENTITY_FILE, ensure_identity, identity_of
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError, NewerFormatError
-from state_backend.model.records import Change, Op
+from tests.builders import put_value, write_log
 
 STATE = StateDescriptor("g", key="k", value="v")
 
 
 def publish(log: Path, job: str = "job", query: str = "q") -> None:
-    with LogWriter(log, job, [STATE], query) as writer:
-        writer.publish([Change("g", Op.PUT, b"job:g:1", value=b"1")])
+    write_log(log, job, [STATE], [put_value("g", b"job:g:1", b"1")], query_id=query)
 
 
 def test_all_writers_of_a_log_find_the_identity_that_the_first_gave_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from state_backend.model.records import Change, Op
 STATE = StateDescriptor("temp", key="k", value="v")
 
 
-def put(job: str, number: int) -> Change:
+def value_of(job: str, number: int) -> Change:
     return Change("temp", Op.PUT, b"%s:temp:k" % job.encode(), None, b"%d" % number)
 
 
@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> Path:
             tmp_path / "log", job, [STATE.for_job(job)], f"q-{job}", checkpoint=f"/checkpoints/{job}"
         ) as writer:
             for number in range(3):
-                writer.publish([put(job, number)])
+                writer.publish([value_of(job, number)])
     compact_log(str(tmp_path / "log"), "a", 0)
     return tmp_path / "log"
 
@@ -53,9 +53,9 @@ def test_each_job_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_job_is_shown_with_its_writer_its_epochs_and_their_bytes(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "q", checkpoint="/checkpoints/q") as writer:
         for number in range(3):
-            writer.publish([put("job", number), put("job", number)], clock_ms=number * 1000)
+            writer.publish([value_of("job", number), value_of("job", number)], clock_ms=number * 1000)
         compact_log(str(tmp_path), "job", 0)
-        writer.publish([put("job", 3)], clock_ms=3_500)
+        writer.publish([value_of("job", 3)], clock_ms=3_500)
         writer.send_heartbeat()
         job = writer.log
         (snapshot,) = job.snapshots(writer.current)
@@ -129,13 +129,13 @@ def test_a_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path)
 
 def test_the_writer_of_a_generation_that_is_held_back_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "old", checkpoint="/checkpoints/old") as writer:
-        writer.publish([put("job", 1)])
+        writer.publish([value_of("job", 1)])
     with LogWriter(tmp_path, "job", [STATE], "new", checkpoint="/checkpoints/new", holds_back=True) as writer:
         writer.send_heartbeat()
         (facts,) = facts_of_log(str(tmp_path), "job")
         assert (facts["generation"], facts["held_back"]) == ("old.1", "new.2")
         assert (facts["checkpoint"], facts["is_running"]) == ("/checkpoints/old", False)
-        writer.publish([put("job", 2)])
+        writer.publish([value_of("job", 2)])
         writer.promote("it is whole")
         (facts,) = facts_of_log(str(tmp_path), "job")
         assert (facts["generation"], facts["held_back"]) == ("new.2", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError, RewoundCheckpointError
-from state_backend.model.records import Change, Op
+from tests.builders import put_large
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
 SNAPSHOT, LAST = 4, 7
 
 
-def put(number: int) -> Change:
-    """Return a change that is too large to stand in an epoch's file."""
-    return Change("s", Op.PUT, b"%d" % number, None, b"x" * 70_000)
+put = partial(put_large, "s")
 
 
 def writer_of(root: Path, query_id: str = "q", **more: Any) -> LogWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.log.visibility import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogError
-from state_backend.model.records import Change, Op
+from tests.builders import put_value
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
 
 
-def put(value: bytes) -> list[Change]:
-    return [Change("s", Op.PUT, b"job:s:a", None, value)]
+put = partial(put_value, "s", b"job:s:a")
 
 
 class Reader:
@@ -47,8 +47,8 @@ class Reader:
 def root(tmp_path: Path) -> Path:
     """A log with two epochs of the query `old`."""
     with LogWriter(tmp_path / "log", "job", [STATE], "old", sends_heartbeats=False) as writer:
-        writer.publish(put(b"1"))
-        writer.publish(put(b"2"))
+        writer.publish([put(b"1")])
+        writer.publish([put(b"2")])
     return tmp_path / "log"
 
 
@@ -73,14 +73,14 @@ def test_a_new_generation_is_seen_when_the_log_says_so_by_those_that_were_there_
     writer = begin(root)
     assert writer.held_back is not None
     assert (writer.held_back.visible.epoch, writer.held_back.since_ms > 0) == (1, True)
-    writer.publish(put(b"half"))
+    writer.publish([put(b"half")])
     comes = Reader(root, tmp_path / "comes")
     for reader in (there, comes):
         assert reader.look() == ("old", 1, 0)
         assert reader.known["held_back_since_ms"] == writer.held_back.since_ms
         assert reader.known["is_stale"] is True
     assert value(root) == b"2"
-    writer.publish(put(b"whole"))
+    writer.publish([put(b"whole")])
     assert there.look() == ("old", 1, 1)
     assert writer.promote("it is whole")
     assert writer.held_back is None
@@ -96,7 +96,7 @@ def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) ->
         assert writer.held_back is None
     with begin(tmp_path / "log", "another") as writer:  # before that one there was no epoch
         assert writer.held_back is None
-        writer.publish(put(b"1"))
+        writer.publish([put(b"1")])
         assert value(tmp_path / "log") == b"1"
     with begin(tmp_path / "log", "third", holds_back=False) as writer:
         assert writer.held_back is None
@@ -104,13 +104,13 @@ def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) ->
 
 def test_what_was_held_back_is_so_after_a_restart_of_its_writer_until_it_is_shown(root: Path) -> None:
     with begin(root) as writer:
-        writer.publish(put(b"half"))
+        writer.publish([put(b"half")])
         since_ms = writer.held_back.since_ms if writer.held_back else 0
     for holds_back in (True, False):
         with begin(root, holds_back=holds_back) as writer:
             assert writer.held_back is not None
             assert writer.held_back.since_ms == since_ms
-            writer.publish(put(b"more"))
+            writer.publish([put(b"more")])
     assert value(root) == b"2"
     writer.promote("it is whole")
     with begin(root) as writer:
@@ -121,8 +121,8 @@ def test_what_was_held_back_is_so_after_a_restart_of_its_writer_until_it_is_show
 def test_a_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
     with LogWriter(root, "job", [STATE], "new", "truncate", takeover=True, holds_back=True) as writer:
         for text in (b"a", b"b", b"c"):
-            writer.publish(put(text))
-        writer.publish(put(b"again"), 1)
+            writer.publish([put(text)])
+        writer.publish([put(b"again")], 1)
         assert writer.held_back is not None
         assert value(root) == b"2"
         writer.promote("it is whole")
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
 
 def test_what_readers_see_is_not_swept_and_what_they_saw_before_is(root: Path) -> None:
     writer = begin(root)
-    writer.publish(put(b"half"))
+    writer.publish([put(b"half")])
     current = job(root).current()
     assert current is not None
     sweep(job(root), current, FAR_MS, 0)
@@ -144,9 +144,9 @@ def test_what_readers_see_is_not_swept_and_what_they_saw_before_is(root: Path) -
 
 def test_of_two_generations_that_are_held_back_either_may_be_shown_and_none_goes_back(root: Path) -> None:
     first = begin(root, "first")
-    first.publish(put(b"first"))
+    first.publish([put(b"first")])
     second = begin(root, "second")
-    second.publish(put(b"second"))
+    second.publish([put(b"second")])
     assert value(root) == b"2"
     visibility.make_visible(job(root), first.current, "by a writer that was away")
     assert value(root) == b"first"
@@ -163,7 +163,7 @@ def test_a_person_has_a_generation_shown_and_is_told_when_there_is_none(root: Pa
     with pytest.raises(LogError, match=r"generation new.* has no epoch yet"):
         promote(root, "job")
     assert not writer.poll_promotion()
-    writer.publish(put(b"half"))
+    writer.publish([put(b"half")])
     assert promote(root, "job").endswith("from now on, at epoch 0")
     assert writer.held_back is not None
     assert writer.poll_promotion()
@@ -179,7 +179,7 @@ def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
     options = parser.parse_args(["--log", str(root), "job"])
     assert visibility.run(options) == 1
     assert "sparkis promote: job 'job': nothing is held back" in capsys.readouterr().err
-    begin(root).publish(put(b"half"))
+    begin(root).publish([put(b"half")])
     assert visibility.run(options) == 0
     assert capsys.readouterr().out.endswith("from now on, at epoch 0\n")
     assert value(root) == b"half"

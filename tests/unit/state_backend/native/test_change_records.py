@@ -7,7 +7,7 @@ import pytest
 
 from state_backend.native import change_records
 
-pytestmark = pytest.mark.skipif(change_records is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 CONTENT = np.frombuffer(b"abcdef", np.uint8)
 

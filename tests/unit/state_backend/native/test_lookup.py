@@ -22,7 +22,7 @@ from state_backend.model.slots import slot_of
 from state_backend.native import compiled_module
 
 lookup = compiled_module("state_backend.native.lookup")
-pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 TABLES = ("keys", "fields", "blocks")
 NAME_BYTES = {"keys": (6, 8), "fields": (14, 16), "blocks": (16,)}

@@ -13,7 +13,7 @@ from state_backend.codec.checksums import with_checksum
 from state_backend.native import compiled_module
 
 lookup = compiled_module("state_backend.native.lookup")
-pytestmark = pytest.mark.skipif(lookup is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 PAGE_BYTES = 4096
 MAP_BYTES = 64 * PAGE_BYTES

@@ -7,7 +7,7 @@ import pytest
 
 from state_backend.native import state_files
 
-pytestmark = pytest.mark.skipif(state_files is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.compiled
 
 CONTENT = np.frombuffer(b"0123456789abcdef", np.uint8)
 

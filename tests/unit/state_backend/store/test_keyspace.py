@@ -10,11 +10,11 @@ import pytest
 
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, JobLoadingError, StoreError
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.model.slots import hash_position
 from state_backend.store.keyspace import Job, Keyspace, KeyspaceView
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 
 NOW_MS = 1_000
 
@@ -23,7 +23,7 @@ def job_of(name: str, keys: list[bytes] | None = None, key_format: str | None = 
     state = StateDescriptor("s", key="k" if key_format is None else (), value="v", key_format=key_format)
     store = MemoryStore(generation)
     changes = [Change("s", Op.PUT, key, None, name.encode()) for key in keys or []]
-    store.apply(EpochChanges(0, 1, NOW_MS, list(runs_of(changes, ["s"]))), [state])
+    apply_epoch(store, [state], changes, 0, clock_ms=NOW_MS)
     return Job(name, generation, [state], store, committed_epoch=0)
 
 
@@ -102,7 +102,7 @@ def test_a_view_stays_at_its_epoch_until_it_is_renewed() -> None:
     view = keyspace_of(job).view(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
     change = Change("s", Op.PUT, b"a:s:1", None, b"new")
-    job.store.apply(EpochChanges(1, 1, NOW_MS, list(runs_of([change], ["s"]))), job.states)
+    apply_epoch(job.store, job.states, [change], 1, clock_ms=NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
     view.renew(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"new"

@@ -9,9 +9,10 @@ import pytest
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import WrongKindError
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import READ_TOGETHER_BYTES_MAX, EpochChanges, Snapshot, Store, Value
+from state_backend.store.store import READ_TOGETHER_BYTES_MAX, Snapshot, Store, Value
+from tests.builders import apply_epoch
 
 NOW_MS = 1_700_000_000_000
 LARGE = bytes(READ_TOGETHER_BYTES_MAX + 1)
@@ -27,7 +28,7 @@ CHANGES = [
 
 
 def filled(store: Store) -> Snapshot:
-    store.apply(EpochChanges(0, 1, NOW_MS, list(runs_of(CHANGES, ["s", "m"]))), STATES)
+    apply_epoch(store, STATES, CHANGES, 0, clock_ms=NOW_MS)
     return store.snapshot(NOW_MS + 10)
 
 

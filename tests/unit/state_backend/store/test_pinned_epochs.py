@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.pinned_epochs import EPOCHS_MAX, IDLE_MS_MAX, PINNED_MS_MAX, PinnedEpochs, TermEpoch
-from state_backend.store.store import EpochChanges, Snapshot
+from state_backend.store.store import Snapshot
+from tests.builders import apply_epoch
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEY = b"job:n:a"
@@ -29,7 +30,7 @@ class Scene:
 
     def publish(self, epoch: int, job: str = "job", term: int = 1) -> None:
         changes = [Change("n", Op.PUT, f"{job}:n:a".encode(), value=b"%d" % epoch)]
-        self.stores[job].apply(EpochChanges(epoch, term, 1, list(runs_of(changes, ["n"]))), STATES)
+        apply_epoch(self.stores[job], STATES, changes, epoch, term=term)
         self.pinned.update(job, self.now_ms)
 
     def take(self, clock_ms: int = 0, **epochs: TermEpoch) -> dict[str, Snapshot] | None:
