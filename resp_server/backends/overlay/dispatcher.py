@@ -112,10 +112,8 @@ class OverlayDispatcher(ProxyDispatcher):
         self._ownership = ownership
         self.aliases = AliasedKeys(ownership)
         # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
-        self.router = Router(
-            self._table, ownership, allowed, own=(self._table.find(ACL_LOAD).name,) if server.config.aclfile else ()
-        )
-        self.router.own_database = upstream.url.database
+        own = (self._table.find(ACL_LOAD).name,) if server.config.aclfile else ()
+        self.router = Router(self._table, ownership, allowed, own, upstream.url.database)
         self._dedicated = DedicatedRequests(self._logins)
         self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
         self._cache = ResultCache(time.monotonic)

@@ -306,7 +306,7 @@ class _KeyedRequest:
     ) -> None:
         self._table, self._routed, self._request, self._database = table, routed, request, database
         self._positions, self._others, self._long_at = positions, others, long_at
-        self._owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE]
+        self._owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE] if others else []
 
     def route(self) -> Route:
         """Return the route; ReplyError if no backend may answer the request."""
@@ -557,26 +557,35 @@ class Router:
 
     Args:
         allowed, own: See `RoutedCommands`.
+        own_database: The upstream's number of the clients' database 0.
 
     Attributes:
         commands: How each command is routed.
         getkeys_cache: See `GetkeysCache`.
-        own_database: The upstream's number of the clients' database 0.
     """
 
     def __init__(
-        self, table: CommandTable, ownership: Ownership, allowed: Collection[str] = (), own: Collection[str] = ()
+        self,
+        table: CommandTable,
+        ownership: Ownership,
+        allowed: Collection[str] = (),
+        own: Collection[str] = (),
+        own_database: int = 0,
     ) -> None:
         self.commands = RoutedCommands(table, allowed, own)
         self.getkeys_cache = GetkeysCache()
-        self.own_database = 0
         self.ownership = ownership
+        self._table = RoutingTable(
+            self.commands, ownership.matcher, ownership.is_known, self.getkeys_cache, own_database
+        )
 
     @property
     def table(self) -> RoutingTable:
         """The routing table at this time."""
-        owners = self.ownership
-        return RoutingTable(self.commands, owners.matcher, owners.is_known, self.getkeys_cache, self.own_database)
+        owners, table = self.ownership, self._table
+        if table.keys is not owners.matcher or table.is_known is not owners.is_known:
+            table = self._table = table._replace(keys=owners.matcher, is_known=owners.is_known)
+        return table
 
     def route(self, request: Request, database: int = 0) -> Route | None:
         """Return the route of a request, as `route_of`."""
