@@ -24,8 +24,6 @@ INTENDED = ("Snapshot", "MemorySnapshot", "Session")
 # Those that are to be split yet.
 PENDING = (
     "OverlayDispatcher",
-    "UpstreamCluster",
-    "UpstreamPool",
 )
 
 

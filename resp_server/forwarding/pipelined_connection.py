@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from resp_server.forwarding.packing import Packed
+from resp_server.forwarding.raw_replies import RawReply
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
@@ -65,6 +66,25 @@ class PipelinedConnection(Generic[InFlight]):
     def _at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop."""
         raise NotImplementedError
+
+    # -- called by the socket -----------------------------------------------------------------------------------------
+
+    def receive_batch_replies(self, data: bytes) -> bytes:
+        """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
+        raise NotImplementedError
+
+    def receive_replies(self, replies: Sequence[RawReply]) -> None:
+        """Take replies, in the order of the requests."""
+        raise NotImplementedError
+
+    def has_progress(self) -> None:
+        """Handle that a part of a long request was sent, or of a long reply received."""
+
+    def disconnected(self, reason: str) -> None:
+        """Handle the loss of the connection."""
+        raise NotImplementedError
+
+    # -- requests and replies -----------------------------------------------------------------------------------------
 
     @property
     def has_unsent(self) -> bool:

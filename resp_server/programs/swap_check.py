@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resp_server.backends.routing.key_analysis import AnalyzedKeys, AnalyzedState, KeyAnalysis, decisions, printable
-from resp_server.backends.routing.rules import RulesFile, parse_rules
+from resp_server.backends.routing.rules import parse_rules
+from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.backends.routing.rules_template import first_rules
 from resp_server.net.client import Client
 from resp_server.net.tls import files_of

@@ -12,6 +12,8 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.key_patterns_found import FoundKey
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.errors import SparkisError
 
 # RESP2, which every Redis has, and the client number of this program at the upstream's connections.
@@ -104,7 +106,7 @@ class UpstreamCalls:
         return sum(counts)
 
 
-class _Replies:
+class _Replies(ReplySink):
     """Collects the replies to some requests. all: a future of the complete list."""
 
     def __init__(self, count: int) -> None:
@@ -114,7 +116,7 @@ class _Replies:
         if not count:
             self.all.set_result(())
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take a reply."""
         reader = hiredis.Reader()
         reader.feed(as_bytes(reply))

@@ -10,7 +10,7 @@ from resp_server.backends.redis.upstream import Upstream as UpstreamRedis
 from resp_server.backends.redis.upstream import upstream_at
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.backends.routing.ownership import Ownership, OwnershipError
-from resp_server.backends.routing.rules import RulesFile
+from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import Mistakes
 from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE, Upstream

@@ -16,7 +16,7 @@ import pytest
 
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import Running, child_environment, free_port, redis_server, sparkis_server
-from resp_server.backends.routing.rules import RulesFile
+from resp_server.backends.routing.rules_file import RulesFile
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from resp_server.backends.redis.link import UpstreamProtocol
+from resp_server.forwarding.pipelined_connection import PipelinedConnection
 from tests.server.faults import Scene
 
 
@@ -18,8 +20,12 @@ def scene(kind_of_sockets: str) -> Iterator[Scene]:
     made.stop()
 
 
-class Losses(list[str]):
+class Losses(PipelinedConnection[Any]):
     """Takes the end of a connection, which gets no reply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
 
     def receive_batch_replies(self, data: bytes) -> bytes:
         return data
@@ -27,10 +33,8 @@ class Losses(list[str]):
     def receive_replies(self, replies: object) -> None:
         raise AssertionError(replies)
 
-    def has_progress(self) -> None: ...
-
     def disconnected(self, reason: str) -> None:
-        self.append(reason)
+        self.reasons.append(reason)
 
 
 def test_an_upstream_sees_the_end_of_a_connection_in_the_turn_in_which_it_is_cut(scene: Scene) -> None:
@@ -54,4 +58,4 @@ def test_an_upstream_sees_the_end_of_a_connection_in_the_turn_in_which_it_is_cut
         upstreams.setblocking(False)  # the loop cannot turn meanwhile
         scene.run(connect())
         assert scene.call(received_in_the_turn) == b""
-        assert losses == ["its client has left"]
+        assert losses.reasons == ["its client has left"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from resp_server.backends.redis.connection import UpstreamSink
 from resp_server.backends.redis.dedicated_connection import DISCARD
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.pool import UpstreamPool
@@ -13,6 +12,7 @@ from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.servers.batch import ReplyBatch
 from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
@@ -80,7 +80,7 @@ class DedicatedRequests:
 class _Unblock:
     """A CLIENT UNBLOCK that waits for the blocked connection's id at the upstream."""
 
-    def __init__(self, request: Request, session: Session, sink: UpstreamSink, index: int, pool: UpstreamPool) -> None:
+    def __init__(self, request: Request, session: Session, sink: ReplySink, index: int, pool: UpstreamPool) -> None:
         self._request, self._session, self._sink, self._index, self._pool = request, session, sink, index, pool
 
     def __call__(self, upstream_id: int | None) -> None:

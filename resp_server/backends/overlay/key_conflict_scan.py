@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from resp_server.backends.redis.connection import UpstreamSink
 from resp_server.backends.routing.key_patterns import glob_of
 from resp_server.backends.routing.ownership import EXAMPLES_MAX, NewFormat, Ownership
 from resp_server.forwarding.answers import Called, ask, in_background, in_steps
 from resp_server.forwarding.raw_replies import as_bytes, is_error, text_of
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.protocol.errors import internal_error
 from state_backend.model.descriptor import KeyFormat
 
@@ -38,9 +37,7 @@ class NodeSender(Protocol):
 
     @property
     def node_count(self) -> int: ...
-    def send_to_node(
-        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
-    ) -> None:
+    def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send a read to a node.
 
         Args:

@@ -14,7 +14,8 @@ from resp_server.backends.overlay.legacy_writers import WATCH_S, LegacyWriterDet
 from resp_server.backends.redis.key_changes import CONNECTING, ON, KeyChanges
 from resp_server.backends.routing.key_patterns import may_share_keys
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.rules import UNTIL_CHANGED, Owner, Rule, Rules, RulesError, RulesFile
+from resp_server.backends.routing.rules import UNTIL_CHANGED, Owner, Rule, Rules, RulesError
+from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import KeyFormat

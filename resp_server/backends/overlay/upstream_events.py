@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 import hiredis
 
+from resp_server.backends.redis.connection import UnansweredError
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.answers import ask, in_background
+from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
-from resp_server.protocol.errors import internal_error
+from resp_server.protocol.errors import ReplyError
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
 
 SETTING = b"notify-keyspace-events"
@@ -23,25 +28,19 @@ class UpstreamEvents:
 
     def read(self) -> None:
         """Request the setting; it is applied when the reply arrives."""
-        self._upstream.send_to_node(0, 0, 2, REQUEST, self, 0)
+        in_background(self._read())
 
-    def put(self, index: int, reply: RawReply) -> None:
-        """Apply the upstream's reply."""
-        try:
-            reader = hiredis.Reader()
-            reader.feed(as_bytes(reply))
-            found = reader.gets()
-            match found:
-                case [_, bytes(classes)]:
-                    self._apply(letters_of(classes_of(classes.decode("latin-1"))))
-        except (TypeError, hiredis.HiredisError, ClassesError):
-            pass  # the reply is malformed, or the setting contains a class of events that states do not have
-        except Exception as error:
-            internal_error(error)
+    async def _read(self) -> None:
+        with suppress(ReplyError, UnansweredError):  # then the current setting is kept
+            answer = await ask(partial(self._upstream.send_to_node, 0, 0, 2, REQUEST))
+            # The reply may be malformed, or the setting may contain a class of events that states do not have.
+            with suppress(TypeError, hiredis.HiredisError, ClassesError):
+                reader = hiredis.Reader()
+                reader.feed(as_bytes(answer.reply))
+                match reader.gets():
+                    case [_, bytes(classes)]:
+                        self._apply(letters_of(classes_of(classes.decode("latin-1"))))
 
     def _apply(self, events: str) -> None:
         if events != self._server.config.notify_keyspace_events:
             self._server.configure({"notify_keyspace_events": events})
-
-    def fail(self, index: int, error: Exception) -> None:
-        """Keep the current setting."""

@@ -1,9 +1,9 @@
 """A Redis Cluster as the upstream: a pool of connections to each master, and the table of the slots.
 
-The table is read from CLUSTER SLOTS at the start, after each MOVED, after each failure of a node, and every few seconds
-once replies are cached here or by clients: a cached reply gets no MOVED. MOVED and ASK are followed here, so no client
-sees them. A client's requests about one slot keep their order: they go over one connection,
-and a node's redirects come in the order of its requests.
+The table is read (`slot_table_reader.py`) at the start, after each MOVED, after each failure of a node, and every few
+seconds once replies are cached here or by clients: a cached reply gets no MOVED. MOVED and ASK are followed here, so no
+client sees them. A client's requests about one slot keep their order: they go over one connection, and a node's
+redirects come in the order of its requests.
 """
 
 from __future__ import annotations
@@ -14,32 +14,29 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from resp_server.backends.redis.cluster_requests import Part, Plan, first_slot, least_of, name_at, plan_of
-from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.role import AnyRole
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_in
+from resp_server.backends.redis.slot_table_reader import SlotTableReader
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import Address, UpstreamUrl
 from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, deliver, in_steps, joined
 from resp_server.forwarding.packing import Packed, pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
+from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, Merge, ReplySink, merge_or_error
-from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError, internal_error
+from resp_server.forwarding.reply_stages import Defer, Merge, ReplySink, merge_or_error
+from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 
-ASKING, CLUSTER_SLOTS = pack((b"ASKING",)), pack((b"CLUSTER", b"SLOTS"))
-# The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.
-REFRESH_PAUSE_S = 0.1
-REFRESH_S_MAX = 1.0
-# The time between two reads of the table once replies are cached (guess: to parse a reply takes about a millisecond).
-POLL_S = 5.0
+ASKING = pack((b"ASKING",))
 # After so many redirects of one request the nodes disagree (guess: a failover makes two).
 REDIRECTS_MAX = 5
 # Standard: the largest cluster that Redis recommends, and replicas that became masters.
@@ -66,24 +63,20 @@ class UpstreamCluster:
         self._nodes: dict[Address, UpstreamPool] = {}
         self._tracked: dict[int, list[Tracking]] = {}
         self._table = SlotTable([None] * SLOTS)
-        self._error = "its topology is not known yet"
+        self._reader = SlotTableReader(self._addresses, self._send_to, self._take_table)
         self._losses = self._outages = 0  # of nodes that left
-        self._attempts = 0  # to read the table
-        self._refresh: asyncio.TimerHandle | None = None
         self._retiring: asyncio.TimerHandle | None = None
-        self._polling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Read the table."""
         self._loop = asyncio.get_running_loop()
-        self._request_table()
+        self._reader.start()
 
     def stop(self) -> None:
         """Close all connections."""
-        self._attempts += 1  # the request for the table fails, and is not sent again
-        for timer in (self._refresh, self._retiring, self._polling):
-            if timer is not None:
-                timer.cancel()
+        self._reader.stop()
+        if self._retiring is not None:
+            self._retiring.cancel()
         for node in self._nodes.values():
             node.on_failed = _ignore
             node.stop()
@@ -160,7 +153,7 @@ class UpstreamCluster:
         slot: int | None,
         packed: Packed,
         is_read: bool,
-        sink: UpstreamSink,
+        sink: ReplySink,
         index: int,
         caching: bytes,
         *,
@@ -176,9 +169,7 @@ class UpstreamCluster:
         request.caching, request.is_blocking = caching, is_blocking
         request.send(address)
 
-    def send_to_node(
-        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
-    ) -> None:
+    def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send a read about all keys of a master."""
         masters = self._table.masters
         if node < len(masters):
@@ -285,12 +276,7 @@ class UpstreamCluster:
 
     def notice_moves(self) -> None:
         """Read the table every few seconds from now on."""
-        if self._polling is None:
-            self._polling = asyncio.get_running_loop().call_later(POLL_S, self._poll)
-
-    def _poll(self) -> None:
-        self._refresh_later()
-        self._polling = self._loop.call_later(POLL_S, self._poll)
+        self._reader.poll()
 
     def end_tracking(self, client: int) -> None:
         """Have a client track no keys at nodes that join later."""
@@ -334,7 +320,7 @@ class UpstreamCluster:
     def checked(self, reply: RawReply) -> RawReply:
         """Return the reply to a request that was sent to such a pool. A redirect becomes an error to try again."""
         if type(reply) is bytes and reply.startswith((b"-MOVED ", b"-ASK ", b"-EXECABORT ")):
-            self._refresh_later()
+            self._reader.read_soon()
             if reply[:2] != b"-E":
                 return b"-%b\r\n" % TryAgainError("the slot of the keys moves to another node of the upstream").line
         return reply
@@ -353,7 +339,7 @@ class UpstreamCluster:
             self._table.join(redirect.address)
         elif self._table.master_of(redirect.slot) != redirect.address:
             self._table.move(redirect.slot, redirect.address)
-            self._refresh_later()
+            self._reader.read_soon()
             self._moved()
 
     def info_fields(self) -> Mapping[str, object]:
@@ -363,10 +349,10 @@ class UpstreamCluster:
         return {
             "upstream": self.url.address,
             "upstream_status": "down" if self.is_down else "up",
-            "upstream_error": down[0].breaker.reason if down else self._error,
+            "upstream_error": down[0].breaker.reason if down else self._reader.error,
             "upstream_nodes": len(self._table.masters),
             "upstream_nodes_down": len(down),
-            "upstream_connections": sum(node.open_connections for node in nodes),
+            "upstream_connections": sum(node.shared.open_count for node in nodes),
             "upstream_waiting": sum(node.waiting for node in nodes),
             "upstream_losses": self._losses + sum(node.losses for node in nodes),
             "upstream_outages": self._outages + sum(node.breaker.times_opened for node in nodes),
@@ -374,8 +360,16 @@ class UpstreamCluster:
             "upstream_blocked": sum(node.dedicated.blocked for node in nodes),
         }
 
+    def _addresses(self) -> Sequence[Address]:
+        """Return the addresses of the masters, and of the nodes in the URL."""
+        return list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
+
+    def _send_to(self, address: Address, packed: bytes, sink: ReplySink, index: int) -> None:
+        """Send a read of the proxy itself to a node."""
+        self._node(address).send(0, 2, packed, sink, index, is_read=True)
+
     def _unreachable(self) -> TryAgainError:
-        return TryAgainError(f"the upstream {self.url.address} cannot be reached: {self._error}")
+        return TryAgainError(f"the upstream {self.url.address} cannot be reached: {self._reader.error}")
 
     def _node(self, address: Address) -> UpstreamPool:
         node = self._nodes.get(address)
@@ -383,45 +377,17 @@ class UpstreamCluster:
             if len(self._nodes) >= NODES_MAX:
                 raise TryAgainError("the upstream's nodes name too many other nodes")
             node = self._nodes[address] = self._pool_at(self.url.at(address))
-            node.on_failed, node.on_state_lost = self._refresh_later, self.on_state_lost
+            node.on_failed, node.on_state_lost = self._reader.read_soon, self.on_state_lost
             node.on_push = lambda client, frame: self.on_push(client, frame)
             node.on_moved = lambda clients: self.on_moved(clients)
             node.poller, node.defer, node.role, node.tracked = self.poller, self.defer, AnyRole(), self._tracked
-            node.follow = self._follow_of(address)
+            node.shared.follow = self._follow_of(address)
             node.start()
         return node
 
-    # -- the table ----------------------------------------------------------------------------------------------------
-
-    def _refresh_later(self) -> None:
-        if self._refresh is None:
-            self._request_table_in(REFRESH_PAUSE_S)
-
-    def _request_table_in(self, pause_s: float) -> None:
-        """Request the table after a pause, and not at the time that was set before."""
-        if self._refresh is not None:
-            self._refresh.cancel()
-        self._refresh = self._loop.call_later(pause_s, self._request_table)
-
-    def _request_table(self) -> None:
-        """Request the table from the next node; from another one if that does not reply in time."""
-        candidates = list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
-        address = candidates[self._attempts % len(candidates)]
-        self._attempts += 1
-        self._request_table_in(REFRESH_S_MAX)
-        self._node(address).send(0, 2, CLUSTER_SLOTS, _TableSink(self, address), self._attempts, is_read=True)
-
-    def take_table(self, number: int, table: SlotTable) -> None:
-        """Take the reply to a request for the table, unless a later request was sent."""
-        if number != self._attempts:
-            return
-        if not table.masters:
-            self.request_table_again(number, "no node has slots")
-            return
-        if self._refresh is not None:
-            self._refresh.cancel()
-        self._refresh, self._attempts = None, 0  # the next request goes to the first master
-        before, self._table, self._error = self._table, table, ""
+    def _take_table(self, table: SlotTable) -> None:
+        """Take the table that a node has replied."""
+        before, self._table = self._table, table
         if not set(table.masters) <= set(before.masters):
             self._cut_subscribers()
         if list(before.masters) != list(table.masters):
@@ -440,12 +406,6 @@ class UpstreamCluster:
         dedicated = [each for node in self._nodes.values() for each in node.dedicated if each.is_at_all_masters]
         for client in {each.client for each in dedicated}:
             self.on_state_lost(client, "the upstream has another master, which it is not subscribed at")
-
-    def request_table_again(self, number: int, reason: str) -> None:
-        """Request the table from another node, after a pause."""
-        if number == self._attempts:
-            self._error = self._error and reason
-            self._request_table_in(REFRESH_PAUSE_S)
 
     def _retire(self) -> None:
         """Close the connections to nodes that are no masters, once their last replies have arrived."""
@@ -491,7 +451,7 @@ class NodeConnections:
         return None if address is None else self._cluster.node_connection(address, self._client, self._protocol)
 
 
-class _ClusterRequest:
+class _ClusterRequest(ReplySink):
     """A request to a node of the cluster, which may be redirected to another node.
 
     caching: the client's CLIENT CACHING, which is sent before it to each node, but not with ASKING: a node forgets each
@@ -519,7 +479,7 @@ class _ClusterRequest:
         client: int,
         protocol: int,
         packed: Packed,
-        sink: UpstreamSink,
+        sink: ReplySink,
         index: int,
         is_read: bool,
         node: Address,
@@ -536,7 +496,7 @@ class _ClusterRequest:
         self._node, self._is_asking = address, is_asking
         self._cluster.send_to(address, self, ASKING if is_asking else self.caching)
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take a node's reply: follow a redirect, pass on anything else."""
         redirect = redirect_in(reply, self._node) if type(reply) is bytes and reply[:1] == b"-" else None
         if redirect is None:
@@ -559,26 +519,3 @@ class _ClusterRequest:
     def fail(self, index: int, error: Exception) -> None:
         """Pass on an exception."""
         self._sink.fail(self._index, error)
-
-
-class _TableSink:
-    """Takes a node's reply to CLUSTER SLOTS."""
-
-    def __init__(self, cluster: UpstreamCluster, node: Address) -> None:
-        self._cluster, self._node = cluster, node
-
-    def put(self, index: int, reply: RawReply) -> None:
-        try:
-            table = SlotTable.parse(as_bytes(reply), self._node)
-        except MALFORMED_REPLY_ERRORS as error:
-            self._cluster.request_table_again(
-                index, f"the reply of {self._node} to CLUSTER SLOTS is not understood: {error}"
-            )
-            return
-        try:
-            self._cluster.take_table(index, table)
-        except Exception as error:
-            internal_error(error)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._cluster.request_table_again(index, str(error))

@@ -22,6 +22,7 @@ from resp_server.forwarding.packing import Packed, prefixed, size_of
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
@@ -37,16 +38,6 @@ READONLY = b"-READONLY "
 
 class UnansweredError(Exception):
     """The upstream did not answer a request, which may have run. The client's connection has to be closed."""
-
-
-class UpstreamSink(Protocol):
-    """Receives replies of the upstream. Its methods do not raise."""
-
-    def put(self, index: int, reply: RawReply) -> None:
-        """Take the reply to the request with this index."""
-
-    def fail(self, index: int, error: Exception) -> None:
-        """Take an exception in place of a reply: a `ReplyError` for the client, or an `UnansweredError`."""
 
 
 @dataclass(slots=True)
@@ -65,7 +56,7 @@ class UpstreamRequest:
     """
 
     packed: Packed
-    sink: UpstreamSink
+    sink: ReplySink
     index: int
     is_read: bool
     sends: int = 0

@@ -15,7 +15,6 @@ from resp_server.backends.redis.connection import (
     UnansweredError,
     UpstreamConnection,
     UpstreamRequest,
-    UpstreamSink,
     unreachable,
 )
 from resp_server.backends.redis.pushed_frames import (
@@ -31,8 +30,10 @@ from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX
 from resp_server.protocol.errors import GenericError, TryAgainError
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
 CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
@@ -212,7 +213,7 @@ class DedicatedConnection(UpstreamConnection):
         if holds_state:
             self._owner.on_state_lost(abs(self.client), reason)
 
-    def _send_own(self, packed: bytes, sink: UpstreamSink) -> None:
+    def _send_own(self, packed: bytes, sink: ReplySink) -> None:
         self.add(UpstreamRequest(packed, sink, 0, is_read=False))
 
     def _end(self, reason: str) -> None:
@@ -378,10 +379,10 @@ class DedicatedConnections:
             del self._of[connection.client]
 
 
-class _Discard:
+class _Discard(ReplySink):
     """Ignores replies."""
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         pass
 
     def fail(self, index: int, error: Exception) -> None:
@@ -397,7 +398,7 @@ class _IdSink(_Discard):
     def __init__(self, connection: DedicatedConnection) -> None:
         self._connection = connection
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         line = as_bytes(reply)
         self._connection.set_upstream_id(int(line[1:]) if line[:1] == b":" else None)  # None: its user may not ask
 
@@ -408,11 +409,11 @@ class _IdSink(_Discard):
 class _WaitSink(_Discard):
     """Takes the reply to WAIT; instead of it an error, if the write before it was refused."""
 
-    def __init__(self, sink: UpstreamSink) -> None:
+    def __init__(self, sink: ReplySink) -> None:
         self._sink = sink
         self.error: RawReply | None = None
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         self._sink.put(index, reply if self.error is None else self.error)
 
     def fail(self, index: int, error: Exception) -> None:
@@ -425,6 +426,6 @@ class _MarkSink(_Discard):
     def __init__(self, wait: _WaitSink) -> None:
         self._wait = wait
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         if is_error(reply) and not as_bytes(reply).startswith(b"-ERR unknown command"):
             self._wait.error = reply

@@ -21,7 +21,9 @@ from resp_server.backends.redis.pushed_frames import INVALIDATE, first_word, inv
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -153,7 +155,7 @@ class KeyChanges:
         self._on_changed(keys)
 
 
-class _Node:
+class _Node(ReplySink):
     """The connection to one node. is_finished: it was lost, or the pool has another server now."""
 
     def __init__(self, pool: UpstreamPool, prefixes: Sequence[bytes], changes: KeyChanges) -> None:
@@ -216,7 +218,7 @@ class _Node:
         self.end()
         self._connections.stop()
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take the reply to CLIENT TRACKING."""
         try:
             if is_error(reply):
@@ -241,13 +243,13 @@ class _Node:
             self._changes.changed(invalidated_keys(frame))
 
 
-class _PongSink:
+class _PongSink(ReplySink):
     """Takes the reply to the PING of a fence."""
 
     def __init__(self, node: _Node) -> None:
         self._node = node
 
-    def put(self, index: int, reply: RawReply) -> None:
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         try:
             self._node.passed()
         except Exception as error:

@@ -6,12 +6,13 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any, cast
 
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.forwarding.handshake import Handshake
 from resp_server.forwarding.packing import size_of
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.pipelined_connection import PipelinedConnection
+from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
 from resp_server.limits import KEEPALIVE_S
 from resp_server.net.addresses import address_of
@@ -28,30 +29,14 @@ TURN_BYTES_MAX = 1 << 20
 open_addresses: set[bytes] = set()
 
 
-class Receiver(Protocol):
-    """The connection of a socket."""
-
-    def receive_batch_replies(self, data: bytes) -> bytes:
-        """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
-
-    def receive_replies(self, replies: Sequence[RawReply]) -> None:
-        """Take replies, in the order of the requests."""
-
-    def has_progress(self) -> None:
-        """Handle that a part of a long request was sent, or of a long reply received."""
-
-    def disconnected(self, reason: str) -> None:
-        """Handle the loss of the connection."""
-
-
 class UpstreamProtocol(asyncio.Protocol):
     """The socket of a connection."""
 
     _transport: asyncio.Transport
     is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
 
-    def __init__(self, connection: Receiver) -> None:
-        self._connection: Receiver | None = connection
+    def __init__(self, connection: PipelinedConnection[Any]) -> None:
+        self._connection: PipelinedConnection[Any] | None = connection
         self._splitter = ReplySplitter(REPLY_BYTES_MAX, returns_chunks=True)
         self._handshake: Handshake | None = None
         self._reason = "it closed the connection"

@@ -10,21 +10,22 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from resp_server.backends.redis.breaker import Breaker
 from resp_server.backends.redis.command_facts import facts_in
-from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest, UpstreamSink
+from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.hello import hello_fields
 from resp_server.backends.redis.role import AnyRole, RoleCheck
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.sentinel import MasterLocator
+from resp_server.backends.redis.shared_connections import SharedConnections
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.url import Address, UpstreamUrl
 from resp_server.command.spec import CommandSpec
-from resp_server.forwarding.answers import Answer, ask, deliver, in_steps
+from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver, in_background, in_steps
 from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
@@ -32,7 +33,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX, UPSTREAM_CONNECTIONS, UPSTREAM_TIMEOUT_S
 from resp_server.net.transports import AwakeClock
-from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
 
@@ -43,8 +44,6 @@ logger = logging.getLogger("sparkis.proxy")
 CHECKS_PER_TIMEOUT = 20
 # The pause after the reply BUSY to COMMAND: the upstream runs a long script (guess).
 BUSY_PAUSE_S = 1.0
-# Bytes of long requests that wait for the upstream (guess: two of the longest).
-LONG_BYTES_MAX = 1 << 30
 # Connections for REPLICAOF and the like, which are closed when they are idle (guess: more than there are admins).
 ROLE_CHANGES_MAX = 16
 COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
@@ -64,6 +63,7 @@ class UpstreamPool:
     Attributes:
         role: Checks the server's role.
         locator: Finds the master by sentinels; None: the URL has the server's address.
+        shared: The connections that clients share.
         dedicated: The connections of single clients.
         tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
         on_push: Called with a client and a frame that it gets without a request.
@@ -84,11 +84,9 @@ class UpstreamPool:
         self.breaker = Breaker()
         self.on_facts: Callable[[Mapping[str, CommandSpec]], None] | None = None
         self.tracked: Mapping[int, Sequence[Tracking]] = {}
-        self._count = connections
-        self._connections: dict[tuple[int, int], UpstreamConnection] = {}
+        self.shared = SharedConnections(self, connections)
         self.losses = 0
         self._asks_role = False
-        self.follow: Callable[[UpstreamRequest, int, int], None] | None = None  # see `UpstreamConnection`
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
@@ -105,9 +103,7 @@ class UpstreamPool:
     @property
     def is_unused(self) -> bool:
         """Return whether no connection is open or has pending requests."""
-        return not len(self.dedicated) and not any(
-            each.is_open or each.pending_count for each in self._connections.values()
-        )
+        return not len(self.dedicated) and not any(each.is_open or each.pending_count for each in self.shared)
 
     def for_database(self, number: int) -> UpstreamPool:
         """Return a pool for another database, with its own breaker: the upstream may not have this database."""
@@ -118,7 +114,7 @@ class UpstreamPool:
         return self._with_url(self.url.with_login(user, password))
 
     def _with_url(self, url: UpstreamUrl) -> UpstreamPool:
-        made = UpstreamPool(url, self.timeout_s, self._count, self.tls, self.dedicated.count_max)
+        made = UpstreamPool(url, self.timeout_s, self.shared.count, self.tls, self.dedicated.count_max)
         made.locator, made.role = self.locator, self.role
         made.on_state_lost, made.poller, made.defer = self.on_state_lost, self.poller, self.defer
         return made
@@ -134,16 +130,16 @@ class UpstreamPool:
         self._clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._check()
         if self.locator is None:
-            self._connection(0, 2).connect()
+            self.shared.of(0, 2).connect()
         else:
-            self.locator.add(self)
+            self.locator.add(self.move)
 
     def stop(self) -> None:
         """Close all connections."""
         self._checking.cancel()
         if self.locator is not None:
-            self.locator.remove(self)
-        for connection in self._connections.values():
+            self.locator.remove(self.move)
+        for connection in self.shared:
             connection.stop()
         self.dedicated.stop()
         self._of_any_role.stop()
@@ -175,9 +171,7 @@ class UpstreamPool:
         self.send(client, protocol, pack(request), sink, index, is_read=routed.is_read, prefix=caching)
         return False
 
-    def send_to_node(
-        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
-    ) -> None:
+    def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send a read about all keys of a node. This upstream has one node."""
         self.send(client, protocol, packed, sink, index, is_read=True)
 
@@ -186,7 +180,7 @@ class UpstreamPool:
         client: int,
         protocol: int,
         packed: Packed,
-        sink: UpstreamSink,
+        sink: ReplySink,
         index: int,
         *,
         is_read: bool,
@@ -207,9 +201,9 @@ class UpstreamPool:
             request.sink.fail(request.index, error)
             return
         if dedicated is None and not isinstance(request.packed, bytes):
-            self._long_connection(protocol).add(request)
+            self.shared.for_long_requests(protocol).add(request)
         elif dedicated is None:
-            self._connection(client, protocol).add(request)
+            self.shared.of(client, protocol).add(request)
         else:
             dedicated.send_request(request, protocol)
 
@@ -218,11 +212,27 @@ class UpstreamPool:
         dedicated = self.dedicated.open(client, protocol)
         if not dedicated.is_tracking:
             for each in self.tracked[client]:
-                sink = _TrackingSink(self, client, each)
-                TrackingRequest(each, protocol, sink, 0, partial(self._is_tracked, client, each)).send(
-                    self.dedicated, client
-                )
+                reply = ReplyFuture()
+                is_wanted = partial(self._is_tracked, client, each)
+                TrackingRequest(each, protocol, reply, 0, is_wanted).send(self.dedicated, client)
+                in_background(self._confirm_tracking(client, each, reply))
         return dedicated
+
+    async def _confirm_tracking(self, client: int, tracking: Tracking, reply: ReplyFuture) -> None:
+        """Disconnect a client if the node refuses a CLIENT TRACKING that the proxy repeats there.
+
+        With REDIRECT the node may have replied to reads before, so the client has to forget what it has cached since.
+        """
+        try:
+            confirmed = (await reply).reply
+        except Exception as error:
+            self.on_state_lost(client, f"a node of the upstream does not track keys: {error}")
+            return
+        if is_error(confirmed):
+            reason = as_bytes(confirmed)[1:-2].decode("utf-8", "replace")
+            self.on_state_lost(client, f"a node of the upstream refused to track keys: {reason}")
+        elif tracking.is_redirected:
+            self.on_moved([client])
 
     def _is_tracked(self, client: int, tracking: Tracking) -> bool:
         return any(each is tracking for each in self.tracked.get(client, ()))
@@ -231,7 +241,7 @@ class UpstreamPool:
         """Return the shared connection for a client's requests; None: the client has a dedicated connection."""
         if client in self.tracked or self.dedicated.get(client) is not None:
             return None
-        return self._connection(client, protocol)
+        return self.shared.of(client, protocol)
 
     def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop; without a poller, in the next round."""
@@ -265,7 +275,7 @@ class UpstreamPool:
         client: int,
         protocol: int,
         packed: Packed,
-        sink: UpstreamSink,
+        sink: ReplySink,
         index: int,
         *,
         is_about_writes: bool = False,
@@ -329,25 +339,18 @@ class UpstreamPool:
     @property
     def waiting(self) -> int:
         """The number of requests without a reply."""
-        return sum(each.pending_count for each in (*self._connections.values(), *self.dedicated))
-
-    @property
-    def open_connections(self) -> int:
-        """The number of open shared connections."""
-        return sum(each.is_open for each in self._connections.values())
+        return sum(each.pending_count for each in (*self.shared, *self.dedicated))
 
     def request_facts(self) -> None:
         """Request the upstream's commands and version, if it is connected."""
-        connection = self._connection(0, 2)
+        connection = self.shared.of(0, 2)
         if connection.is_open and self.on_facts is not None:
-            for packed, sink in (
-                (COMMAND, _ParsingSink(facts_in, self.on_facts, self._request_facts_later)),
-                (HELLO, _ParsingSink(hello_fields, self.on_hello, self._request_facts_later)),
-            ):
-                connection.add(UpstreamRequest(packed, sink, 0, is_read=True))
 
-    def _request_facts_later(self) -> None:
-        self._loop.call_later(BUSY_PAUSE_S, self.request_facts)
+            def later() -> None:
+                self._loop.call_later(BUSY_PAUSE_S, self.request_facts)
+
+            in_background(_read_facts(connection, COMMAND, facts_in, self.on_facts, later))
+            in_background(_read_facts(connection, HELLO, hello_fields, self.on_hello, later))
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields of INFO."""
@@ -355,7 +358,7 @@ class UpstreamPool:
             "upstream": self.url.address,
             "upstream_status": "down" if self.breaker.is_open else "up",
             "upstream_error": self.breaker.reason,
-            "upstream_connections": self.open_connections,
+            "upstream_connections": self.shared.open_count,
             "upstream_waiting": self.waiting,
             "upstream_losses": self.losses,
             "upstream_outages": self.breaker.times_opened,
@@ -371,12 +374,12 @@ class UpstreamPool:
     def move(self, address: Address) -> None:
         """Close the connections to the current server, and connect to another one."""
         self.url = self.url.at(address)
-        for connection in self._connections.values():
+        for connection in self.shared:
             connection.cut("the master has moved")
             connection.try_now()
         for dedicated in self.dedicated:
             dedicated.cut("the master has moved")
-        self._connection(0, 2).connect()
+        self.shared.of(0, 2).connect()
 
     # -- called by connections ----------------------------------------------------------------------------------------
 
@@ -385,7 +388,7 @@ class UpstreamPool:
         if self.breaker.is_open:
             logger.warning("the upstream %s is reached again", self.url.address)
         self.breaker.succeeded()
-        if connection is self._connections.get((2, 0)):
+        if self.shared.is_first(connection):
             self.request_facts()
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
@@ -409,35 +412,24 @@ class UpstreamPool:
         """Ask for the server's role after the reply READONLY. A script may also reply that, so only the role counts."""
         if self.role.must_be_master and not self._asks_role:
             self._asks_role = True
-            connection.add(UpstreamRequest(ROLE, _RoleSink(self._take_role), 0, is_read=True))
+            in_background(self._check_role(connection))
 
-    def _take_role(self, reply: bytes) -> None:
+    async def _check_role(self, connection: UpstreamConnection) -> None:
         """Close all connections to a master that has become a replica; a reply without a role changes nothing."""
+        try:
+            reply = as_bytes((await ask(partial(_send_read, connection, ROLE))).reply)
+        except Exception:  # the connection is lost, and the next one checks the role
+            reply = b""
         self._asks_role = False
         reason = self.role.refusal(b"ROLE", reply)
         if reason:
-            for each in (*self._connections.values(), *self.dedicated):
+            for each in (*self.shared, *self.dedicated):
                 each.cut(reason)
-
-    def _connection(self, client: int, protocol: int) -> UpstreamConnection:
-        key = protocol, client % self._count
-        connection = self._connections.get(key)
-        if connection is None:
-            connection = self._connections[key] = UpstreamConnection(self, protocol)
-            connection.follow = self.follow
-        return connection
-
-    def _long_connection(self, protocol: int) -> UpstreamConnection:
-        key = protocol, self._count
-        connection = self._connections.get(key)
-        if connection is None:
-            connection = self._connections[key] = UpstreamConnection(self, protocol, LONG_BYTES_MAX)
-        return connection
 
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self._clock.tick()
-        connections = [*self._connections.values(), *self.dedicated, *self._of_any_role]
+        connections = [*self.shared, *self.dedicated, *self._of_any_role]
         for idle in [each for each in self._of_any_role if each.is_idle]:
             self._of_any_role.release(idle.client)
         late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
@@ -490,67 +482,34 @@ class _AnyRoleEvents:
         pass
 
 
-class _RoleSink:
-    """Takes the reply to ROLE; an empty one if there is none."""
-
-    def __init__(self, then: Callable[[bytes], None]) -> None:
-        self._then = then
-
-    def put(self, index: int, reply: RawReply) -> None:
-        self._then(as_bytes(reply))
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._then(b"")
-
-
-class _TrackingSink:
-    """Takes the reply to a CLIENT TRACKING that the proxy repeats at a node. An error ends the client's connection.
-
-    With REDIRECT the node may have replied to reads before, so the client has to forget what it has cached since.
-    """
-
-    def __init__(self, pool: UpstreamPool, client: int, tracking: Tracking) -> None:
-        self._pool, self._client, self._tracking = pool, client, tracking
-
-    def put(self, index: int, reply: RawReply) -> None:
-        if is_error(reply):
-            self._pool.on_state_lost(
-                self._client,
-                f"a node of the upstream refused to track keys: {as_bytes(reply)[1:-2].decode('utf-8', 'replace')}",
-            )
-        elif self._tracking.is_redirected:
-            self._pool.on_moved([self._client])
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._pool.on_state_lost(self._client, f"a node of the upstream does not track keys: {error}")
-
-
-class _ParsingSink(Generic[Found]):
-    """Parses the upstream's reply to COMMAND or HELLO, and passes the result to `then`.
+async def _read_facts(
+    connection: UpstreamConnection,
+    packed: bytes,
+    parse: Callable[[bytes], Found],
+    take: Callable[[Found], None],
+    later: Callable[[], None],
+) -> None:
+    """Read and take what the upstream replies to COMMAND or HELLO.
 
     Args:
-        later: Asks again.
+        later: Reads it again, if the upstream runs a long script.
     """
-
-    def __init__(
-        self, parse: Callable[[bytes], Found], then: Callable[[Found], None], later: Callable[[], None]
-    ) -> None:
-        self._parse, self._then, self._later = parse, then, later
-
-    def put(self, index: int, reply: RawReply) -> None:
-        try:
-            text = as_bytes(reply)
-            if text.startswith(BUSY):
-                self._later()
-            else:
-                self._then(self._parse(text))
-        except MALFORMED_REPLY_ERRORS as error:
-            logger.warning("the upstream's reply to COMMAND or HELLO has an unexpected form: %s", error)
-        except Exception as error:
-            internal_error(error)
-
-    def fail(self, index: int, error: Exception) -> None:
+    try:
+        text = as_bytes((await ask(partial(_send_read, connection, packed))).reply)
+    except Exception as error:
         logger.info("the upstream did not answer COMMAND or HELLO: %s", error)
+        return
+    if text.startswith(BUSY):
+        later()
+        return
+    try:
+        take(parse(text))
+    except MALFORMED_REPLY_ERRORS as error:
+        logger.warning("the upstream's reply to COMMAND or HELLO has an unexpected form: %s", error)
+
+
+def _send_read(connection: UpstreamConnection, packed: bytes, sink: ReplySink, index: int) -> None:
+    connection.add(UpstreamRequest(packed, sink, index, is_read=True))
 
 
 def send_long(

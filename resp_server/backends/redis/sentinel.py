@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 import hiredis
 
@@ -29,11 +29,8 @@ ASK_S_MAX = 1.0
 REPLY_BYTES_MAX = 4096
 
 
-class MovablePool(Protocol):
-    """A pool of connections to the master."""
-
-    def move(self, address: Address) -> None:
-        """Use another server."""
+# Has a pool of connections use another server.
+Move = Callable[[Address], None]
 
 
 class SentinelError(Exception):
@@ -45,7 +42,7 @@ class MasterLocator:
 
     def __init__(self, url: UpstreamUrl, tls: UpstreamTls | None) -> None:
         self._url, self._tls = url, tls
-        self._pools: list[MovablePool] = []
+        self._moves: list[Move] = []
         self._master: Address | None = None
         self._error = "no sentinel has replied yet"
         self._number = 0  # of the sentinel to query
@@ -53,19 +50,19 @@ class MasterLocator:
         self._is_due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, pool: MovablePool) -> None:
-        """Move a pool to the master now, and after each failover."""
-        self._pools.append(pool)
+    def add(self, move: Move) -> None:
+        """Have a pool move to the master now, and after each failover."""
+        self._moves.append(move)
         if self._master is not None:
-            pool.move(self._master)
+            move(self._master)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
-    def remove(self, pool: MovablePool) -> None:
+    def remove(self, move: Move) -> None:
         """Forget a pool."""
-        if pool in self._pools:
-            self._pools.remove(pool)
-        if not self._pools and self._task is not None:
+        if move in self._moves:
+            self._moves.remove(move)
+        if not self._moves and self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -106,8 +103,8 @@ class MasterLocator:
         if found != self._master:
             logger.info("the master %s is %s", self._url.master, found)
             self._master = found
-            for pool in list(self._pools):
-                pool.move(found)
+            for move in list(self._moves):
+                move(found)
 
     def _failed(self, reason: str) -> None:
         if reason != self._error:

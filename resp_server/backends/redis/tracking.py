@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from resp_server.backends.redis.connection import UpstreamRequest, UpstreamSink
+from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection, DedicatedConnections
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.tracking import TrackingState
@@ -57,7 +58,7 @@ class TrackingRequest:
 
     tracking: Tracking
     protocol: int
-    sink: UpstreamSink
+    sink: ReplySink
     index: int
     is_wanted: Callable[[], bool] = lambda: True
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from resp_server.backends.redis.cluster import NodeConnections, UpstreamCluster
-from resp_server.backends.redis.connection import UpstreamConnection, UpstreamSink
+from resp_server.backends.redis.connection import UpstreamConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.backends.redis.routed_commands import RoutedCommand
@@ -74,9 +74,7 @@ class Upstream(Protocol):
                 True: parts of it are sent later, so that the client's later requests have to wait.
         """
 
-    def send_to_node(
-        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
-    ) -> None:
+    def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send a read about all keys to a node."""
 
     def block(

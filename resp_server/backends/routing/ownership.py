@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.key_matcher import UPSTREAMS, Decision, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.key_patterns import covers, key_pattern
-from resp_server.backends.routing.rules import Owner, Rule, Rules, RulesFile
+from resp_server.backends.routing.rules import Owner, Rule, Rules
+from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.protocol.errors import client_text
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import NewerFormatError, SparkisError

@@ -8,29 +8,17 @@ file is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from itertools import combinations, islice
-from typing import Protocol
 
 from resp_server.backends.routing.key_patterns import covers, key_pattern
+from resp_server.backends.routing.rules import Rules
 from state_backend.model.descriptor import KeyFormat
 
 # The warnings of one file.
 OVERLAPS_MAX = 20
 
 
-class RuleKeys(Protocol):
-    """What a rule says about its keys."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def keys(self) -> KeyFormat: ...
-    @property
-    def database(self) -> int: ...
-
-
-def overlaps(rules: Sequence[RuleKeys]) -> list[str]:
+def overlaps(rules: Rules) -> list[str]:
     """Return a sentence for each pair of rules that share some keys, at most `OVERLAPS_MAX`."""
     pairs = (
         (first, second, key)

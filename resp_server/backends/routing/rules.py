@@ -18,27 +18,21 @@ The first rule that covers a key decides. A file is taken whole or not at all: `
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
 from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.key_patterns import covers
-from resp_server.backends.routing.rule_overlaps import overlaps
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 
-logger = logging.getLogger("sparkis.proxy")
-
 # The compiled forwarder compares a key with one rule after the other (guess: 20 ns for each).
 RULES_MAX = 1000
-FILE_BYTES_MAX = 1 << 20
 DATABASE_MAX = 2**31 - 1
 TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:rule|\"rule\"|'rule')[ \t]*\]\]", re.MULTILINE)
 # A tolerance, as `compare` has it.
@@ -132,31 +126,6 @@ class RulesError(SparkisError):
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
         super().__init__(f"{source} has {count}: {'; '.join(mistakes)}")
         self.mistakes = mistakes
-
-
-class RulesFile:
-    """A file of rules."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> Rules:
-        """Return the rules of the file; RulesError. Rules that share some keys are logged."""
-        try:
-            with open(self.path, "rb") as file:
-                content = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise RulesError(str(self.path), [f"it cannot be read: {error.strerror}"]) from None
-        if len(content) > FILE_BYTES_MAX:
-            raise RulesError(str(self.path), [f"it has more than {FILE_BYTES_MAX} bytes"])
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RulesError(str(self.path), [f"it is not UTF-8: {error.reason} at byte {error.start}"]) from None
-        rules = parse_rules(text, str(self.path))
-        for warning in overlaps(rules):
-            logger.warning("%s: %s", self.path, warning)
-        return rules
 
 
 def parse_rules(text: str, source: str) -> Rules:

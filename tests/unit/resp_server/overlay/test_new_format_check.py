@@ -8,9 +8,9 @@ import pytest
 
 from compat.waiting import eventually_async
 from resp_server.backends.overlay.key_conflict_scan import COUNT, STEPS_MAX, KeyConflictScans
-from resp_server.backends.redis.connection import UpstreamSink
 from resp_server.backends.routing.ownership import NewFormat, Ownership
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.replies import encode
 
 FORMATS = {"new": {"sum": "sum:<day>", "mean": "mean:<day>"}}
@@ -22,12 +22,10 @@ class Nodes:
     def __init__(self, *pages: list[list[bytes]]) -> None:
         self.pages = pages
         self.node_count = len(pages)
-        self.sent: list[tuple[int, bytes, UpstreamSink]] = []
+        self.sent: list[tuple[int, bytes, ReplySink]] = []
         self.steps = 0
 
-    def send_to_node(
-        self, node: int, client: int, protocol: int, packed: bytes, sink: UpstreamSink, index: int
-    ) -> None:
+    def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         self.sent.append((node, packed, sink))
 
     def answer(self) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.rule_overlaps import overlaps
-from resp_server.backends.routing.rules import FILE_BYTES_MAX, Owner, RulesError, RulesFile, parse_rules
+from resp_server.backends.routing.rules import Owner, RulesError, parse_rules
+from resp_server.backends.routing.rules_file import FILE_BYTES_MAX, RulesFile
 from resp_server.command.policy import Destination
 
 
