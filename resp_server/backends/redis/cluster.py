@@ -433,7 +433,7 @@ def _ignore() -> None:
 
 
 class NodeConnections:
-    """A client's shared connections to the nodes. node_numbers: for each slot the number of its node; 0: none."""
+    """A client's shared connections to the nodes."""
 
     __slots__ = ("_client", "_cluster", "_protocol", "_table")
 
@@ -442,7 +442,7 @@ class NodeConnections:
 
     @property
     def node_numbers(self) -> bytes:
-        """The table of the nodes."""
+        """For each slot the number of its node; 0: it has none."""
         return self._table.numbers
 
     def node_connection(self, number: int) -> UpstreamConnection | None:
@@ -454,8 +454,9 @@ class NodeConnections:
 class _ClusterRequest(ReplySink):
     """A request to a node of the cluster, which may be redirected to another node.
 
-    caching: the client's CLIENT CACHING, which is sent before it to each node, but not with ASKING: a node forgets each
-    of the two when it gets the other one.
+    Attributes:
+        caching: The client's CLIENT CACHING, which is sent before the request to each node, but not with ASKING: a node
+            forgets each of the two when it gets the other one.
     """
 
     __slots__ = (

@@ -130,7 +130,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     Args:
         follow: Makes a request of the compiled forwarder, for a client and a version of the protocol, follow redirects
             of a Redis Cluster; None: there are none.
-        node_numbers: None: this connection is for the keys of all slots.
+        node_numbers: For each slot the number of its node; None: this connection is for the keys of all slots.
     """
 
     follow: Callable[[UpstreamRequest, int, int], None] | None = None

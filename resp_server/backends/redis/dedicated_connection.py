@@ -47,10 +47,6 @@ LISTENER_PROTOCOL = 3
 class DedicatedConnection(UpstreamConnection):
     """A connection of one client. It is opened once: when it is lost, its state at the upstream is lost, too.
 
-    has_module_subscription: a module's command may have subscribed it. is_for_messages: the client gets messages of
-    channels from this node, not only notifications and those of shards. is_at_all_masters: the client has subscribed at
-    all masters of a Redis Cluster.
-
     Args:
         client: The client's id, or that of its listener.
 
@@ -59,6 +55,10 @@ class DedicatedConnection(UpstreamConnection):
         is_dirty: One of them has another owner now, so EXEC must run nothing.
         is_monitor: MONITOR was sent.
         is_tracking: CLIENT TRACKING ON was sent.
+        has_module_subscription: A module's command may have subscribed the connection.
+        is_for_messages: The client gets messages of channels from this node, not only notifications and messages of
+            shards.
+        is_at_all_masters: The client has subscribed at all masters of a Redis Cluster.
     """
 
     def __init__(self, owner: DedicatedConnections, client: int, protocol: int) -> None:

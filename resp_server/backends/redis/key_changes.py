@@ -156,7 +156,7 @@ class KeyChanges:
 
 
 class _Node(ReplySink):
-    """The connection to one node. is_finished: it was lost, or the pool has another server now."""
+    """The connection to one node."""
 
     def __init__(self, pool: UpstreamPool, prefixes: Sequence[bytes], changes: KeyChanges) -> None:
         self._pool, self._url, self._changes = pool, pool.url, changes
@@ -211,6 +211,7 @@ class _Node(ReplySink):
 
     @property
     def is_finished(self) -> bool:
+        """Whether the connection was lost, or the pool has another server now."""
         return self._is_lost or self._pool.url is not self._url
 
     def stop(self) -> None:

@@ -52,13 +52,10 @@ COMMAND, HELLO, ROLE = pack((b"COMMAND",)), pack((b"HELLO",)), pack((b"ROLE",))
 class UpstreamPool:
     """The connections to one upstream. Runs on the event loop's thread.
 
-    on_facts: called after each reconnection with the facts of the upstream's commands, because its modules may have
-    changed; None: the facts are not requested. on_hello: called with the fields of its reply to HELLO. on_failed:
-    called after each failure. on_state_lost: called with a client whose dedicated connection was lost together with its
-    state at the upstream, such as watched keys.
-
     Args:
-        tls: For a URL with TLS.
+        connections: The number of shared connections for each version of the protocol.
+        tls: The TLS of connections, for a URL with TLS.
+        dedicated_max: The most connections of single clients.
 
     Attributes:
         role: Checks the server's role.
@@ -66,6 +63,12 @@ class UpstreamPool:
         shared: The connections that clients share.
         dedicated: The connections of single clients.
         tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
+        on_facts: Called after each reconnection with the facts of the upstream's commands, because its modules may have
+            changed; None: the facts are not requested.
+        on_hello: Called with the fields of the upstream's reply to HELLO.
+        on_failed: Called after each failure.
+        on_state_lost: Called with a client whose dedicated connection was lost together with its state at the upstream,
+            such as watched keys, and with the reason.
         on_push: Called with a client and a frame that it gets without a request.
     """
 

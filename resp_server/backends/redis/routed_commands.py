@@ -25,7 +25,7 @@ class RoutedCommand(NamedTuple):
     """How one command is routed.
 
     Args:
-        command: None if the command table lacks it.
+        command: The row of the command table; None: the table lacks it.
         single_key_at: The position of the only key; 0: the command has no key, or may have several.
         needs_getkeys: Only the upstream knows the keys of a request.
         is_subscription: The upstream may send frames without a request from then on.

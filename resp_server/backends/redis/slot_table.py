@@ -28,10 +28,12 @@ class Redirect(NamedTuple):
 
 
 class SlotTable:
-    """The master of each slot. masters: in the order of their first slots, as a scan walks them.
+    """The master of each slot.
 
-    joined: other nodes that have keys, by a later MOVED or ASK; the next table has them as masters, or not.
-    numbers: for each slot the number of its master, for the compiled forwarder; 0: it has none.
+    Attributes:
+        masters: The masters in the order of their first slots, as a scan walks them.
+        joined: Other nodes that have keys, by a later MOVED or ASK; the next table has them as masters, or not.
+        numbers: For each slot the number of its master, for the compiled forwarder; 0: it has none.
     """
 
     def __init__(self, owners: Sequence[Address | None]) -> None:

@@ -151,7 +151,8 @@ def upstream_at(
     """Return the connections to the upstream of a URL.
 
     Args:
-        connections, dedicated_max: Those of each node.
+        connections: The number of shared connections to each node.
+        dedicated_max: The most connections of single clients to each node.
     """
 
     def pool_at(server: UpstreamUrl) -> UpstreamPool:

@@ -25,7 +25,7 @@ class StateKey(NamedTuple):
     """A key of a state, or one field of it, by the state's own name.
 
     Args:
-        field: None for the whole key.
+        field: The field; None: the whole key.
     """
 
     key: bytes
@@ -37,8 +37,9 @@ class KeyAlias:
     """The names by which clients know the states' keys of one rule, or fields of these keys.
 
     Args:
-        keys: The clients'.
-        state_key, field: The state's.
+        keys: The keys as clients know them.
+        state_key: The keys as the state has them.
+        field: The field of the state's key; None: the whole key.
     """
 
     keys: KeyFormat
@@ -149,7 +150,7 @@ class StateRead(NamedTuple):
     """The states' part of a read of a key that they answer if they have it.
 
     Args:
-        exists: Tells whether they have the key.
+        exists: The request whose reply says whether the states have the key.
         reads: The reads of its value; none if they do not serve the command.
         convert: Makes the reply of those to `reads`; without it, the only one is the reply.
     """

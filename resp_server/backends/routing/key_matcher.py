@@ -160,7 +160,7 @@ class _Candidate(NamedTuple):
 
     Args:
         order: The lowest one that covers a key decides.
-        matches: None if the prefix is enough.
+        matches: Whether a key with the prefix and the suffix fits the format; None: every such key does.
     """
 
     order: int

@@ -92,12 +92,12 @@ class JobOwnership(NamedTuple):
 class Ownership:
     """The owners of keys.
 
-    is_known: the formats are complete enough to say that a key is the upstream's. Before that, no key may be answered.
-
     Args:
         checks_new: New formats are checked.
 
     Attributes:
+        is_known: The formats are complete enough to say that a key is the upstream's. Before that, no key may be
+            answered.
         on_new: Called with formats to check; `settle` takes the result.
         on_changed: Called after each change of owners, also the first one.
     """
@@ -108,7 +108,7 @@ class Ownership:
         """Read the files, if there are any; OwnershipError, RulesError.
 
         Args:
-            path: None: nothing is persisted.
+            path: The file of owners; None: nothing is persisted.
         """
         self._path = path
         self._checks_new = checks_new

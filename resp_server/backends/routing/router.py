@@ -101,7 +101,7 @@ class Shadowed(NamedTuple):
     """A key whose value in the upstream is compared with the state's.
 
     Args:
-        at: Its position among the keys.
+        at: The position of the key among the request's keys.
         name, upstream_request: The read of this key alone.
         request, convert: The state's read, and what makes its reply that of the client's.
     """
