@@ -22,9 +22,7 @@ LINES_MAX = 60
 # client, whose fields the compiled core reads.
 INTENDED = ("Snapshot", "MemorySnapshot", "Session")
 # Those that are to be split yet.
-PENDING = (
-    "OverlayDispatcher",
-)
+PENDING = ("OverlayDispatcher",)
 
 
 def too_large(path: Path) -> Iterator[tuple[int, str, str]]:
