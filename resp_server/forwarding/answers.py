@@ -14,10 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
-from resp_server.forwarding.reply_stages import STEPS_NS_MAX, Defer, Merge, ReplySink, merge_or_error
+from resp_server.forwarding.reply_stages import (
+    MALFORMED_REPLY_ERRORS,
+    STEPS_NS_MAX,
+    Defer,
+    Merge,
+    ReplySink,
+    malformed_reply,
+    steps_or_error,
+)
 from resp_server.protocol.errors import internal_error
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
@@ -132,6 +140,101 @@ def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) 
     return future
 
 
+class Replies(ReplySink, Wait):
+    """The replies to several requests. `await` returns them in order, or raises the first exception once it arrives.
+
+    It costs less than a `ReplyFuture` for each request.
+
+    Args:
+        count: The number of replies that will arrive, with indexes from 0.
+
+    Attributes:
+        epochs: The epochs that any of the replies is from.
+    """
+
+    __slots__ = ("_error", "_missing", "_replies", "_seen", "_then", "epochs")
+
+    def __init__(self, seen: SeenEpochs = no_epochs, count: int = 0) -> None:
+        self.epochs = NO_EPOCHS
+        self._seen = seen
+        self._replies: list[RawReply | None] = [None] * count
+        self._missing = count
+        self._error: Exception | None = None
+        self._then: Callable[[], None] | None = None
+
+    def expect(self) -> int:
+        """Add another reply that will arrive; return its index."""
+        self._missing += 1
+        self._replies.append(None)
+        return len(self._replies) - 1
+
+    def ask(self, send: Callable[[ReplySink, int], object]) -> None:
+        """Send another request.
+
+        Args:
+            send: Takes the sink of the reply and its index. What it raises is an exception in place of the reply.
+        """
+        index = self.expect()
+        try:
+            send(self, index)
+        except Exception as error:
+            self.fail(index, error)
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        if self._replies[index] is None and self._error is None:
+            self._replies[index] = reply
+            if epochs is not self.epochs:
+                self.epochs = union_of(self.epochs, epochs)
+            self._missing -= 1
+            if not self._missing:
+                self._end()
+
+    def fail(self, index: int, error: Exception) -> None:
+        if self._error is None and self._missing:
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is None:
+            return
+        try:
+            then()
+        except Exception as error:  # the coroutine was not continued, so it continues with this exception
+            self._error = error
+            then()
+
+    def seen_epochs(self, index: int) -> Epochs:
+        return self._seen()
+
+    def when_finished(self, then: Callable[[], None]) -> None:
+        """Call back when all replies, or an exception, have arrived."""
+        self._then = then
+
+    def __await__(self) -> Generator[Wait, None, list[RawReply]]:
+        if self._missing and self._error is None:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return cast("list[RawReply]", self._replies)
+
+    async def merged(self, merge: Merge, defer: Defer) -> Answer:
+        """Merge the replies into one. The first error among them is the reply."""
+        return Answer(await merged(merge, await self, defer), self.epochs)
+
+
+async def merged(merge: Merge, replies: Sequence[RawReply], defer: Defer) -> RawReply:
+    """Merge replies, in steps if `merge` returns steps. The first error among them is the reply."""
+    for reply in replies:
+        if is_error(reply):
+            return reply
+    try:
+        found = merge(replies)
+    except MALFORMED_REPLY_ERRORS as error:
+        return malformed_reply(error)
+    return await in_steps(steps_or_error(found), defer) if isinstance(found, Generator) else found
+
+
 class _AllOver(Wait):
     """Waits until all futures have an answer, or one has failed."""
 
@@ -184,12 +287,7 @@ def epochs_of(answers: Sequence[Answer]) -> ReplyEpochs:
 async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
     """Merge the replies to several requests into one. The first error among them is the reply."""
     answers = await all_of(futures)
-    epochs = epochs_of(answers)
-    replies = [answer.reply for answer in answers]
-    error = next(filter(is_error, replies), None)
-    if error is not None:
-        return Answer(error, epochs)
-    return Answer(await in_steps(merge_or_error(merge, replies), defer), epochs)
+    return Answer(await merged(merge, [answer.reply for answer in answers], defer), epochs_of(answers))
 
 
 class Called(Wait):

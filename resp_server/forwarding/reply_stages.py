@@ -42,6 +42,15 @@ def merge_or_error(merge: Merge, replies: Sequence[RawReply]) -> Steps[RawReply]
     return found
 
 
+def steps_or_error(steps: Steps[RawReply]) -> Steps[RawReply]:
+    """Run steps that merge servers' replies; if one is malformed, return an error reply."""
+    try:
+        found: RawReply = yield from steps
+    except MALFORMED_REPLY_ERRORS as error:
+        return malformed_reply(error)
+    return found
+
+
 def malformed_reply(error: Exception) -> bytes:
     """Log a reply of an unexpected form; return the error reply for it."""
     logger.warning("a server's reply has an unexpected form: %s", error, exc_info=error)

@@ -18,9 +18,9 @@ from resp_server.backends.servers.request_policy import within
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
-from resp_server.forwarding.answers import ReplyFuture, SeenEpochs, ask, started
+from resp_server.forwarding.answers import SeenEpochs, deliver
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer
+from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.session.account import Account
 from resp_server.session.session import Session
@@ -96,18 +96,20 @@ class ClientBackends:
         self.node_count = upstream.node_count
         self.defer, self.to_owner = defer, to_owner
 
-    def to_node(self, node: int, request: Request) -> ReplyFuture:
+    def to_node(self, node: int, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read to a node of the upstream."""
         session = self._session
-        return ask(partial(self._upstream.send_to_node, node, session.id, session.protocol, pack(request)))
+        self._upstream.send_to_node(node, session.id, session.protocol, pack(request), sink, index)
 
-    def to_states(self, request: Request) -> ReplyFuture:
+    def to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
         session, role = self._session, role_of(request[0])
         # Counting states' keys in a database other than 0 would mean reading all their names.
         assert role is not None
         if not self._has_states or (self._database and role is Role.DBSIZE):
-            return ask(lambda sink, index: sink.put(index, NO_KEYS[role]))
+            sink.put(index, NO_KEYS[role])
+            return
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)
-        return started(KeyspaceQuery(self._clusters, request, session.protocol, self._seen, readable).answer())
+        query = KeyspaceQuery(self._clusters, request, session.protocol, self._seen, readable)
+        deliver(query.answer(), sink, index)

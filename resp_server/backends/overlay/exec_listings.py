@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from resp_server.backends.overlay.keyspace import KeyspaceBackends
-from resp_server.forwarding.answers import Answer, ReplyFuture, started
+from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver
 from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.request_parser import Request
 
 
@@ -26,26 +27,25 @@ class QueuedBackends:
     def __init__(self, backends: KeyspaceBackends, queue: Callable[[Request], int]) -> None:
         self._backends, self._queue = backends, queue
         self.node_count, self.defer, self.to_owner = backends.node_count, backends.defer, backends.to_owner
-        self._queued: list[tuple[ReplyFuture, int]] = []
+        self._queued: list[tuple[ReplySink, int, int]] = []
         self._waiting: list[ReplyFuture] = []
 
-    def to_node(self, node: int, request: Request) -> ReplyFuture:
+    def to_node(self, node: int, request: Request, sink: ReplySink, index: int) -> None:
         """Queue a read of the upstream."""
         if self.node_count > 1:
-            return started(self._after_exec(partial(self._backends.to_node, node, request)))
-        place, future = self._queue(request), ReplyFuture()
-        self._queued.append((future, place))
-        return future
+            deliver(self._after_exec(partial(self._backends.to_node, node, request)), sink, index)
+        else:
+            self._queued.append((sink, index, self._queue(request)))
 
-    def to_states(self, request: Request) -> ReplyFuture:
+    def to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to the state servers after the EXEC is answered."""
-        return started(self._after_exec(partial(self._backends.to_states, request)))
+        deliver(self._after_exec(partial(self._backends.to_states, request)), sink, index)
 
-    async def _after_exec(self, send: Callable[[], ReplyFuture]) -> Answer:
+    async def _after_exec(self, send: Callable[[ReplySink, int], None]) -> Answer:
         exec_answered = ReplyFuture()
         self._waiting.append(exec_answered)
         await exec_answered
-        return await send()
+        return await ask(send)
 
     def start(self, items: Sequence[RawReply]) -> None:
         """Pass on the upstream's replies, and send the other requests.
@@ -53,7 +53,7 @@ class QueuedBackends:
         Args:
             items: The replies of the upstream's part.
         """
-        for future, place in self._queued:
-            future.put(0, items[place])
+        for sink, index, place in self._queued:
+            sink.put(index, items[place])
         for each in self._waiting:
             each.put(0, b"")

@@ -19,10 +19,16 @@ from resp_server.backends.servers.field_names import NO_RULES, FieldRules, may_m
 from resp_server.backends.servers.request_policy import NO_KEY
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
-from resp_server.forwarding.answers import Answer, ReplyFuture, in_steps, joined, started
+from resp_server.forwarding.answers import Answer, Replies, ReplyFuture, ask, deliver, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, malformed_reply, merge_or_error
+from resp_server.forwarding.reply_stages import (
+    MALFORMED_REPLY_ERRORS,
+    Defer,
+    ReplySink,
+    malformed_reply,
+    merge_or_error,
+)
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
@@ -44,10 +50,10 @@ class KeyspaceBackends(Protocol):
     node_count: int
     defer: Defer
 
-    def to_node(self, node: int, request: Request) -> ReplyFuture:
+    def to_node(self, node: int, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read to a node of the upstream."""
 
-    def to_states(self, request: Request) -> ReplyFuture:
+    def to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to the state servers."""
 
     def to_owner(self, key: bytes, request: Request) -> ReplyFuture:
@@ -131,9 +137,9 @@ async def scan(backends: KeyspaceBackends, keys: KeyFilter, request: Request, po
     request = (request[0], b"%d" % position.inner, *request[2:])
     listing = keys.state_listing(request)
     if position.node is None:
-        page = await backends.to_states(listing.request)
+        page = await ask(partial(backends.to_states, listing.request))
     else:
-        page = await backends.to_node(position.node, request)
+        page = await ask(partial(backends.to_node, position.node, request))
     if is_error(page.reply):
         return page
     following, found = await in_steps(_following_and_keys(position, page.reply, backends.node_count), backends.defer)
@@ -185,33 +191,38 @@ async def query_both(backends: KeyspaceBackends, keys: KeyFilter, role: Role | N
     """Answer KEYS, RANDOMKEY or DBSIZE from both backends."""
     if role is Role.RANDOMKEY:
         return await _random_key(backends, keys)
-    count = backends.node_count
-    parts = [backends.to_node(node, request) for node in range(count)]
+    count, replies = backends.node_count, Replies()
+    for node in range(count):
+        replies.ask(partial(backends.to_node, node, request))
     if role is Role.DBSIZE:
-        return await joined([*parts, backends.to_states(request)], sum_of_replies, backends.defer)
-    parts.append(started(_state_names(backends, keys.state_listing(request))))
+        replies.ask(partial(backends.to_states, request))
+        return await replies.merged(sum_of_replies, backends.defer)
+    deliver(_state_names(backends, keys.state_listing(request)), replies, replies.expect())
     filters = [*[keys.of_upstream] * count, lambda name: True]
-    return await joined(parts, lambda replies: visible_keys(replies, filters, keys.has_common), backends.defer)
+    return await replies.merged(lambda found: visible_keys(found, filters, keys.has_common), backends.defer)
 
 
 async def _state_names(backends: KeyspaceBackends, listing: StateListing) -> Answer:
     """Return the clients' names of the keys that the state servers list."""
-    return await listed_names(listing, await backends.to_states(listing.request), backends.to_owner, backends.defer)
+    listed = await ask(partial(backends.to_states, listing.request))
+    return await listed_names(listing, listed, backends.to_owner, backends.defer)
 
 
 async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
     """Return a random key. A backend is chosen in proportion to its visible names, estimated from its random keys."""
-    count, listing = backends.node_count, keys.state_listing(RANDOMKEY)
+    count, listing, replies = backends.node_count, keys.state_listing(RANDOMKEY), Replies()
     # For each node, then for the states: the number of keys, and some random ones.
-    parts = [
-        [backends.to_node(node, each) for each in (DBSIZE, *[RANDOMKEY] * UPSTREAM_DRAWS)] for node in range(count)
-    ]
-    parts.append([backends.to_states(DBSIZE), *(started(_state_names(backends, listing)) for _ in range(STATES_DRAWS))])
+    for node in range(count):
+        for request in (DBSIZE, *[RANDOMKEY] * UPSTREAM_DRAWS):
+            replies.ask(partial(backends.to_node, node, request))
+    replies.ask(partial(backends.to_states, DBSIZE))
+    for _ in range(STATES_DRAWS):
+        deliver(_state_names(backends, listing), replies, replies.expect())
 
     def choose(replies: Sequence[RawReply]) -> Steps[RawReply]:
         each_reply, candidates, weights, is_hidden = iter(replies), [], [], False
-        for number, part in enumerate(parts):
-            size, *draws = islice(each_reply, len(part))
+        for number in range(count + 1):
+            size, *draws = islice(each_reply, 1 + (UPSTREAM_DRAWS if number < count else STATES_DRAWS))
             drawn = [each for each in draws if each not in NO_KEY]
             found: list[RawReply] = []
             for each in drawn:
@@ -233,4 +244,4 @@ async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
             return b"-%b\r\n" % error.line
         return replies[1]
 
-    return await joined([each for part in parts for each in part], choose, backends.defer)
+    return await replies.merged(choose, backends.defer)

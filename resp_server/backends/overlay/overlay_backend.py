@@ -29,7 +29,7 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Destination, Role
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, SeenEpochs, ask, joined, started
+from resp_server.forwarding.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, deliver
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.pipeline.context import ServerContext
@@ -162,13 +162,8 @@ class OverlayBackend:
         """Return the functions that send a client's requests of one command to each backend."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
-        def to_upstream(request: Request) -> ReplyFuture:
-            return ask(partial(upstream.send_request, session.id, protocol, routed, request), seen)
-
-        def to_states(key: bytes, request: Request) -> ReplyFuture:
-            return ask(partial(self._send_to_owner, protocol, key, request), seen)
-
-        return ClientSenders(to_upstream, to_states, seen, self.defer)
+        to_upstream = partial(upstream.send_request, session.id, protocol, routed)
+        return ClientSenders(to_upstream, partial(self._send_to_owner, protocol), seen, self.defer)
 
     def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
@@ -182,10 +177,10 @@ class OverlayBackend:
         assert command is not None  # only commands of Redis are split
         senders = self._senders(session, route.routed, batch.seen)
 
-        def to_owners(part: Request) -> ReplyFuture:
+        def to_owners(part: Request, sink: ReplySink, index: int) -> None:
             found = split_by_slot(command, part, self._servers.target_of)
             assert found is not None  # it has keys
-            return started(self._servers.parts_answer(*found, session, batch.seen), batch.seen)
+            deliver(self._servers.parts_answer(*found, session, batch.seen), sink, index)
 
         def answering() -> Answering:
             read = split_read(senders, route, request, to_owners)
@@ -216,11 +211,13 @@ class OverlayBackend:
             if not self._servers.answer(command, Destination.STATES, request, session, batch):
                 raise GenericError("the request is malformed")
             return
-        to_states = self._senders(session, route.routed, batch.seen).to_states
         reads = [request] if route.of_key is None else [request, route.of_key]
 
         def answering() -> Answering:
-            return joined([to_states(each[1], each) for each in reads], convert, self.defer)
+            replies = Replies(batch.seen)
+            for each in reads:
+                replies.ask(partial(self._send_to_owner, session.protocol, each[1], each))
+            return replies.merged(convert, self.defer)
 
         batch.answer(answering, session.replies_suppressed)
 

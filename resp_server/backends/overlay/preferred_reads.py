@@ -7,14 +7,15 @@ each backend, and a read costs one round trip. The upstream's reply is not waite
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.request_policy import merge_parts
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of, joined, started
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error
-from resp_server.forwarding.reply_stages import Defer
+from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, all_of, ask, deliver
+from resp_server.forwarding.raw_replies import is_error
+from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import ReplyEpochs
@@ -31,8 +32,8 @@ class ClientSenders(NamedTuple):
         to_states: Takes a key of the request, too.
     """
 
-    to_upstream: Callable[[Request], ReplyFuture]
-    to_states: Callable[[bytes, Request], ReplyFuture]
+    to_upstream: Callable[[Request, ReplySink, int], object]
+    to_states: Callable[[bytes, Request, ReplySink, int], object]
     seen: SeenEpochs
     defer: Defer
 
@@ -45,9 +46,11 @@ async def preferred_read(
     Args:
         unserved: The error if the states have the key, but do not serve the command.
     """
-    from_upstream = senders.to_upstream(request)
+    from_upstream = ask(partial(senders.to_upstream, request), senders.seen)
     for _ in range(TRIES_MAX):
-        key_exists, *reads = [senders.to_states(read.exists[1], each) for each in (read.exists, *read.reads)]
+        key_exists, *reads = [
+            ask(partial(senders.to_states, read.exists[1], each), senders.seen) for each in (read.exists, *read.reads)
+        ]
         exists = await key_exists
         if is_error(exists.reply):
             return exists
@@ -67,7 +70,7 @@ def _are_same(first: ReplyEpochs, second: ReplyEpochs) -> bool:
 
 
 async def split_read(
-    senders: ClientSenders, route: Route, request: Request, to_owners: Callable[[Request], ReplyFuture]
+    senders: ClientSenders, route: Route, request: Request, to_owners: Callable[[Request, ReplySink, int], None]
 ) -> Answer:
     """Answer a read of several keys: those of the upstream, those of the states, and each preferred key or field.
 
@@ -77,21 +80,19 @@ async def split_read(
     request = request if route.request is None else route.request
     others = {*route.state_keys, *route.preferred, *route.fields}
     of_upstream = [at for at in range(1, len(request)) if at not in others]
-    parts: list[ReplyFuture] = []
+    replies = Replies(senders.seen)
     if of_upstream:
-        parts.append(senders.to_upstream(_part(request, of_upstream)))
+        replies.ask(partial(senders.to_upstream, _part(request, of_upstream)))
     if route.state_keys:
-        parts.append(to_owners(_part(request, route.state_keys)))
+        replies.ask(partial(to_owners, _part(request, route.state_keys)))
     for at, read in route.preferred.items():
-        parts.append(started(preferred_read(senders, (request[0], request[at]), read), senders.seen))
-    parts += [senders.to_states(each[1], each) for each in route.fields.values()]
+        deliver(preferred_read(senders, (request[0], request[at]), read), replies, replies.expect())
+    for each in route.fields.values():
+        replies.ask(partial(senders.to_states, each[1], each))
     groups = [of_upstream, route.state_keys, *([at] for at in (*route.preferred, *route.fields))]
     places = [[at - 1 for at in group] for group in groups if group]
 
-    def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
-        return merge_parts(route.routed.policy, replies, places)
-
-    return await joined(parts, merge, senders.defer)
+    return await replies.merged(lambda found: merge_parts(route.routed.policy, found, places), senders.defer)
 
 
 def _part(request: Request, positions: Sequence[int]) -> Request:

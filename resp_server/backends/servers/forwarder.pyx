@@ -605,7 +605,7 @@ cdef class PipelineBatch:
         if index >= 0 and is_array and reply[:1] == b"-" and self.forwarder.cluster.access.clock() < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
-                send_mget_by_slots(self.forwarder.cluster, keys, self.deadline_s, self, -1 - index)
+                send_mget_by_slots(self.forwarder.cluster.send, keys, self.deadline_s, self.forwarder.cluster.defer, self, -1 - index)
             except Exception as error:
                 self.fail(index, error)
             return

@@ -17,10 +17,10 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of, epochs_of, in_steps
+from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, merged
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge, merge_or_error
+from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from state_backend.model.slots import HASH_BITS, SLOTS
@@ -79,21 +79,26 @@ class KeyspaceQuery:
 
     async def answer(self) -> Answer:
         """Answer the query, by servers that have the proxy's version of the topology."""
+        is_long = not self._is_scan
         queried = self._clusters[self._number : self._number + 1] if self._is_scan else self._clusters
         while True:
             if not all(each.slots.is_complete for each in queried):
                 return _refused(ClusterDownError())
             shards = [self._scanned(queried[0])] if self._is_scan else _shards_of(queried)
             requests = [(shard, each) for shard in shards for each in (TOPOLOGY, self._packed, TOPOLOGY)]
-            answers = await all_of([self._ask(shard, each) for shard, each in requests])
-            epochs, replies = epochs_of(answers), [each.reply for each in answers]
+            sent = Replies(self._seen, len(requests))
+            for index, (shard, packed) in enumerate(requests):
+                shard.cluster.send(
+                    ServerRequest(packed, 0, self._protocol, self._deadline_s, sent, index, None, shard.master, is_long)
+                )
+            replies = await sent
             error = next(filter(is_error, replies), None)
             if error is not None:
-                return Answer(error, epochs)
+                return Answer(error, sent.epochs)
             unequal = _with_other_versions(shards, replies)
             if not unequal and all(shard.version == shard.cluster.slots.version for shard in shards):
-                merging = merge_or_error(self._merge_of(shards), replies[1::REQUESTS_PER_SHARD])
-                return Answer(await in_steps(merging, shards[0].cluster.defer), epochs)
+                defer = shards[0].cluster.defer
+                return Answer(await merged(self._merge_of(shards), replies[1::REQUESTS_PER_SHARD], defer), sent.epochs)
             for shard in unequal:
                 shard.cluster.refresh(shard.cluster.active_server(shard.master))
             if not await shards[0].cluster.pause(self._agree_s):
@@ -102,13 +107,6 @@ class KeyspaceQuery:
     def _scanned(self, cluster: StateCluster) -> QueriedShard:
         """Return the shard of the cursor's slot."""
         return QueriedShard(cluster, str(cluster.slots.owners_of_version[self._slot]), cluster.slots.version, 0)
-
-    def _ask(self, shard: QueriedShard, packed: bytes) -> ReplyFuture:
-        future, is_long = ReplyFuture(self._seen), not self._is_scan
-        shard.cluster.send(
-            ServerRequest(packed, 0, self._protocol, self._deadline_s, future, 0, None, shard.master, is_long)
-        )
-        return future
 
     def _merge_of(self, shards: Sequence[QueriedShard]) -> Merge:
         """Return the function that merges the shards' replies to the query."""

@@ -6,12 +6,12 @@ request that a coroutine waits for (`forwarding/answers.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
-from resp_server.forwarding.answers import ReplyFuture, deliver, joined
+from resp_server.forwarding.answers import Replies, deliver
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_splitter import array_in_order, pack
 from resp_server.forwarding.reply_stages import Defer, ReplySink
@@ -124,30 +124,20 @@ class DiscardSink(ReplySink):
         internal_error(error)
 
 
-class RequestSender(Protocol):
-    """Sends requests to servers.
-
-    Args:
-        defer: Calls back in a later round of the event loop.
-    """
-
-    defer: Defer
-
-    def send(self, request: ServerRequest) -> None:
-        """Send a request; its sink gets the reply later, or an error at once or later."""
-
-
 def send_mget_by_slots(
-    sender: RequestSender, keys: Sequence[bytes], deadline_s: float, sink: ReplySink, index: int
+    send: Callable[[ServerRequest], None],
+    keys: Sequence[bytes],
+    deadline_s: float,
+    defer: Defer,
+    sink: ReplySink,
+    index: int,
 ) -> None:
     """Request the values of keys by one MGET for each slot; the sink gets one array of all values, in order."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    parts = []
+    replies = Replies(partial(sink.seen_epochs, index))
     for slot, some in places.items():
-        parts.append(ReplyFuture(partial(sink.seen_epochs, index)))
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        sender.send(ServerRequest(packed, slot, 2, deadline_s, parts[-1], 0, sends=1))
-    merge = partial(array_in_order, places=list(places.values()))
-    deliver(joined(parts, merge, sender.defer), sink, index)
+        send(ServerRequest(packed, slot, 2, deadline_s, replies, replies.expect(), sends=1))
+    deliver(replies.merged(partial(array_in_order, places=list(places.values())), defer), sink, index)

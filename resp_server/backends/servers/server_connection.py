@@ -172,7 +172,9 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Send a request as soon as possible."""
         if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
             request.refuse(GenericError(f"too many requests wait for {self.key.address}"))
-        elif self._can_answer(request):
+        elif self.announced.is_ready and has_reached(
+            self.announced.counted, request.min_epochs or EMPTY_EPOCHS, self._cluster.epochs.removed_jobs
+        ):
             request.sends += 1
             self.send(request.packed, request)
         elif (reason := self._cluster.reason_to_give_up(self)) is not None:
@@ -193,11 +195,6 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         if self._link is not None:
             for job, reached in self.announced.to_await(epochs, self._cluster.epochs.removed_jobs).items():
                 self._request((b"STATE", b"NOTICE", job.encode(), b"%d" % reached[0], b"%d" % reached[1]))
-
-    def _can_answer(self, request: ServerRequest) -> bool:
-        """Return whether the server has reached the minimum epochs of a request."""
-        epochs, removed_jobs = self.announced, self._cluster.epochs.removed_jobs
-        return epochs.is_ready and has_reached(epochs.counted, request.min_epochs or EMPTY_EPOCHS, removed_jobs)
 
     def _request(self, request: Request) -> None:
         """Send a request of the proxy itself, whose reply is ignored."""

@@ -24,12 +24,11 @@ from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import (
     Answer,
+    Replies,
     ReplyFuture,
     SeenEpochs,
     Turns,
     deliver,
-    joined,
-    started,
 )
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import pack
@@ -47,6 +46,9 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from state_backend.model.slots import slot_of
+
+# The parts of a request that are sent between two looks at the clock.
+PARTS_AT_ONCE = 16
 
 # Returns this process' own reply to a request.
 OwnReply = Callable[[Session, Request], object]
@@ -152,19 +154,20 @@ class ServersBackend:
         cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
     ) -> Answer:
         """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
-        futures: list[ReplyFuture] = []
-        turns = Turns(self._defer)
-        for part in parts:
-            number, slot = cast("tuple[int, int]", part.target)
-            cluster, future = self._clusters[number], ReplyFuture(seen)
-            packed, deadline_s = pack(part.request), cluster.deadline_s()
-            cluster.send(ServerRequest(packed, slot, session.protocol, deadline_s, future, 0))
-            if tracking_state is not None:
-                future = started(tracked(self._tracking, tracking_state, cached_keys(part.request), future), seen)
-            futures.append(future)
-            if len(parts) > 1:
+        replies, turns = Replies(seen, len(parts)), Turns(self._defer)
+        for index, part in enumerate(parts):
+            if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:
                 await turns
-        return await joined(futures, merge, self._defer)
+            number, slot = cast("tuple[int, int]", part.target)
+            cluster = self._clusters[number]
+            request = ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), replies, index)
+            if tracking_state is not None:
+                future = ReplyFuture(seen)
+                request.sink, request.index = future, 0
+                answering = tracked(self._tracking, tracking_state, cached_keys(part.request), future)
+                deliver(answering, replies, index)
+            cluster.send(request)
+        return await replies.merged(merge, self._defer)
 
     def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Forward an MGET through the forwarder, one request per server; False if this is not possible now."""

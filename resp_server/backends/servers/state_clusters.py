@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Mapping
 
 import hiredis
 
@@ -21,7 +20,7 @@ logger = logging.getLogger("sparkis.proxy")
 JOBS = pack((b"STATE", b"JOBS"))
 
 
-class StateClusters(Sequence[StateCluster]):
+class StateClusters(tuple[StateCluster, ...]):
     """The clusters of all applications, in configured order; a SCAN cursor contains the index of a cluster.
 
     Attributes:
@@ -29,39 +28,27 @@ class StateClusters(Sequence[StateCluster]):
         on_key_formats: Is called with the key formats of each job's states.
     """
 
-    def __init__(self, clusters: Sequence[StateCluster], *, needs_key_formats: bool = False) -> None:
-        self._clusters = clusters
+    def __new__(cls, clusters: Iterable[StateCluster], *, needs_key_formats: bool = False) -> StateClusters:
+        return super().__new__(cls, clusters)
+
+    def __init__(self, clusters: Iterable[StateCluster], *, needs_key_formats: bool = False) -> None:
         # A single application needs key formats only to distinguish its keys from an upstream's.
-        self._needs_key_formats = needs_key_formats or len(clusters) > 1
+        self._needs_key_formats = needs_key_formats or len(self) > 1
         self.on_key_formats: Callable[[Mapping[str, Mapping[str, str]]], None] = lambda formats: None
-        self.single = clusters[0] if len(clusters) == 1 else None
+        self.single = self[0] if len(self) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
         self._retrying: set[tuple[str, str]] = set()  # (application, address) with a scheduled retry
 
-    def __iter__(self) -> Iterator[StateCluster]:
-        return iter(self._clusters)
-
-    def __len__(self) -> int:
-        return len(self._clusters)
-
-    @overload
-    def __getitem__(self, index: int) -> StateCluster: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[StateCluster]: ...
-
-    def __getitem__(self, index: int | slice) -> StateCluster | Sequence[StateCluster]:
-        return self._clusters[index]
-
     def start(self) -> None:
         """Start the connections to all applications."""
-        for cluster in self._clusters:
+        for cluster in self:
             if self._needs_key_formats:
                 cluster.on_new_job = self.request_key_formats
             cluster.start()
 
     def follow_keys(self, is_on: bool) -> None:
         """Have all servers report changed keys, or stop it."""
-        for cluster in self._clusters:
+        for cluster in self:
             cluster.follow_keys(is_on)
 
     def when_followed(self, then: Callable[[], None]) -> None:
@@ -69,19 +56,19 @@ class StateClusters(Sequence[StateCluster]):
         in_background(self._followed(then))
 
     async def _followed(self, then: Callable[[], None]) -> None:
-        for cluster in self._clusters:
+        for cluster in self:
             await cluster.followed()
         then()
 
     def stop(self) -> None:
         """Close all connections."""
-        for cluster in self._clusters:
+        for cluster in self:
             cluster.stop()
 
     @property
     def has_key_formats(self) -> bool:
         """Return whether the key formats of all jobs are known."""
-        return all(cluster.keys.is_complete for cluster in self._clusters)
+        return all(cluster.keys.is_complete for cluster in self)
 
     def info_fields(self) -> Mapping[str, object]:
         """Return the fields for INFO; with several applications, each name begins with the application's number."""
@@ -89,7 +76,7 @@ class StateClusters(Sequence[StateCluster]):
             return self.single.info_fields()
         return {
             f"application{number}_{name}": value
-            for number, each in enumerate(self._clusters)
+            for number, each in enumerate(self)
             for name, value in ({"name": each.name} | dict(each.info_fields())).items()
         }
 
@@ -97,20 +84,20 @@ class StateClusters(Sequence[StateCluster]):
         """Return a key's cluster; LoadingError if it is not known yet, GenericError if two clusters match."""
         if self.single is not None:
             return self.single
-        found = [(cluster, job) for cluster in self._clusters if (job := cluster.keys.job_of(key)) is not None]
+        found = [(cluster, job) for cluster in self if (job := cluster.keys.job_of(key)) is not None]
         if len(found) == 1:
             return found[0][0]
         if found:
             (one, job), (other, its_job) = found[:2]
             raise GenericError(clash(one, job, other, its_job))
-        for cluster in self._clusters:
+        for cluster in self:
             if not cluster.keys.is_complete:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
-        return self._clusters[0]  # no job has this key, so any application can reply that it does not exist
+        return self[0]  # no job has this key, so any application can reply that it does not exist
 
     def with_job(self, job: str) -> list[StateCluster]:
         """Return the clusters that have a job of this name."""
-        return [cluster for cluster in self._clusters if job in cluster.keys.names]
+        return [cluster for cluster in self if job in cluster.keys.names]
 
     def request_key_formats(self, cluster: StateCluster, address: str) -> None:
         """Request the key formats of a server's jobs."""
