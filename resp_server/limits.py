@@ -5,6 +5,9 @@ from __future__ import annotations
 # A step of long work ends after this time, so that other clients have a turn: a fifth of a client's own turn (guess).
 # Its last item may exceed it.
 STEP_NS_MAX = 1_000_000
+# The start of a request, or of a reply, up to this size is parsed again when more of it arrives. More is parsed step by
+# step (guess).
+PARTIAL_BYTES_MAX = 32 << 10
 # Values or members that are looked up in one step (measured: 256 values take 0.5 ms, 256 members of a set 0.2 ms).
 LOOKUPS_PER_STEP = 256
 

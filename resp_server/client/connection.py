@@ -284,9 +284,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return
         if self.session.epoch_feed is not None:
             out.insert(0, self._server_context.pending_pushes(self.session.epoch_feed))
-        has_more = incomplete is None or self._start_incomplete(incomplete, out, len(out))
+        has_work = incomplete is None or self._start_incomplete(incomplete, out, len(out))
         self.output.send(out)
-        if has_more:
+        if has_work:
             self._take_turn()
 
     @isolated
@@ -437,17 +437,17 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._turn_ends_ns = now_ns + TURN_NS_MAX
         out: list[bytes] = []
         self._turn_output = out
-        has_more = self._advance(out) and self._advance_to_turn_end(out)
+        has_work = self._advance(out) and self._advance_to_turn_end(out)
         self._turn_output = None
         if out:
             self.output.send(out)
             if (limiter := self._rate_limiter) is not None:
                 limiter.consume(0, sum(map(len, out)))
-        if has_more or not self.input.is_reading or self._is_ending or session.is_closing:
-            self._end_turn(has_more)
+        if has_work or not self.input.is_reading or self._is_ending or session.is_closing:
+            self._end_turn(has_work)
         if session.epoch_feed is not None:
             self._server.keep_sending_epochs(self)
-        is_waiting = has_more or self.reply.pending is not None
+        is_waiting = has_work or self.reply.pending is not None
         self.is_idle = not (is_waiting or self.input.unparsed_bytes) and self.input.is_reading
         if self._is_finishing and self.is_idle:  # this was the last reply, unless the client is in a transaction
             self.is_idle = False
@@ -456,12 +456,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
-        has_more, ends_ns = True, self._turn_ends_ns
+        has_work, ends_ns = True, self._turn_ends_ns
         is_paused = self._server_context.pause.delays_all
-        while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
-            has_more = self._advance(out)
+        while has_work and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
+            has_work = self._advance(out)
             is_paused = self._server_context.pause.delays_all
-        return has_more
+        return has_work
 
     def _wait_for_unpause(self) -> bool:
         """Wait while CLIENT PAUSE delays all requests, unless a reply is unfinished; return whether it waits."""
@@ -473,7 +473,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._next_turn = asyncio.get_running_loop().call_later(left_ms / 1000, self._turn)
         return self.session.is_paused
 
-    def _end_turn(self, has_more: bool) -> None:
+    def _end_turn(self, has_work: bool) -> None:
         """End a turn: schedule the next one, read more input, or close the connection."""
         if self._transport.is_closing():
             return
@@ -486,12 +486,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return
         is_writable = self.output.is_writable
         is_closing = self.session.is_closing and self.reply.stream is None and not is_waiting
-        if is_closing or (self._is_ending and not has_more and not is_waiting and is_writable):
+        if is_closing or (self._is_ending and not has_work and not is_waiting and is_writable):
             self.output.close()
             return
         is_waiting &= not self.reply.is_blocking
-        self.input.set_reading(is_writable and not has_more and not is_waiting and not self._is_ending)
-        if has_more and is_writable:
+        self.input.set_reading(is_writable and not has_work and not is_waiting and not self._is_ending)
+        if has_work and is_writable:
             self._next_turn = self._turn_scheduler.defer(self._turn)
 
     def _advance(self, out: list[bytes]) -> bool:
@@ -519,10 +519,10 @@ class Connection(ConnectionFields, asyncio.Protocol):
                 out += self.output.pop_delayed_pushes()
             return unfinished.stream is not None or not self.session.is_closing
         before = len(out)
-        has_more = self._answer_batch(out)
+        has_work = self._answer_batch(out)
         if self.session.epoch_feed is not None and unfinished.stream is None:
             out.insert(before, self._server_context.pending_pushes(self.session.epoch_feed))
-        return has_more
+        return has_work
 
     @property
     def _rate_limiter(self) -> RateLimiter | None:
@@ -532,7 +532,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _answer_batch(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before, session, client_input = len(out), self.session, self.input
-        has_unparsed = not client_input.requests and (client_input.data or client_input.parser.has_more)
+        has_unparsed = not client_input.requests and (client_input.data or client_input.parser.has_buffered_requests)
         if has_unparsed and client_input.answer_or_parse(session, out):
             return client_input.has_requests
         requests, limiter = client_input.requests, self._rate_limiter

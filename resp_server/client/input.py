@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from resp_server.limits import PARTIAL_BYTES_MAX
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
     from resp_server.native.core import FastPath
-
-# An incomplete request up to this size is buffered for the compiled core; the parser takes a longer one (guess).
-PARTIAL_BYTES_MAX = 32 * 1024
 
 
 class ClientInput:
@@ -54,7 +52,7 @@ class ClientInput:
     @property
     def has_requests(self) -> bool:
         """Return whether there may be requests to answer."""
-        return bool(self.requests or (self.data and not self._has_partial_request) or self.parser.has_more)
+        return bool(self.requests or (self.data and not self._has_partial_request) or self.parser.has_buffered_requests)
 
     @property
     def unparsed_bytes(self) -> int:

@@ -19,13 +19,13 @@ from typing import NamedTuple, cast
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
 from resp_server.forwarding.reply_stages import (
     MALFORMED_REPLY_ERRORS,
-    STEPS_NS_MAX,
     Defer,
     Merge,
     ReplySink,
     malformed_reply,
     steps_or_error,
 )
+from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
@@ -319,18 +319,18 @@ class Turns:
 
     def __init__(self, defer: Defer) -> None:
         self._defer = defer
-        self._ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        self._ends_ns = perf_counter_ns() + STEP_NS_MAX
 
     def __await__(self) -> Generator[Wait, None, None]:
         if perf_counter_ns() >= self._ends_ns:
             yield from Called(self._defer).__await__()
-            self._ends_ns = perf_counter_ns() + STEPS_NS_MAX
+            self._ends_ns = perf_counter_ns() + STEP_NS_MAX
 
 
 async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
-    """Run steps for `STEPS_NS_MAX` in each turn of the event loop; return their result."""
+    """Run steps for `STEP_NS_MAX` in each turn of the event loop; return their result."""
     while True:
-        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
         try:
             while perf_counter_ns() < ends_ns:
                 next(steps)

@@ -13,13 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from resp_server.forwarding.packing import Packed
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import PARTIAL_BYTES_MAX, SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
 # Requests without a reply at one connection (guess).
 REQUESTS_MAX = 100_000
-# An incomplete reply up to this size is parsed again when more bytes arrive (guess).
-PARTIAL_BYTES_MAX = 32 << 10
 
 
 class Sent(Protocol):

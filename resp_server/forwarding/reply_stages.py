@@ -23,8 +23,6 @@ logger = logging.getLogger("sparkis.proxy")
 Merge = Callable[[Sequence[RawReply]], "RawReply | Steps[RawReply]"]
 # Calls back in a later turn of the event loop.
 Defer = Callable[[Callable[[], None]], object]
-# The time for steps before the rest is deferred (guess: a fifth of a turn).
-STEPS_NS_MAX = 1_000_000
 
 # Exceptions raised by parsing a complete reply that does not have the expected form.
 MALFORMED_REPLY_ERRORS = (

@@ -90,7 +90,7 @@ cdef class Transport:
 cdef class TlsTransport(Transport):
     cdef object tls, incoming, outgoing
     cdef bint may_have_more  # the socket may have input that was not read
-    cdef bint is_over  # the client has sent close_notify
+    cdef bint is_finished  # the client has sent close_notify
     cdef bytes sealed  # encrypted output, whose last `sealed_bytes` are not sent yet
     cdef int seal(self) except -1
     cdef bint send_sealed(self) except -1

@@ -691,7 +691,7 @@ cdef class TlsTransport(Transport):
         """Read and decrypt input; records that were read earlier come first."""
         cdef ssize_t got
         cdef size_t taken = 0
-        if not self.has_records and not self.is_over:
+        if not self.has_records and not self.is_finished:
             got = Transport.receive(self, into, room)
             if got <= 0:
                 return got
@@ -702,7 +702,7 @@ cdef class TlsTransport(Transport):
             while taken < room and self.has_records:
                 got = self.tls.read(room - taken, PyMemoryView_FromMemory(into + taken, room - taken, PyBUF_WRITE))
                 taken += got
-                self.is_over = got == 0
+                self.is_finished = got == 0
                 self.has_records = got > 0 and (self.incoming.pending > 0 or self.tls.pending() > 0)
         except ssl.SSLWantReadError:  # the record is incomplete
             self.has_records = False
@@ -712,8 +712,8 @@ cdef class TlsTransport(Transport):
         if self.outgoing.pending and self.sealed is None:  # a reply of the TLS protocol itself
             self.seal()
             self.poller.send_later(self)
-        self.has_input = self.may_have_more or self.has_records or self.is_at_end or self.is_over
-        if taken or self.is_over:
+        self.has_input = self.may_have_more or self.has_records or self.is_at_end or self.is_finished
+        if taken or self.is_finished:
             return taken
         if self.has_input:
             self.requeue()

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.command.policy import Role
+from resp_server.limits import STEP_NS_MAX
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.watch import Watch
 from resp_server.protocol.replies import STEP_BYTES_MAX, Pending, Sliced, SlicedEncoder, encode_header
@@ -15,9 +16,6 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.session import ReplyMode
 from resp_server.session.transaction import WatchedVersion
 from state_backend.store.keyspace import KeyspaceView
-
-# The duration of a step; its last command may exceed it (guess: a fifth of a turn).
-STEP_NS_MAX = 1_000_000
 
 NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
 

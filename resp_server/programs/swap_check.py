@@ -163,8 +163,8 @@ async def _analyze(options: argparse.Namespace, states: Sequence[AnalyzedState])
             for node in range(upstream.node_count):
                 # Each node may use its share of `keys_max`, and what the nodes before it have not used.
                 until = options.keys_max * (node + 1) // upstream.node_count
-                async for portion in upstream.scan(node):
-                    for key in portion:
+                async for batch in upstream.scan(node):
+                    for key in batch:
                         analysis.add(key)
                     progress.show(analysis.count, min(keys, options.keys_max))
                     if analysis.count >= until:

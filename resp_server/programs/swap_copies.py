@@ -27,7 +27,7 @@ from resp_server.programs.upstream_options import upstream_of
 from resp_server.settings.groups import MS_PER_S
 from state_backend.progress_bar import ProgressBar
 
-# Keys of one STATE OWNER, and of one portion of deletions: a proxy takes no more.
+# Keys of one STATE OWNER, and of one batch of deletions: a proxy takes no more.
 KEYS_AT_ONCE = 128
 RUN_ID = re.compile(r"^run_id:(\w+)", re.MULTILINE)
 
@@ -123,10 +123,10 @@ class _CopyScan:
         count, total = 0, await self._upstream.key_count()
         with ProgressBar(noun) as progress:
             for node in range(self._upstream.node_count):
-                async for portion in self._upstream.scan(node):
-                    for at in range(0, len(portion), KEYS_AT_ONCE):
-                        await self._take(portion[at : at + KEYS_AT_ONCE])
-                    count += len(portion)
+                async for batch in self._upstream.scan(node):
+                    for at in range(0, len(batch), KEYS_AT_ONCE):
+                        await self._take(batch[at : at + KEYS_AT_ONCE])
+                    count += len(batch)
                     progress.show(count, total)
         return self.copies
 

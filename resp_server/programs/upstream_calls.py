@@ -92,7 +92,7 @@ class UpstreamCalls:
         return await replies.all
 
     async def scan(self, node: int) -> AsyncIterator[Sequence[FoundKey]]:
-        """Iterate over a node's keys, in portions. SCAN's order is that of hashes: the first ones are a sample."""
+        """Iterate over a node's keys, in batches. SCAN's order is that of hashes: the first ones are a sample."""
         cursor = b"0"
         while True:
             cursor, names = await self.call(node, b"SCAN", cursor, b"COUNT", b"%d" % COUNT)

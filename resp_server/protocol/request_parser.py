@@ -117,7 +117,7 @@ class RequestParser:
         in_chunks: `feed` works for a bounded time, and may return no request.
 
     Attributes:
-        has_more: More requests are buffered; call `feed(b"")` for them.
+        has_buffered_requests: More requests are buffered; call `feed(b"")` for them.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RequestParser:
         self.is_restricted = is_restricted
         self._in_chunks = in_chunks
         self.error: ProtocolError | None = None
-        self.has_more = False
+        self.has_buffered_requests = False
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._needed_bytes = 0
@@ -148,7 +148,7 @@ class RequestParser:
         """Add received bytes; return the requests that are complete. Sets `error` instead of raising."""
         if self.error is not None:
             return []
-        self.has_more = False
+        self.has_buffered_requests = False
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
@@ -196,13 +196,13 @@ class RequestParser:
         """Buffer the bytes after a chunk."""
         self._chunks.append(rest)
         self._chunk_bytes += len(rest)
-        self.has_more = self._chunk_bytes >= self._needed_bytes
+        self.has_buffered_requests = self._chunk_bytes >= self._needed_bytes
 
     def _check_size(self) -> None:
         if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
             self.error = QueryBufferError("query buffer limit exceeded")
         if self.error is not None:
-            self.has_more = False
+            self.has_buffered_requests = False
             self._chunks.clear()
             self._words, self._long_word = [], None
             self._chunk_bytes = self._words_bytes = self._long_missing = 0
@@ -223,7 +223,7 @@ class RequestParser:
                 break
             steps -= 1
             if not steps or (self.is_restricted and len(requests) > before):
-                self.has_more = at < len(data)
+                self.has_buffered_requests = at < len(data)
                 break
         self._chunk_bytes = len(data) - at
         self._needed_bytes = max(0, self._needed_bytes - at)

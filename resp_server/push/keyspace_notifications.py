@@ -36,7 +36,7 @@ from resp_server.settings.event_classes import CLASSES, TO_KEYEVENT, TO_KEYSPACE
 from resp_server.settings.server import ServerConfig
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
-from state_backend.store.key_events import KeyEvent, Portion
+from state_backend.store.key_events import EventBatch, KeyEvent
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
 
@@ -228,7 +228,7 @@ class Notifications:
         """Skip all events before the first subscription."""
         self._host.renew_all()
         for name, snapshot in self._snapshots():
-            stored = snapshot.stored_portions()
+            stored = snapshot.stored_event_batches()
             self._positions[name] = None if stored is None else _Position(stored.id, stored.next)
             self._epochs[name] = (snapshot.applied.term, snapshot.applied.epoch)
 
@@ -284,16 +284,16 @@ class Notifications:
 
     async def _publish_events(self, name: str) -> None:
         """Publish a job's new events, batch by batch."""
-        while (portion := self._next_portion(name)) is not None:
-            await self._publish_portion(portion)
+        while (event_batch := self._next_batch(name)) is not None:
+            await self._publish_batch(event_batch)
 
-    def _next_portion(self, name: str) -> Portion | None:
+    def _next_batch(self, name: str) -> EventBatch | None:
         try:
             snapshot = self._host.view.snapshot_of(name)
         except KeyError:  # the job was removed meanwhile
             self._positions.pop(name, None)
             return None
-        stored = snapshot.stored_portions()
+        stored = snapshot.stored_event_batches()
         if stored is None:
             self._positions[name] = None
             return None
@@ -314,10 +314,10 @@ class Notifications:
                 if session.id in self._host.sessions:  # it may have been cut for another name
                     self._host.clients.cut(session.id, "its next notifications were lost")
 
-    async def _publish_portion(self, portion: Portion) -> None:
+    async def _publish_batch(self, event_batch: EventBatch) -> None:
         batch = MessageBatch()
         ends_ns = perf_counter_ns() + TURN_NS_MAX
-        for key, numbers in portion.events:
+        for key, numbers in event_batch.events:
             for _ in self._messages(batch, key, numbers):
                 if perf_counter_ns() >= ends_ns:
                     await self._send(batch)

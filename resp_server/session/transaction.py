@@ -77,8 +77,8 @@ def check_watch_limits(watched: Collection[tuple[int, bytes]], new: Collection[b
     Args:
         watched: Its keys so far, each with its database.
     """
-    is_over = len(watched) + len(new) > WATCHED_KEYS_MAX
-    if is_over or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
+    has_too_many = len(watched) + len(new) > WATCHED_KEYS_MAX
+    if has_too_many or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
         raise GenericError(
             f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
         )

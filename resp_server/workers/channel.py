@@ -63,11 +63,11 @@ class Channel:
             logger.error("a process does not read %d queued bytes; its channel is closed", self._unsent_bytes)
             self.close()
 
-    def block_until(self, is_over: Callable[[], bool], seconds_max: float) -> bool:
-        """Block the whole process, except for lines, until `is_over` is true; False after `seconds_max`."""
+    def block_until(self, is_finished: Callable[[], bool], seconds_max: float) -> bool:
+        """Block the whole process, except for lines, until `is_finished` is true; False after `seconds_max`."""
         poll = select.poll()
         ends = self._loop.time() + seconds_max
-        while self.is_open and not is_over():
+        while self.is_open and not is_finished():
             remaining_s = ends - self._loop.time()
             if remaining_s <= 0:
                 return False

@@ -56,13 +56,13 @@ class Worker(OtherWorkers):
         self._handshakes: set[asyncio.Task[None]] = set()
         self._name = ""  # of this process in log lines
         self._draining: asyncio.Task[None] | None = None
-        self._is_over = asyncio.Event()
-        self._channel = Channel(end, self._take, self._is_over.set)
+        self._is_finished = asyncio.Event()
+        self._channel = Channel(end, self._take, self._is_finished.set)
 
     async def run(self) -> None:
         """Serve until the channel to the master closes."""
         gc.freeze()  # as in `programs.listening.Shutdown`
-        await self._is_over.wait()
+        await self._is_finished.wait()
         if self._server is not None:
             await self._server.stop()
 

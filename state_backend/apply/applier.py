@@ -36,7 +36,7 @@ A store is verified when a process first opens it, after it was copied, and when
 store is deleted, and readers have no store until the next one has caught up.
 
 Slots move as described in `store.slot_ownership`: a slot that is given up is no longer owned; a new slot is loaded in
-portions between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the desired
+batches between epochs (see `slot_backfill`), and owned when it has caught up. A new store is built with the desired
 slots; meanwhile the readers' store gets no more slots.
 """
 
@@ -98,9 +98,9 @@ logger = logging.getLogger("sparkis.applier")
 EXPIRED_KEYS_MAX = 5_000
 # Bounds the time of one transaction that removes keys of slots that were given up (about 10 us a key).
 REMOVED_KEYS_MAX = 5_000
-# Bounds the time of one transaction that deletes events (about 10 us a portion).
-DELETED_PORTIONS_MAX = 1_000
-# Bounds the time for which new epochs wait while slots are being loaded; the last portion may exceed it.
+# Bounds the time of one transaction that deletes events (about 10 us a batch).
+DELETED_BATCHES_MAX = 1_000
+# Bounds the time for which new epochs wait while slots are being loaded; the last batch may exceed it.
 LOADING_STEP_S = 0.05
 # The longest line of slot ranges has 100 KB.
 LINE_BYTES_MAX = 1 << 20
@@ -155,7 +155,7 @@ class Applier:
         self._busy_at_s = time.monotonic()
 
     def step(self) -> bool:
-        """Apply all committed epochs, load and remove a portion, and report; True if there is more to do at once."""
+        """Apply all committed epochs, load and remove a batch, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
         changed, applied = self._changed, self.last_report.get("applied")
@@ -278,14 +278,14 @@ class Applier:
             self._report_progress()
 
     def _load(self) -> bool:
-        """Load portions of the missing slots for LOADING_STEP_S; True if there may be more."""
+        """Load batches of the missing slots for LOADING_STEP_S; True if there may be more."""
         until_s = time.monotonic() + LOADING_STEP_S
         while self._store is not None and (loading := self._store.own(self._desired.slots).loading) is not None:
             current = self._log.visible()
             if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
                 return False
             try:
-                self._load_portion(self._store, current, loading)
+                self._load_batch(self._store, current, loading)
             except LogCorruptError as damage:
                 self._backfill.check_restart(current, loading, self._store.applied.epoch, damage)
                 self._store.restart_loading()
@@ -293,11 +293,11 @@ class Applier:
                 return True
         return False
 
-    def _load_portion(self, store: LmdbStore, current: CurrentGeneration, loading: Loading) -> None:
-        portion, progress = self._backfill.next(current, loading, store.applied.epoch)
+    def _load_batch(self, store: LmdbStore, current: CurrentGeneration, loading: Loading) -> None:
+        batch, progress = self._backfill.next(current, loading, store.applied.epoch)
         if self._description is None:  # otherwise the description is that of the store's epoch, or a newer one
             self._description = self._log.description(current.generation)
-        self._changed += store.load(portion, self._description.all_states, progress)
+        self._changed += store.load(batch, self._description.all_states, progress)
 
     # Epochs ---------------------------------------------------------------------------------------------------------
 
@@ -522,7 +522,7 @@ class Applier:
             store.records_events = self._records_events and is_readers_store
             has_more |= store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             if not self._records_events:
-                has_more |= not store.delete_events(DELETED_PORTIONS_MAX)
+                has_more |= not store.delete_events(DELETED_BATCHES_MAX)
             store.clear_stale_readers()
             if is_readers_store:
                 self._copy_if_due(store, is_idle)

@@ -1,7 +1,7 @@
-"""Reads new slots of a store from the log, in portions: the newest snapshot, then the epochs after it.
+"""Reads new slots of a store from the log, in batches: the newest snapshot, then the epochs after it.
 
-Each portion is applied in one transaction that also records the progress (`slot_ownership.Loading`). A process that was
-killed continues after the last portion.
+Each batch is applied in one transaction that also records the progress (`slot_ownership.Loading`). A process that was
+killed continues after the last batch.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ logger = logging.getLogger("sparkis.applier")
 
 
 class Backfill:
-    """The portions that a store still lacks, read where the last one ended."""
+    """The batches that a store still lacks, read where the last one ended."""
 
     def __init__(self, log: JobLog) -> None:
         self._log = log
-        self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
-        self._loading: Loading | None = None  # the progress after the last of `_portions`
+        self._batches: Iterator[tuple[EpochChanges, Loading]] = iter(())
+        self._loading: Loading | None = None  # the progress after the last of `_batches`
 
     def next(self, current: CurrentGeneration, loading: Loading, applied_epoch: int) -> tuple[EpochChanges, Loading]:
-        """Return the next portion of the slots that a store loads, and the progress after it; see `portions`."""
+        """Return the next batch of the slots that a store loads, and the progress after it; see `batches`."""
         if loading != self._loading:
-            self._portions = portions(self._log, current, loading, applied_epoch)
-        portion, self._loading = next(self._portions)
-        return portion, self._loading
+            self._batches = batches(self._log, current, loading, applied_epoch)
+        batch, self._loading = next(self._batches)
+        return batch, self._loading
 
     def check_restart(
         self, current: CurrentGeneration, loading: Loading, applied_epoch: int, damage: LogCorruptError
@@ -54,7 +54,7 @@ class Backfill:
         )
 
 
-def portions(
+def batches(
     log: JobLog, current: CurrentGeneration, loading: Loading, applied_epoch: int
 ) -> Iterator[tuple[EpochChanges, Loading]]:
     """Iterate over (changes to apply, progress after them) without an end: the caller stops at the store's epoch.

@@ -1,9 +1,9 @@
-"""Events of keys in an LMDB store: the portions of events (see `key_events`), and the events of a changed key.
+"""Events of keys in an LMDB store: the batches of events (see `key_events`), and the events of a changed key.
 
-Rows of the table `meta`. Numbers in names are big endian, so that portions are in order:
+Rows of the table `meta`. Numbers in names are big endian, so that batches are in order:
 
-    b"events"              -> id (8) | first u64 | next u64 | bytes u64: the stored portions, and their total size
-    b"events", serial (8)  -> a portion
+    b"events"              -> id (8) | first u64 | next u64 | bytes u64: the stored batches, and their total size
+    b"events", serial (8)  -> a batch
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from state_backend.lmdb.record_format import (
 )
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Op
-from state_backend.store.key_events import KeyEvent, StoredPortions, pack
+from state_backend.store.key_events import KeyEvent, StoredEventBatches, pack
 
-# About the size of a key's events in a portion, without the key.
+# About the size of a key's events in a batch, without the key.
 EVENT_OVERHEAD_BYTES = 6
 
 # Indexes in a row (see `records.rows_in`).
 OP_AT, FIELD_AT, VALUE_AT = 1, 3, 4
 
 EVENTS = b"events"
-PORTIONS = struct.Struct("<8sQQQ")
+BATCHES = struct.Struct("<8sQQQ")
 
 
-def stored_portions_of(stored: bytes | None) -> StoredPortions | None:
-    """Read the row that lists the stored portions; None if events are not recorded."""
-    return None if stored is None else StoredPortions(*PORTIONS.unpack(checked(stored)))
+def stored_event_batches_of(stored: bytes | None) -> StoredEventBatches | None:
+    """Read the row that lists the stored batches; None if events are not recorded."""
+    return None if stored is None else StoredEventBatches(*BATCHES.unpack(checked(stored)))
 
 
-def portion_name(serial: int) -> bytes:
-    """Return the name of a portion's row."""
+def batch_name(serial: int) -> bytes:
+    """Return the name of a batch's row."""
     return EVENTS + serial.to_bytes(8, "big")
 
 
 class EventWriter:
-    """Writes the events of one write transaction, in portions; `finish` writes the last portion."""
+    """Writes the events of one write transaction, in batches; `finish` writes the last batch."""
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], table: Any, epoch: int, term: int, portion_bytes: int, events_bytes_max: int
+        self, txn: lmdb.Transaction[bytes], table: Any, epoch: int, term: int, batch_bytes: int, events_bytes_max: int
     ) -> None:
         self._txn, self._table = txn, table
         self._epoch, self._term = epoch, term
-        self._portion_bytes, self._events_bytes_max = portion_bytes, events_bytes_max
-        self._portions = stored_portions_of(txn.get(EVENTS, db=table)) or StoredPortions(os.urandom(8))
+        self._batch_bytes, self._events_bytes_max = batch_bytes, events_bytes_max
+        self._batches = stored_event_batches_of(txn.get(EVENTS, db=table)) or StoredEventBatches(os.urandom(8))
         self._keys: list[bytes] = []
         self._events: list[bytes] = []
         self._bytes = 0
@@ -76,42 +76,42 @@ class EventWriter:
         self._keys.append(key)
         self._events.append(events)
         self._bytes += len(key) + EVENT_OVERHEAD_BYTES
-        if self._bytes >= self._portion_bytes:
+        if self._bytes >= self._batch_bytes:
             self._write()
 
     def finish(self) -> None:
-        """Write the last portion, and the row that lists the portions."""
+        """Write the last batch, and the row that lists the batches."""
         if self._keys:
             self._write()
-        self._txn.put(EVENTS, with_checksum(PORTIONS.pack(*self._portions)), db=self._table)
+        self._txn.put(EVENTS, with_checksum(BATCHES.pack(*self._batches)), db=self._table)
 
     def _write(self) -> None:
-        """Write a portion. While all portions together are too large, delete the oldest."""
+        """Write a batch. While all batches together are too large, delete the oldest."""
         packed = with_checksum(pack(self._epoch, self._term, self._keys, self._events))
         self._keys, self._events, self._bytes = [], [], 0
-        id_, first, after, size = self._portions
-        self._txn.put(portion_name(after), packed, db=self._table)
+        id_, first, after, size = self._batches
+        self._txn.put(batch_name(after), packed, db=self._table)
         after, size = after + 1, size + len(packed)
         while size > self._events_bytes_max and first < after - 1:
-            name = portion_name(first)
+            name = batch_name(first)
             size -= len(self._txn.get(name, db=self._table) or b"")
             self._txn.delete(name, db=self._table)
             first += 1
-        self._portions = StoredPortions(id_, first, after, size)
+        self._batches = StoredEventBatches(id_, first, after, size)
 
 
-def delete_portions(txn: lmdb.Transaction[bytes], table: Any, portions_max: int) -> bool:
-    """Delete up to `portions_max` portions; True if none remains."""
-    stored = stored_portions_of(txn.get(EVENTS, db=table))
+def delete_event_batches(txn: lmdb.Transaction[bytes], table: Any, batches_max: int) -> bool:
+    """Delete up to `batches_max` batches; True if none remains."""
+    stored = stored_event_batches_of(txn.get(EVENTS, db=table))
     if stored is None:
         return True
-    first = min(stored.first + portions_max, stored.next)
+    first = min(stored.first + batches_max, stored.next)
     for serial in range(stored.first, first):
-        txn.delete(portion_name(serial), db=table)
+        txn.delete(batch_name(serial), db=table)
     if first == stored.next:
         txn.delete(EVENTS, db=table)
         return True
-    txn.put(EVENTS, with_checksum(PORTIONS.pack(*stored._replace(first=first))), db=table)
+    txn.put(EVENTS, with_checksum(BATCHES.pack(*stored._replace(first=first))), db=table)
     return False
 
 

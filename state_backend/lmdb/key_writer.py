@@ -125,7 +125,7 @@ class KeyWriter:
         self.changed += 1
 
     def drop(self, record: bytes) -> None:
-        """Drop a record's rows in other tables: `lmdb.expiry` removes them later, in portions."""
+        """Drop a record's rows in other tables: `lmdb.expiry` removes them later, in batches."""
         if record[FORM_AT] < FIRST_LARGE:
             return
         if record[FORM_AT] == LARGE_MAP and (next_expiry_ms := LargeMap.of(payload_of(record)).next_expiry_ms):

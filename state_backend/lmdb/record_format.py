@@ -58,7 +58,7 @@ Every value of every table that is not empty ends with its checksum, the CRC-32 
 
 A small map becomes large when it exceeds `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. When a
 key's record is deleted, its rows in other tables stay at first, because there may be millions. They get an entry in the
-expiry index, and are removed in portions as expired keys are. Ids are never reused.
+expiry index, and are removed in batches as expired keys are. Ids are never reused.
 """
 
 from __future__ import annotations

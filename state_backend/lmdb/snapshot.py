@@ -9,7 +9,7 @@ import lmdb
 
 from state_backend.codec import packed_map, packed_sorted
 from state_backend.codec.checksums import CHECK_BYTES, checked
-from state_backend.lmdb.events import EVENTS, portion_name, stored_portions_of
+from state_backend.lmdb.events import EVENTS, batch_name, stored_event_batches_of
 from state_backend.lmdb.list_reader import ListReader
 from state_backend.lmdb.map_reader import MapReader
 from state_backend.lmdb.order_table import OrderPositions, OrderTable, with_orders
@@ -45,7 +45,7 @@ from state_backend.model.slot_set import ALL
 from state_backend.model.slots import POSITION_BYTES, POSITIONS, store_key_of
 from state_backend.store import changed_keys
 from state_backend.store.changed_keys import CHANGED_EPOCHS_MAX, EXPIRY_BATCHES_MAX
-from state_backend.store.key_events import Portion, StoredPortions, unpack
+from state_backend.store.key_events import EventBatch, StoredEventBatches, unpack
 from state_backend.store.store import (
     KeyInfo,
     as_bytes,
@@ -75,11 +75,11 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
             return iter(())
         return sizes(self._txn, self._tables, at, record, items_max)
 
-    def stored_portions(self) -> StoredPortions | None:
-        return stored_portions_of(self._txn.get(EVENTS, db=self._tables.meta))
+    def stored_event_batches(self) -> StoredEventBatches | None:
+        return stored_event_batches_of(self._txn.get(EVENTS, db=self._tables.meta))
 
-    def events(self, serial: int) -> Portion | None:
-        packed = self._txn.get(portion_name(serial), db=self._tables.meta)
+    def events(self, serial: int) -> EventBatch | None:
+        packed = self._txn.get(batch_name(serial), db=self._tables.meta)
         return None if packed is None else unpack(checked(packed))
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:

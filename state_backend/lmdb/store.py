@@ -28,7 +28,7 @@ import lmdb
 
 from state_backend import VERSION
 from state_backend.lmdb.damage import as_damage, check_length, verify
-from state_backend.lmdb.events import EVENTS, delete_portions
+from state_backend.lmdb.events import EVENTS, delete_event_batches
 from state_backend.lmdb.expiry import ExpiryTransaction, has_expired, next_expiry_ms
 from state_backend.lmdb.record_format import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb.slots import SlotsTransaction
@@ -39,7 +39,7 @@ from state_backend.model.errors import StoreDamagedError, StoreError, StoreFullE
 from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.native import pages_of
 from state_backend.process_memory import available_bytes
-from state_backend.store.key_events import EVENTS_BYTES_MAX, PORTION_BYTES
+from state_backend.store.key_events import EVENT_BATCH_BYTES, EVENTS_BYTES_MAX
 from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import AppliedEpoch, EpochChanges, Store
 
@@ -122,7 +122,7 @@ class LmdbStore(Store):
         self._begin = partial(self._env.begin, self.tables.keys)
         # Whether epochs record events of keys (see `key_events`): set by the writer.
         self.records_events = False
-        self.events_portion_bytes = PORTION_BYTES
+        self.event_batch_bytes = EVENT_BATCH_BYTES
         self.events_bytes_max = EVENTS_BYTES_MAX
         self._pages = pages_of(self._env, self._file)
         if is_reader:
@@ -254,7 +254,7 @@ class LmdbStore(Store):
             changes = self._changes(txn, self._meta(txn), epoch.clock_ms)
             meta = changes.meta
             if self.records_events:
-                changes.record_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
+                changes.record_events(epoch.epoch, epoch.term, self.event_batch_bytes, self.events_bytes_max)
             self._apply(txn, changes, epoch, states)
             changes.store_changed_keys(epoch.epoch)
             meta.applied = replace(meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
@@ -287,7 +287,7 @@ class LmdbStore(Store):
             changes = self._changes(txn, meta, removed_to_ms, ALL)
             if self.records_events:
                 applied = meta.applied
-                changes.record_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
+                changes.record_events(applied.epoch, applied.term, self.event_batch_bytes, self.events_bytes_max)
             done = changes.announce_expired(announced_to_ms, removals_max)
             changes.store_expired_keys()
             done += changes.remove_expired(removals_max - done)
@@ -299,13 +299,13 @@ class LmdbStore(Store):
         with self._env.begin() as txn:
             return next_expiry_ms(txn, self.tables, self._meta(txn).announced)
 
-    def delete_events(self, portions_max: int) -> bool:
-        """Delete up to `portions_max` portions of events; True if none remains."""
+    def delete_events(self, batches_max: int) -> bool:
+        """Delete up to `batches_max` batches of events; True if none remains."""
         with self._env.begin() as txn:
             if txn.get(EVENTS, db=self.tables.meta) is None:
                 return True
         with self._write_transaction() as txn:
-            return delete_portions(txn, self.tables.meta, portions_max)
+            return delete_event_batches(txn, self.tables.meta, batches_max)
 
     def own(self, desired: SlotSet) -> SlotOwnership:
         """Give up all slots that are not desired, and begin to load missing ones; return the new ownership.
@@ -330,14 +330,14 @@ class LmdbStore(Store):
     def _toward(applied: AppliedEpoch, slot_ownership: SlotOwnership, desired: SlotSet) -> SlotOwnership:
         return SlotOwnership(desired) if applied.epoch < 0 else slot_ownership.toward(desired, applied.epoch)
 
-    def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:
+    def load(self, batch: EpochChanges, states: Sequence[StateDescriptor], progress: Loading) -> int:
         """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and record the progress.
 
         Returns about how many changes made a difference.
 
         Args:
-            portion: Runs with rows of these slots only; all such runs if the epoch replaces states.
-            progress: The progress after the portion. Slots that have reached the epoch of the owned ones are owned from
+            batch: Runs with rows of these slots only; all such runs if the epoch replaces states.
+            progress: The progress after the batch. Slots that have reached the epoch of the owned ones are owned from
                 then on.
         """
         with self._write_transaction() as txn:
@@ -345,8 +345,8 @@ class LmdbStore(Store):
             ownership = meta.slot_ownership
             if ownership is None or ownership.loading is None or ownership.loading.slots != progress.slots:
                 raise StoreError(f"the store {self.path} does not load the slots {progress.slots}")
-            changes = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, progress.slots)
-            self._apply(txn, changes, portion, states)
+            changes = SlotsTransaction(txn, self.tables, meta, batch.clock_ms, progress.slots)
+            self._apply(txn, changes, batch, states)
             meta.slot_ownership = ownership.loaded(progress, meta.applied)
             changes.finish()
             return changes.changed

@@ -95,9 +95,9 @@ class LmdbTransaction:
         """How many changes made a difference so far."""
         return self._keys.changed
 
-    def record_events(self, epoch: int, term: int, portion_bytes: int, events_bytes_max: int) -> None:
-        """Record events of keys from now on, as events of an epoch; `finish` writes the last portion."""
-        self._keys.events = EventWriter(self._txn, self._tables.meta, epoch, term, portion_bytes, events_bytes_max)
+    def record_events(self, epoch: int, term: int, batch_bytes: int, events_bytes_max: int) -> None:
+        """Record events of keys from now on, as events of an epoch; `finish` writes the last batch."""
+        self._keys.events = EventWriter(self._txn, self._tables.meta, epoch, term, batch_bytes, events_bytes_max)
 
     def store_changed_keys(self, epoch: int) -> None:
         """Store the keys that an epoch changed; delete the changed keys of epochs that are too old."""

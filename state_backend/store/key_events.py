@@ -1,10 +1,10 @@
 """Events of keys: how epochs changed them. A store records events while clients subscribe to keyspace notifications.
 
-    portion  epoch i64 | term i64 | count u32 | ends of keys count x u32 | events of each key count x u8 | keys | events
+    batch    epoch i64 | term i64 | count u32 | ends of keys count x u32 | events of each key count x u8 | keys | events
              the events of one key are a byte each (see `KeyEvent`), in their order
 
-A portion is written in the transaction of the changes, so no reader sees an event before its change. The size of a
-portion is bounded, and so is the size of all portions together: the oldest are deleted first, read or not.
+A batch is written in the transaction of the changes, so no reader sees an event before its change. The size of a
+batch is bounded, and so is the size of all batches together: the oldest are deleted first, read or not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 # About a thousand events: a reader sends them in one go.
-PORTION_BYTES = 32 << 10
+EVENT_BATCH_BYTES = 32 << 10
 # Three million changes or so of keys of 24 bytes (guess).
 EVENTS_BYTES_MAX = 128 << 20
 
@@ -44,8 +44,8 @@ class KeyEvent(IntEnum):
     SCORES_REMOVED = 16
 
 
-class StoredPortions(NamedTuple):
-    """The stored portions: serial numbers `first` to before `next`. Each start of the recording has another id."""
+class StoredEventBatches(NamedTuple):
+    """The stored batches: serial numbers `first` to before `next`. Each start of the recording has another id."""
 
     id: bytes
     first: int = 0
@@ -53,7 +53,7 @@ class StoredPortions(NamedTuple):
     bytes: int = 0
 
 
-class Portion(NamedTuple):
+class EventBatch(NamedTuple):
     """Some events, as (key, its events), of one epoch and of keys that expired after it."""
 
     epoch: int
@@ -62,13 +62,13 @@ class Portion(NamedTuple):
 
 
 def pack(epoch: int, term: int, keys: Sequence[bytes], events: Sequence[bytes]) -> bytes:
-    """Encode a portion."""
+    """Encode a batch."""
     ends = struct.pack(f"<{len(keys)}I", *accumulate(map(len, keys)))
     return HEADER.pack(epoch, term, len(keys)) + ends + bytes(map(len, events)) + b"".join(keys) + b"".join(events)
 
 
-def unpack(packed: bytes) -> Portion:
-    """Decode a portion."""
+def unpack(packed: bytes) -> EventBatch:
+    """Decode a batch."""
     epoch, term, count = HEADER.unpack_from(packed)
     at = HEADER.size + 4 * count
     ends = struct.unpack_from(f"<{count}I", packed, HEADER.size)
@@ -76,4 +76,4 @@ def unpack(packed: bytes) -> Portion:
     keys = [body[start:end] for start, end in zip((0, *ends), ends, strict=False)]
     stops = list(accumulate(packed[at : at + count], initial=ends[-1] if count else 0))
     events = [body[start:stop] for start, stop in pairwise(stops)]
-    return Portion(epoch, term, list(zip(keys, events, strict=True)))
+    return EventBatch(epoch, term, list(zip(keys, events, strict=True)))

@@ -1,7 +1,7 @@
 """The slots that a store owns, loads and removes, and the transitions between these states; not how they are stored.
 
 A new slot is loaded from the log into the same store while epochs are applied to the owned slots. It is owned once both
-are at the same epoch. A slot that is given up is no longer owned; its keys are removed in portions, and only then can
+are at the same epoch. A slot that is given up is no longer owned; its keys are removed in batches, and only then can
 it be loaded again. The ownership is written in the same transaction as the keys, so a killed process continues from it.
 """
 

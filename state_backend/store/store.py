@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.records import Change, runs_of
 from state_backend.model.slot_set import SlotSet
-from state_backend.store.key_events import Portion, StoredPortions
+from state_backend.store.key_events import EventBatch, StoredEventBatches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,12 +189,12 @@ class Snapshot(ABC):
         Reads of a key in another slot may return anything, because the slot may be partly loaded, or partly removed.
         """
 
-    def stored_portions(self) -> StoredPortions | None:
-        """Return which portions of events are stored (see `key_events`); None if events are not recorded."""
+    def stored_event_batches(self) -> StoredEventBatches | None:
+        """Return which batches of events are stored (see `key_events`); None if events are not recorded."""
         return None
 
-    def events(self, serial: int) -> Portion | None:
-        """Return a portion of events; None if it is deleted, or not yet written at this epoch."""
+    def events(self, serial: int) -> EventBatch | None:
+        """Return a batch of events; None if it is deleted, or not yet written at this epoch."""
         return None
 
     @abstractmethod

@@ -68,7 +68,7 @@ def _parsed(chunks: list[bytes], is_restricted: bool, in_chunks: bool) -> tuple[
     requests: list[Request] = []
     for chunk in chunks:
         requests += parser.feed(chunk)
-        while parser.has_more:
+        while parser.has_buffered_requests:
             requests += parser.feed(b"")
     return [list(request) for request in requests], parser.error
 

@@ -1,4 +1,4 @@
-"""Many changes at once, told in portions: reads go on meanwhile, and nothing that waits grows without a limit."""
+"""Many changes at once, told in batches: reads go on meanwhile, and nothing that waits grows without a limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def message(key: bytes, event: bytes = b"set") -> bytes:
 def store(tmp_path: Path) -> Iterator[LmdbStore]:
     made = LmdbStore(tmp_path / "store", "g1")
     made.records_events = True
-    made.events_portion_bytes = 1 << 10
+    made.event_batch_bytes = 1 << 10
     yield made
 
 
@@ -116,15 +116,15 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     running.call(lambda: server.keyspace.put(Job("other", "g1", STATES, other)))
     listener = running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
-    tell_portion = server.notifications._publish_portion
+    tell_batch = server.notifications._publish_batch
 
-    async def received(portion: Any) -> None:
+    async def received(batch: Any) -> None:
         server.keyspace.remove("job")
         server.renew_all()  # as any request does
-        await tell_portion(portion)
+        await tell_batch(batch)
 
-    server.notifications._publish_portion = received
-    running.call(lambda: publish(store, 1, KEYS))  # in many portions, of which one is told
+    server.notifications._publish_batch = received
+    running.call(lambda: publish(store, 1, KEYS))  # in many batches, of which one is told
     running.call(lambda: publish(other, 1, 1, "other"))
     listener.read_until(message(b"other:v:000"))
 
@@ -134,13 +134,13 @@ def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(sto
     for epoch in range(5):
         publish(store, epoch, 1_000)
         with store.snapshot(0) as snapshot:
-            kept = snapshot.stored_portions()
+            kept = snapshot.stored_event_batches()
             assert kept is not None
-            portions = [snapshot.events(serial) for serial in range(kept.first, kept.next)]
-            assert None not in portions
+            batches = [snapshot.events(serial) for serial in range(kept.first, kept.next)]
+            assert None not in batches
             assert kept.first == 0 or snapshot.events(kept.first - 1) is None
             assert kept.bytes <= 16 << 10
-            assert portions[-1].epoch == epoch  # type: ignore[union-attr]
+            assert batches[-1].epoch == epoch  # type: ignore[union-attr]
     store.records_events = False
     publish(store, 5, 10)
     steps = 0
@@ -148,14 +148,14 @@ def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(sto
         steps += 1
     assert steps > 2
     with store.snapshot(0) as snapshot:
-        assert snapshot.stored_portions() is None
+        assert snapshot.stored_event_batches() is None
         assert snapshot.events(kept.next - 1) is None
 
 
 def test_a_portion_reads_back_as_it_was_packed() -> None:
     events = [(b"", bytes((KeyEvent.NEW, KeyEvent.SET))), (b"a" * 300, bytes((KeyEvent.DELETED,))), (b"\x00\xff", b"")]
     keys, whats = zip(*events, strict=True)
-    portion = unpack(pack(7, 2, keys, whats))
-    assert (portion.epoch, portion.term, portion.events) == (7, 2, events)
+    batch = unpack(pack(7, 2, keys, whats))
+    assert (batch.epoch, batch.term, batch.events) == (7, 2, events)
     assert unpack(pack(0, 0, [], [])).events == []
     assert EVENTS_BYTES_MAX > 1 << 20

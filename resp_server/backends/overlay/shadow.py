@@ -34,7 +34,8 @@ from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, STEPS_NS_MAX, Defer, ReplySink
+from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
@@ -112,7 +113,7 @@ class Shadow:
 
     def _run(self, steps: Steps[None]) -> None:
         """Run steps, some in later turns."""
-        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
         try:
             while perf_counter_ns() < ends_ns:
                 next(steps)
@@ -160,7 +161,7 @@ class Shadow:
             self._defer(self._go_on)
 
     def _go_on(self) -> None:
-        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
         while self._complete and perf_counter_ns() < ends_ns:
             self._complete.popleft()()
         if self._complete:

@@ -20,7 +20,8 @@ from resp_server.forwarding.answers import (
     started,
 )
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
-from resp_server.forwarding.reply_stages import STEPS_NS_MAX, ReplySink
+from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import GenericError
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
@@ -183,7 +184,7 @@ def test_long_work_in_steps_leaves_turns_to_others() -> None:
 
     def work() -> Steps[bytes]:
         for _ in range(4):
-            spend(STEPS_NS_MAX)
+            spend(STEP_NS_MAX)
             yield
         return b"+done\r\n"
 
@@ -202,7 +203,7 @@ def test_long_work_of_a_coroutine_leaves_turns_to_others() -> None:
     async def answer() -> Answer:
         turns = Turns(later)
         for _ in range(4):
-            spend(STEPS_NS_MAX)
+            spend(STEP_NS_MAX)
             await turns
         return Answer(b"+done\r\n")
 

@@ -170,18 +170,18 @@ def test_what_follows_a_password_is_judged_after_it() -> None:
     parser = RequestParser(is_restricted=True)
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
     assert parsed(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]
-    assert parser.has_more
+    assert parser.has_buffered_requests
     parser.is_restricted = False
     assert parsed(parser, b"") == [[b"MGET", *[b"a"] * 11]]
-    assert not parser.has_more
+    assert not parser.has_buffered_requests
 
 
 def test_requests_of_an_unauthenticated_client_come_one_at_a_time() -> None:
     parser = RequestParser(is_restricted=True)
     assert parsed(parser, PING * 3) == [[b"PING"]]
-    assert parser.has_more
+    assert parser.has_buffered_requests
     assert parsed(parser, b"", b"") == [[b"PING"]] * 2
-    assert not parser.has_more
+    assert not parser.has_buffered_requests
 
 
 def test_splitting_takes_a_run_of_like_requests_and_leaves_the_rest() -> None:
@@ -205,7 +205,7 @@ def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -
     requests, words = [], [0]
     for chunk in (data[:100_000], data[100_000:]):
         requests += parser.feed(chunk)
-        while parser.has_more:
+        while parser.has_buffered_requests:
             words.append(len(parser._words))
             requests += parser.feed(b"")
     assert [*map(list, requests)] == [[b"PING"], [b"PING"], [word] * count, [b"PING"]]
@@ -218,7 +218,7 @@ def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() ->
     data = b"*2\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n$1\r\nb\r\n"
     for start in range(0, len(data), 65_536):
         requests = parser.feed(data[start : start + 65_536])
-        while parser.has_more:
+        while parser.has_buffered_requests:
             requests += parser.feed(b"")
     assert requests == [[b"a" * 300_000, b"b"]]
 
@@ -227,7 +227,7 @@ def test_an_error_ends_a_parser_that_works_in_portions() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_chunks=True)
     assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
     assert isinstance(parser.error, QueryBufferError)
-    assert not parser.has_more
+    assert not parser.has_buffered_requests
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def parsed_with_long_words(data: bytes, size: int) -> tuple[list[list[bytes]], R
     parser, found = RequestParser(VALUES, in_chunks=True), []
     for at in range(0, len(data), size):
         found += parser.feed(data[at : at + size])
-        while parser.has_more:
+        while parser.has_buffered_requests:
             found += parser.feed(b"")
     for each in found:
         for at in each.long_at if isinstance(each, LongRequest) else ():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resp_server.backends.servers import state_cluster
+from resp_server.backends.servers import server_access
 from state_backend.apply.rhythm import GAPS_MIN, Rhythm
 from state_backend.log.filesystems.local import LocalFilesystem
 
@@ -103,4 +103,4 @@ def test_servers_that_only_poll_a_folder_find_an_epoch_well_within_a_proxys_wait
         rhythm.waited()
         found = chance.random() < 0.2
         rhythm.looked(now_s, has_news=found, epochs=int(found), was_announced=False)
-    assert max(pauses) <= state_cluster.TIMEOUT_S / 4
+    assert max(pauses) <= server_access.TIMEOUT_S / 4

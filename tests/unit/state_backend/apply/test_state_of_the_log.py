@@ -118,10 +118,10 @@ def test_the_clock_of_an_epoch_never_falls_below_that_of_the_one_before(tmp_path
 def recorded_events(store: LmdbStore) -> list[tuple[bytes, list[KeyEvent]]]:
     """Return the events that a store keeps."""
     with store.snapshot(0) as shown:
-        kept = shown.stored_portions()
+        kept = shown.stored_event_batches()
         assert kept is not None
-        portions = [shown.events(serial) for serial in range(kept.first, kept.next)]
-        return [(key, list(map(KeyEvent, what))) for portion in portions if portion for key, what in portion.events]
+        batches = [shown.events(serial) for serial in range(kept.first, kept.next)]
+        return [(key, list(map(KeyEvent, what))) for batch in batches if batch for key, what in batch.events]
 
 
 @pytest.fixture

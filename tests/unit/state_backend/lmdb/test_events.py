@@ -1,4 +1,4 @@
-"""Events of keys in an LMDB store: which events a change makes, in which order, and how many portions are stored."""
+"""Events of keys in an LMDB store: which events a change makes, in which order, and how many batches are stored."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class Recorded:
     def events(self) -> list[tuple[bytes, str]]:
         """Return the events since the last call: each key with the names of its events."""
         with self.store.snapshot(NOW_MS) as snapshot:
-            stored = snapshot.stored_portions()
+            stored = snapshot.stored_event_batches()
             assert stored is not None
             found = []
             for serial in range(self._read, stored.next):
-                portion = snapshot.events(serial)
-                assert portion is not None
-                found += portion.events
+                batch = snapshot.events(serial)
+                assert batch is not None
+                found += batch.events
             self._read = stored.next
         return [(key, " ".join(KeyEvent(each).name for each in events)) for key, events in found]
 
@@ -258,30 +258,30 @@ def test_a_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: 
 
 
 def test_events_are_stored_in_portions_of_a_bounded_size(recorded: Recorded) -> None:
-    recorded.store.events_portion_bytes = 100
+    recorded.store.event_batch_bytes = 100
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(50)])
     with recorded.store.snapshot(NOW_MS) as snapshot:
-        stored = snapshot.stored_portions()
+        stored = snapshot.stored_event_batches()
         assert stored is not None
-        portions = [snapshot.events(serial) for serial in range(stored.next)]
+        batches = [snapshot.events(serial) for serial in range(stored.next)]
     assert stored.first == 0 and len(stored.id) == 8
-    assert [len(each.events) for each in portions if each is not None] == [8] * 6 + [2]  # of 13 bytes each
-    assert {(each.epoch, each.term) for each in portions if each is not None} == {(0, 1)}
+    assert [len(each.events) for each in batches if each is not None] == [8] * 6 + [2]  # of 13 bytes each
+    assert {(each.epoch, each.term) for each in batches if each is not None} == {(0, 1)}
     assert sorted(recorded.events()) == [(b"key:%03d" % n, "NEW SET") for n in range(50)]
     id_before = stored.id
     recorded.apply([put(b"1")])
     with recorded.store.snapshot(NOW_MS) as snapshot:
-        stored = snapshot.stored_portions()
+        stored = snapshot.stored_event_batches()
         assert stored is not None and (stored.id, stored.next) == (id_before, 8)
         last = snapshot.events(7)
         assert last is not None and last.epoch == 1
 
 
 def test_the_oldest_portions_are_deleted_where_all_would_be_too_large(recorded: Recorded) -> None:
-    recorded.store.events_portion_bytes, recorded.store.events_bytes_max = 1, 300
+    recorded.store.event_batch_bytes, recorded.store.events_bytes_max = 1, 300
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(50)])
     with recorded.store.snapshot(NOW_MS) as snapshot:
-        stored = snapshot.stored_portions()
+        stored = snapshot.stored_event_batches()
         assert stored is not None and stored.next == 50
         sizes = [snapshot.events(serial) is not None for serial in range(50)]
     assert sizes == [False] * stored.first + [True] * (50 - stored.first)
@@ -294,23 +294,23 @@ def test_one_portion_stays_however_large_it_is(recorded: Recorded) -> None:
     for number in range(3):
         recorded.apply([put(b"%d" % number)])
     with recorded.store.snapshot(NOW_MS) as snapshot:
-        stored = snapshot.stored_portions()
+        stored = snapshot.stored_event_batches()
         assert stored is not None and (stored.first, stored.next) == (2, 3)
         assert snapshot.events(1) is None and snapshot.events(2) is not None
 
 
 def test_events_are_deleted_in_portions_once_nobody_subscribes(recorded: Recorded) -> None:
-    recorded.store.events_portion_bytes = 1
+    recorded.store.event_batch_bytes = 1
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(5)])
     recorded.store.records_events = False
     recorded.apply([put(b"1")])
     for first in (2, 4):
         assert not recorded.store.delete_events(2)
         with recorded.store.snapshot(NOW_MS) as snapshot:
-            stored = snapshot.stored_portions()
+            stored = snapshot.stored_event_batches()
             assert stored is not None and (stored.first, stored.next) == (first, 5)
             assert snapshot.events(first - 1) is None and snapshot.events(first) is not None
     assert recorded.store.delete_events(2)
     assert recorded.store.delete_events(2)  # there are none
     with recorded.store.snapshot(NOW_MS) as snapshot:
-        assert snapshot.stored_portions() is None and snapshot.events(4) is None
+        assert snapshot.stored_event_batches() is None and snapshot.events(4) is None
