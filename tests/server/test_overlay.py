@@ -14,75 +14,13 @@ from compat.conformance.wire import Connection, replies_to
 from compat.waiting import eventually
 from state_backend import VERSION
 from tests.server.nodes import HALVES
-from tests.server.swap import ABSENT, OLD, VALUES, Swap
-
-OWNED = "-ERR key 'job:speed:1' is owned by state job:speed\r\n"
-
-
-def test_states_key_is_answered_by_state_and_other_by_upstream(client: Connection) -> None:
-    assert client.call("GET", "job:speed:3").plain == b"30"
-    assert client.call("GET", "dash/7/apdex").plain == b"0.9"
-    assert client.call("SET", "session:1", "ada").plain == b"OK"
-    assert client.call("GET", "session:1").plain == b"ada"
-
-
-def test_absent_key_of_state_is_nil_not_the_copy(swap: Swap, client: Connection) -> None:
-    with swap.upstream.connect() as upstream:
-        assert upstream.call("GET", ABSENT).plain == OLD
-    assert client.call("GET", ABSENT).plain is None
-    assert client.call("EXISTS", ABSENT).plain == 0
-    assert client.call("TYPE", ABSENT).plain == b"none"
+from tests.server.swap import ABSENT, Swap
 
 
 @pytest.mark.parametrize("key", ["job:speed", "job:other:1", "dash/7", "dash/7/apdex/more", "x/dash/7/apdex", "dash"])
 def test_key_that_resembles_a_states_is_upstreams(client: Connection, key: str) -> None:
     assert client.call("SET", key, "mine").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"mine"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(
-            "SET job:speed:1 5",
-            "DEL job:speed:1",
-            "DEL a job:speed:1 b",
-            "MSET a 1 job:speed:1 2",
-            "UNLINK a job:speed:1",
-        ),
-        *("EXPIRE job:speed:1 5", "RENAME a job:speed:1", "SINTERSTORE a b job:speed:1", "SORT a STORE job:speed:1"),
-        *(
-            "EVAL return(1) 2 a job:speed:1",
-            "BLPOP a job:speed:1 0",
-            "XREAD BLOCK 0 STREAMS job:speed:1 0",
-            "LPUSH job:speed:1 x",
-        ),
-    ],
-)
-def test_write_with_states_key_is_refused_whole(client: Connection, line: str) -> None:
-    client.call("SET", "a", "before")
-    assert client.call(*line.split(" ")).raw.decode() == OWNED
-    assert client.call("GET", "a").plain == b"before"
-    assert client.call("GET", "job:speed:1").plain == b"10"
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_read_of_both_backends_is_joined_in_order(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    client.call("MSET", "a", "1", "b", "2")
-    client.call("DEL", "none")
-    mixed = ["a", "job:speed:2", "none", ABSENT, "b", "dash/7/apdex", "a"]
-    assert client.call("MGET", *mixed).plain == [b"1", b"20", None, None, b"2", b"0.9", b"1"]
-    assert client.call("EXISTS", *mixed).plain == 5
-    assert client.call("TOUCH", *mixed).plain == 5
-
-
-def test_long_mget_over_both_backends_is_joined(client: Connection) -> None:
-    names = [b"k%d" % number for number in range(2000)]
-    client.call("MSET", *(word for name in names for word in (name, name)))
-    keys = [key for name in names for key in (name, b"job:speed:%d" % (int(name[1:]) % 8))]
-    found = client.call("MGET", *keys).plain
-    assert found == [VALUES.get(key, key) for key in keys]
 
 
 def test_error_of_unsplittable_read_names_owners(client: Connection) -> None:
@@ -169,11 +107,6 @@ def test_hello_in_pipeline_keeps_order(swap: Swap) -> None:
     for _ in range(20):
         found = replies_to(swap.proxy.port, pipeline)
         assert [found[at].plain for at in (0, 2, 4, 5)] == [b"OK", 2, 3, b"3"]
-
-
-def test_client_reply_off_suppresses_replies(client: Connection) -> None:
-    client.send(b"CLIENT REPLY OFF\r\nSET silent 1\r\nMGET silent job:speed:1\r\nCLIENT REPLY ON\r\nGET silent\r\n")
-    assert [client.read().plain, client.read().plain] == [b"OK", b"1"]
 
 
 def test_redis_py_works_unchanged(swap: Swap) -> None:

@@ -78,18 +78,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
         yield made
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_alias_of_key_is_read(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    assert client.call("GET", "dash/1/score").plain == b"1"
-    assert client.call("GET", "dash/9/score").plain is None
-    assert client.call("MGET", "dash/1/score", "dash/2/score").plain == [b"1", b"2"]
-    assert client.call("MGET", "dash/1/score", "a", "golden:byAccount:3").plain == [b"1", b"mine", b"3"]
-    assert client.call("STRLEN", "dash/2/score").plain == 1 and client.call("TTL", "dash/2/score").plain == -1
-    assert client.call("OBJECT", "ENCODING", "dash/2/score").plain == b"int"
-    assert client.call("SET", "dash/1/score", "x").plain == b"ERR key 'dash/1/score' is owned by state golden:byAccount"
-
-
 def test_alias_of_key_has_history(client: Connection) -> None:
     [row] = client.call("STATE", "HISTORY", "dash/2/score").plain
     assert row[4:8] == [b"kind", b"value", b"value", b"2"]
@@ -97,45 +85,6 @@ def test_alias_of_key_has_history(client: Connection) -> None:
         "STATE HISTORY is not available for fields of a state's key: key 'dash/1/apdex' is owned by state golden:facts"
     )
     assert client.call("STATE", "HISTORY", "dash/1/apdex").plain.decode() == f"ERR {error}"
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_alias_of_field_is_read(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    assert client.call("GET", "dash/1/apdex").plain == b"apdex of 1"
-    assert [client.call("GET", key).plain for key in ("dash/1/none", "dash/9/apdex")] == [None, None]
-    assert client.call("EXISTS", "dash/1/apdex").plain == 1 and client.call("STRLEN", "dash/1/apdex").plain == 10
-    assert [client.call("TYPE", f"dash/{each}/apdex").plain for each in (1, 9)] == [b"string", b"none"]
-    assert [client.call("TTL", f"dash/{each}/apdex").plain for each in (1, 9)] == [-1, -2]
-    mixed = ["dash/1/apdex", "dash/2/score", "a", "dash/1/none", "dash/2/errors", "golden:byAccount:1"]
-    assert client.call("MGET", *mixed).plain == [b"apdex of 1", b"2", b"mine", None, b"errors of 2", b"1"]
-    assert client.call("EXISTS", *mixed).plain == client.call("TOUCH", *mixed).plain == 5
-    assert client.call("MGET", "dash/1/apdex", "dash/2/errors").plain == [b"apdex of 1", b"errors of 2"]
-    assert client.call("GETRANGE", "dash/1/apdex", 0, 1).plain == (
-        b"ERR command 'getrange' is not available for fields of a state's key: key 'dash/1/apdex' is owned by state "
-        b"golden:facts"
-    )
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_long_read_finds_aliases(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    mixed = ["dash/1/apdex", "dash/2/score", "a", "dash/1/none", "golden:byAccount:1", "none"] * 300
-    assert client.call("MGET", *mixed).plain == [b"apdex of 1", b"2", b"mine", None, b"1", None] * 300
-    assert client.call("EXISTS", *mixed).plain == 4 * 300
-    assert client.call("MGET", *["dash/2/score"] * 1_500).plain == [b"2"] * 1_500
-    assert client.call("HMGET", "golden:facts:1", *["apdex", "none"] * 1_000).plain == [b"apdex of 1", None] * 1_000
-
-
-def test_transaction_reads_aliases(client: Connection) -> None:
-    assert client.call("WATCH", "dash/1/score", "dash/1/apdex", "a").plain == b"OK"
-    lines = ["MULTI", "GET dash/1/score", "GET a", "TTL dash/1/apdex", "MGET dash/1/apdex a dash/2/score", "EXEC"]
-    client.send("".join(f"{line}\r\n" for line in lines).encode())
-    replies = [client.read().plain for _ in lines]
-    assert replies[-1] == [b"1", b"mine", -1, [b"apdex of 1", b"mine", b"2"]]
-    assert client.call("WATCH", "dash/1/score").plain == b"OK"
-    client.send(b"MULTI\r\nGET dash/1/score\r\nEXEC\r\n")
-    assert [client.read().plain for _ in range(3)][-1] == [b"1"]
 
 
 def test_changed_alias_fails_exec_of_watchers(swap: Swap, client: Connection) -> None:
@@ -149,44 +98,6 @@ def test_changed_alias_fails_exec_of_watchers(swap: Swap, client: Connection) ->
     finally:
         (swap.folder / "routes.toml").write_text(RULES)
         assert sparkis(swap.proxy, "reload").returncode == 0
-
-
-def test_alias_is_refused_to_subscriber_of_resp2(client: Connection) -> None:
-    client.call("SUBSCRIBE", "a")
-    for line in ("GET dash/1/score", "MGET dash/1/apdex a", "WATCH dash/1/apdex", "KEYS dash/*", "SELECT 1"):
-        assert client.call(*line.split()).plain.startswith(b"ERR Can't execute '%b'" % line.split()[0].lower().encode())
-
-
-def test_keys_and_scan_list_aliases(client: Connection) -> None:
-    assert sorted(client.call("KEYS", "dash/*").plain) == sorted(NAMES)
-    assert scanned(client, "MATCH", "dash/*") == NAMES
-    assert b"golden:byAccount:1" in client.call("KEYS", "*").plain
-    assert {*NAMES, b"golden:byAccount:1", b"golden:facts:1", b"a"} <= scanned(client)
-    assert scanned(client, "MATCH", "golden:b*", "TYPE", "string") == {
-        b"golden:byAccount:%d" % each for each in (1, 2, 3)
-    }
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_scan_type_lists_aliases_of_fields_as_strings(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    strings = scanned(client, "TYPE", "STRING", "COUNT", "1")
-    assert strings >= {*NAMES, b"golden:byAccount:1", b"a"} and b"golden:facts:1" not in strings
-    assert scanned(client, "TYPE", "hash", "MATCH", "*facts*") == {b"golden:facts:1", b"golden:facts:2"}
-    assert scanned(client, "TYPE", "hash", "MATCH", "dash*") == scanned(client, "TYPE", "list") == set()
-
-
-def test_pattern_finds_aliases_of_fields(client: Connection) -> None:
-    for pattern, found in {
-        "dash/1/apdex": [b"dash/1/apdex"],
-        "dash/?/errors": [b"dash/1/errors", b"dash/2/errors"],
-        "*/2/e*": [b"dash/2/errors"],
-        "dash/9/*": [],
-        "dash/1": [],
-        "golden:facts:1": [b"golden:facts:1"],
-    }.items():
-        assert sorted(client.call("KEYS", pattern).plain) == found
-        assert sorted(scanned(client, "MATCH", pattern)) == found
 
 
 def test_patterns_find_aliases_as_redis_finds_keys(client: Connection, tmp_path: Path) -> None:
@@ -440,27 +351,6 @@ def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
 
 
 @pytest.mark.usefixtures("changed")
-def test_tracking_invalidates_alias_that_was_read(swap: Swap, client: Connection) -> None:
-    client.call("HELLO", 3)
-    client.call("CLIENT", "TRACKING", "ON")
-    assert client.call("MGET", "dash/1/score", "dash/2/score").plain == [b"1", b"2"]
-    assert client.call("GET", "golden:byAccount:3").plain == b"3"
-    assert client.call("GET", "dash/1/apdex").plain == b"apdex of 1"
-    assert client.call("TTL", "dash/2/apdex").plain == -1
-    assert client.call("PING").plain == b"PONG"  # nothing was invalidated yet
-    with swap.upstream.connect() as upstream:
-        upstream.call("SET", "dash/1/score", "an old copy")
-    publish(swap, score(1, b"x"), score(3, b"y"), fact(1, b"z"), fact(2, b"z"))
-    expected = {b"dash/1/score", b"golden:byAccount:3", b"dash/1/apdex", b"dash/2/apdex"}
-    found: set[bytes] = set()
-    while len(found) < len(expected):
-        found |= set(client.read().plain[1])
-    assert found == expected
-    publish(swap, score(1, b"1"))  # it was not read again
-    assert client.call("PING").plain == b"PONG"
-
-
-@pytest.mark.usefixtures("changed")
 def test_tracking_invalidation_of_alias_precedes_newer_reply(swap: Swap, client: Connection) -> None:
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON")
@@ -479,18 +369,6 @@ def test_tracking_invalidation_of_alias_precedes_newer_reply(swap: Swap, client:
                 if reply.plain != last[name]:
                     last[name] = reply.plain
                     invalid.discard(name)
-
-
-@pytest.mark.usefixtures("changed")
-def test_tracking_bcast_has_aliases(swap: Swap, client: Connection) -> None:
-    client.call("HELLO", 3)
-    client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "dash/")
-    client.send(request("GET", "dash/2/apdex"))
-    assert read_until_reply(client)[1].plain == b"apdex of 2"  # after invalidations of earlier tests' last changes
-    publish(swap, score(3, b"x"), fact(2, b"z"))
-    found: set[bytes] = set()
-    while not {b"dash/3/score", b"dash/2/apdex"} <= found:
-        found |= set(client.read().plain[1] or ())
 
 
 def test_acl_patterns_apply_to_aliases(tmp_path: Path, swap: Swap) -> None:

@@ -38,42 +38,6 @@ def wait_until_blocked(direct: Connection, count: int = 1) -> None:
     eventually(lambda: b"\r\nblocked_clients:%d\r\n" % count in direct.call("INFO", "clients").plain)
 
 
-BLOCKING = {
-    "BLPOP": ("BLPOP other q 0", "RPUSH q 1"),
-    "BRPOP": ("BRPOP q 0", "RPUSH q 1"),
-    "BLMOVE": ("BLMOVE q to LEFT RIGHT 0", "RPUSH q 1"),
-    "BRPOPLPUSH": ("BRPOPLPUSH q to 0", "RPUSH q 1"),
-    "BLMPOP": ("BLMPOP 0 2 other q LEFT", "RPUSH q 1"),
-    "BZPOPMIN": ("BZPOPMIN q 0", "ZADD q 1.5 a"),
-    "BZPOPMAX": ("BZPOPMAX q 0", "ZADD q 1.5 a"),
-    "BZMPOP": ("BZMPOP 0 1 q MIN", "ZADD q 1.5 a"),
-    "XREAD": ("XREAD BLOCK 0 STREAMS q $", "XADD q 7-7 a 1"),
-    "XREADGROUP": ("XREADGROUP GROUP g me BLOCK 0 STREAMS s >", "XADD s 7-7 a 1"),
-}
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("name", BLOCKING)
-def test_blocked_client_gets_later_write_as_at_upstream(
-    swap: Swap, direct: Connection, name: str, protocol: int
-) -> None:
-    blocking, write = BLOCKING[name]
-    replies = []
-    for port in (swap.upstream.port, swap.proxy.port):
-        direct.call("FLUSHALL")
-        direct.call("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
-        with Connection(port) as client, Connection(port) as writer:
-            client.call("HELLO", protocol)
-            client.send(request("SET", "before", "1") + request(*blocking.split(" ")) + request("GET", "job:speed:1"))
-            assert client.read().plain == b"OK"  # it does not wait for the blocking command
-            wait_until_blocked(direct)
-            assert not writer.call(*write.split(" ")).is_error
-            replies.append(client.read().raw)
-            if port == swap.proxy.port:
-                assert client.read().plain == b"10"
-    assert replies[1] == replies[0]
-
-
 def test_blocking_command_outlasts_upstream_timeout(client: Connection, direct: Connection) -> None:
     client.send(request("BLPOP", "q", "0"))
     assert direct.call("BLPOP", "nothing", "2").plain is None
@@ -134,41 +98,6 @@ def test_blocking_command_at_end_of_input_does_not_block(swap: Swap, direct: Con
         assert client.read_to_end() == b"+OK\r\n"
     direct.call("RPUSH", "q", "job")
     assert direct.call("LLEN", "q").plain == 1
-
-
-def test_blocked_client_that_is_killed_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
-    number = client.call("CLIENT", "ID").plain
-    client.send(request("BLPOP", "q", "0"))
-    wait_until_blocked(direct)
-    with swap.proxy.connect() as other:
-        assert other.call("CLIENT", "KILL", "ID", number).plain == 1
-    wait_until_blocked(direct, 0)
-    direct.call("RPUSH", "q", "job")
-    assert direct.call("LLEN", "q").plain == 1
-    with pytest.raises(EOFError):
-        client.read()
-
-
-@pytest.mark.parametrize(
-    ("words", "reply"),
-    [
-        ((), b"*-1\r\n"),
-        (("TIMEOUT",), b"*-1\r\n"),
-        (("error",), b"-UNBLOCKED client unblocked via CLIENT UNBLOCK\r\n"),
-    ],
-)
-def test_client_unblock_ends_blocking_at_upstream(
-    swap: Swap, client: Connection, direct: Connection, words: tuple[str, ...], reply: bytes
-) -> None:
-    number = client.call("CLIENT", "ID").plain
-    with swap.proxy.connect() as other:
-        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 0
-        client.send(request("BLPOP", "q", "0"))
-        wait_until_blocked(direct)
-        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 1
-        assert client.read().raw == reply
-        assert other.call("CLIENT", "UNBLOCK", number, *words).plain == 0
-        assert other.call("CLIENT", "UNBLOCK", number, "never").is_error
 
 
 def test_client_unblock_waits_for_command_on_its_way(swap: Swap, client: Connection, direct: Connection) -> None:

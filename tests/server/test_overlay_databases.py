@@ -58,15 +58,6 @@ def scanned(client: Connection, *options: str) -> set[bytes]:
     return seen
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_databases_have_keys_of_their_own(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    client.send(b"SET n zero\r\nSELECT 1\r\nSET n one\r\nGET n\r\nSELECT 0\r\nGET n\r\nSELECT 1\r\nGET n\r\nDEL n\r\n")
-    expected = [b"OK", b"OK", b"OK", b"one", b"OK", b"zero", b"OK", b"one", 1]
-    assert [client.read().plain for _ in expected] == expected
-    assert client.call("GET", "job:speed:1").plain is None  # a key of states in database 0
-
-
 @pytest.mark.parametrize(
     ("word", "error"),
     [
@@ -85,24 +76,6 @@ def test_select_of_absent_database_is_refused_and_opens_nothing(
     assert swap.info()["upstream_status"] == "up" and int(swap.info()["upstream_databases"]) <= 4
 
 
-def test_database_rule_moves_states_keys(client: Connection) -> None:
-    assert client.call("GET", "dash/7/apdex").plain == OLD  # in database 0 it is the upstream's
-    assert client.call("GET", "job:speed:1").plain == b"10"
-    assert client.call("SELECT", "2").plain == b"OK"
-    client.call("FLUSHDB")
-    assert client.call("SET", "mine", "2").plain == b"OK"
-    assert client.call("MGET", "dash/7/apdex", "mine", "job:speed:1").plain == [b"0.9", b"2", None]
-    assert client.call("MGET", "dash/7/apdex", "dash/none/apdex").plain == [b"0.9", None]
-    assert client.call("SET", "dash/7/apdex", "x").plain == b"ERR key 'dash/7/apdex' is owned by state job:apdex"
-    assert client.call("TYPE", "dash/7/apdex").plain == b"string"
-    assert sorted(client.call("KEYS", "*").plain) == [b"dash/7/apdex", b"mine"]
-    assert scanned(client) == {b"dash/7/apdex", b"mine"} and client.call("DBSIZE").plain == 1
-    client.call("SELECT", "4")
-    client.call("FLUSHDB")
-    assert client.call("KEYS", "*").plain == [] and scanned(client) == set() and client.call("DBSIZE").plain == 0
-    assert client.call("RANDOMKEY").plain is None
-
-
 def test_transaction_and_watch_follow_database_rule(swap: MovedSwap, client: Connection) -> None:
     client.call("SELECT", "2")
     assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
@@ -118,20 +91,6 @@ def test_transaction_and_watch_follow_database_rule(swap: MovedSwap, client: Con
     finally:
         swap.routes.write_text(RULES)
         assert sparkis(swap.proxy, "reload").returncode == 0
-
-
-def test_transaction_runs_in_selected_database(client: Connection) -> None:
-    client.call("SET", "t", "zero")
-    client.call("SELECT", "1")
-    client.call("SET", "t", "one")
-    assert client.call("WATCH", "t").plain == b"OK"
-    assert client.call("SELECT", "0").plain == b"ERR another database cannot be selected between WATCH and EXEC"
-    client.send(b"MULTI\r\nGET t\r\nSET t more\r\nEXEC\r\nSELECT 0\r\nGET t\r\n")
-    assert [client.read().plain for _ in range(6)][3:] == [[b"one", b"OK"], b"OK", b"zero"]
-    client.call("SELECT", "1")
-    assert client.call("WATCH", "t").plain == b"OK"
-    client.send(b"SET t changed\r\nMULTI\r\nGET t\r\nEXEC\r\n")
-    assert [client.read().plain for _ in range(4)][3] is None
 
 
 def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: MovedSwap, client: Connection) -> None:
@@ -222,19 +181,6 @@ def _until(client: Connection, text: bytes, count: int) -> list[list[bytes]]:
     while sum(text in each[0] for each in found) < count:
         found.append(client.read().plain[-2:])
     return found
-
-
-def test_blocking_command_waits_in_selected_database(swap: MovedSwap, client: Connection) -> None:
-    client.call("SELECT", "1")
-    client.send(b"BLPOP queue 0\r\n")
-    with swap.upstream.connect() as upstream:
-        eventually(lambda: b"blocked_clients:1" in upstream.call("INFO", "clients").plain)
-        upstream.call("LPUSH", "queue", "zero")
-        upstream.call("SELECT", "1")
-        upstream.call("LPUSH", "queue", "one")
-    assert client.read().plain == [b"queue", b"one"]
-    client.call("SELECT", "0")
-    assert client.call("LPOP", "queue").plain == b"zero"
 
 
 def test_select_of_states_database_needs_no_upstream(swap: MovedSwap) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import ABSENT, VALUES, Swap
+from tests.server.swap import VALUES, Swap
 
 OWN = {b"k%d" % number for number in range(500)}
 
@@ -37,24 +37,6 @@ def scanned(client: Connection, *options: str | bytes) -> list[bytes]:
         found += keys
         if cursor == b"0":
             return found
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_scan_covers_both_backends_without_copies(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    found = scanned(client)
-    assert set(found) == ALL and found.count(b"job:speed:1") == 1
-    assert ABSENT not in found  # the upstream has an old copy
-
-
-def test_scan_options_apply_to_both_backends(client: Connection) -> None:
-    assert set(scanned(client, "MATCH", "job:*")) == {key for key in ALL if key.startswith(b"job:")}
-    assert set(scanned(client, "MATCH", "k1?", "COUNT", "3")) == {b"k1%d" % number for number in range(10)}
-    assert set(scanned(client, "TYPE", "hash")) == {b"job:speed"}
-    assert set(scanned(client, "TYPE", "string", "COUNT", "1000")) == ALL - {b"job:speed"}
-    assert scanned(client, "MATCH", "nothing*") == []
-    first = client.call("SCAN", "0", "COUNT", "1000").plain
-    assert len(first[1]) == len(OWN) + 1 and first[0] == b"1"  # the upstream's keys at once, then the states'
 
 
 def test_scan_continues_at_other_proxy(swap: Swap, client: Connection) -> None:
@@ -102,13 +84,6 @@ def test_scan_and_keys_with_mistakes_are_redis_errors(swap: Swap, client: Connec
         assert client.call(*words).raw == upstream.call(*words).raw
 
 
-def test_keys_joins_both_backends(client: Connection) -> None:
-    found = client.call("KEYS", "*").plain
-    assert set(found) == ALL and len(found) == len(ALL)
-    assert client.call("KEYS", "dash/*").plain == [b"dash/7/apdex"]
-    assert client.call("KEYS", "none*").plain == []
-
-
 def test_randomkey_draws_from_both_backends_and_no_copy(client: Connection) -> None:
     found: set[bytes] = set()
 
@@ -118,11 +93,6 @@ def test_randomkey_draws_from_both_backends_and_no_copy(client: Connection) -> N
 
     eventually(has_drawn_from_both)
     assert found <= ALL
-
-
-def test_dbsize_is_sum_with_copies(swap: Swap, client: Connection) -> None:
-    with swap.upstream.connect() as upstream:
-        assert client.call("DBSIZE").plain == upstream.call("DBSIZE").plain + len(VALUES)
 
 
 def test_suppressed_scan_sends_nothing(client: Connection) -> None:

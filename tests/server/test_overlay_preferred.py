@@ -17,7 +17,6 @@ from state_backend.model.records import Change, Op
 from tests.server.swap import ABSENT, OLD, STATES, VALUES, Swap
 
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
-MIXED = ["job:speed:1", "job:speed:absent", "dash/7/apdex", "a", "job:speed:none", "job:speed:2"]
 
 
 class PreferringSwap(Swap):
@@ -40,34 +39,6 @@ def client(swap: PreferringSwap) -> Iterator[Connection]:
     with swap.proxy.connect() as connection:
         connection.call("SET", "a", "mine")
         yield connection
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_preferred_key_is_answered_by_states_else_by_upstream(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    assert client.call("GET", "job:speed:1").plain == b"10"
-    assert client.call("GET", ABSENT).plain == OLD
-    assert client.call("GET", "job:speed:none").plain is None
-    assert client.call("STRLEN", ABSENT).plain == len(OLD)
-    assert client.call("TYPE", "job:speed:none").plain == b"none"
-    assert client.call("OBJECT", "ENCODING", "job:speed:1").plain == b"int"
-    assert client.call("LRANGE", "job:speed:1", 0, -1).plain.startswith(b"WRONGTYPE")
-
-
-def test_preferred_keys_of_long_read_are_split(client: Connection) -> None:
-    assert client.call("MGET", *MIXED * 200).plain == [b"10", OLD, b"0.9", b"mine", None, b"20"] * 200
-    assert client.call("EXISTS", *MIXED * 200).plain == 5 * 200
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_preferred_keys_of_read_are_split_key_by_key(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    assert client.call("MGET", *MIXED).plain == [b"10", OLD, b"0.9", b"mine", None, b"20"]
-    assert client.call("EXISTS", *MIXED).plain == client.call("TOUCH", *MIXED).plain == 5
-    assert client.call("MGET", *MIXED[:2]).plain == [b"10", OLD]
-    # The longest request that is not split in portions.
-    many = [f"job:speed:{number}" for number in range(1023)]
-    assert client.call("MGET", *many).plain == [b"%d" % (10 * number) for number in range(8)] + [None] * 1015
 
 
 def test_preferred_key_write_is_hidden_while_states_have_the_key(swap: PreferringSwap, client: Connection) -> None:
@@ -109,16 +80,6 @@ def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: Preferrin
     assert found <= {b"upstream's", b"state's"}
 
 
-def test_preferred_keys_are_listed_once(client: Connection) -> None:
-    found = client.call("KEYS", "job:speed:*").plain
-    assert len(found) == len(set(found)) and {*VALUES, ABSENT} - {b"dash/7/apdex"} <= set(found)
-    seen, cursor = set(), b"0"
-    while cursor != b"0" or not seen:
-        cursor, keys = client.call("SCAN", cursor, "COUNT", 1000).plain
-        seen |= set(keys)
-    assert {*VALUES, ABSENT, b"a"} <= seen
-
-
 @pytest.mark.parametrize(
     ("line", "before", "after"),
     [
@@ -129,20 +90,6 @@ def test_preferred_keys_are_listed_once(client: Connection) -> None:
 def test_preferred_key_in_unsplittable_read_is_error(client: Connection, line: str, before: str, after: str) -> None:
     whose = "key 'job:speed:1' is a state's if it has the key, by the rule 'aside'"
     assert client.call(*line.split(" ")).plain.decode() == f"ERR {before}{whose}{after}"
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_preferred_keys_within_transaction_are_decided_one_by_one(client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    lines = [["SET", "a", "1"], ["GET", "job:speed:1"], ["GET", ABSENT], ["MGET", *MIXED], ["EXISTS", *MIXED]]
-    lines += [["LRANGE", "job:speed:1", 0, -1], ["LRANGE", ABSENT, 0, -1], ["XRANGE", "job:speed:1", "-", "+"]]
-    lines += [["XRANGE", "job:speed:none", "-", "+"], ["MGET", "job:speed:2", "job:speed:1"], ["GET", "a"]]
-    client.call("MULTI")
-    assert {client.call(*line).plain for line in lines} == {b"QUEUED"}
-    found = client.call("EXEC").plain
-    assert found[:5] == [b"OK", b"10", OLD, [b"10", OLD, b"0.9", b"1", None, b"20"], 5]
-    assert found[5].startswith(b"WRONGTYPE") and found[6].startswith(b"WRONGTYPE")
-    assert found[7].endswith(b"and the states have it") and found[8:] == [[], [b"20", b"10"], b"1"]
 
 
 def test_preferred_key_is_watched_at_both_backends(swap: PreferringSwap, client: Connection) -> None:

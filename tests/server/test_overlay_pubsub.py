@@ -12,9 +12,7 @@ import redis
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.records import Change, Op
-from tests.server.swap import STATES, Swap
+from tests.server.swap import Swap
 
 
 @pytest.fixture
@@ -28,27 +26,6 @@ def direct(swap: Swap) -> Iterator[Connection]:
 def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
     client.send(request(*words))
     return [client.read() for _ in words[1:]]
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_subscriptions_are_answered_as_at_upstream(swap: Swap, direct: Connection, protocol: int) -> None:
-    found = []
-    for port in (swap.upstream.port, swap.proxy.port):
-        with Connection(port) as client:
-            client.call("HELLO", protocol)
-            replies = subscribe(client, "SUBSCRIBE", "a", "b", "a")
-            replies += subscribe(client, "PSUBSCRIBE", "a*", "job:*") + subscribe(client, "SSUBSCRIBE", "a")
-            assert direct.call("PUBLISH", "a", "one").plain == 2
-            replies += [client.read(), client.read()]
-            assert direct.call("SPUBLISH", "a", "two").plain == 1
-            assert direct.call("PUBLISH", "job:speed:1", b"\r\nx").plain == 1
-            replies += [client.read(), client.read()]
-            replies += subscribe(client, "UNSUBSCRIBE", "a", "never")
-            client.send(request("UNSUBSCRIBE") + request("SUNSUBSCRIBE") + request("PUNSUBSCRIBE"))
-            client.send(request("UNSUBSCRIBE") + request("PING", "x"))
-            replies += [client.read() for _ in range(6)]
-            found.append([each.raw for each in replies])
-    assert found[1] == found[0]
 
 
 def test_subscriber_of_resp2_may_send_few_commands(swap: Swap, direct: Connection) -> None:
@@ -66,41 +43,6 @@ def test_subscriber_of_resp2_may_send_few_commands(swap: Swap, direct: Connectio
         subscribe(client, "SUBSCRIBE", "a")
         for line in ("GET job:speed:1", "MGET a job:speed:1"):
             assert client.call(*line.split(" ")).plain.startswith(b"ERR Can't execute '")
-
-
-def test_subscriber_of_resp3_may_send_all_commands(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client:
-        client.call("HELLO", 3)
-        subscribe(client, "SUBSCRIBE", "a")
-        assert client.call("SET", "k", "1").plain == b"OK"
-        assert client.call("MGET", "k", "job:speed:1").plain == [b"1", b"10"]
-        client.send(request("BLPOP", "l", 0))
-        eventually(lambda: b"\r\nblocked_clients:1\r\n" in direct.call("INFO", "clients").plain)
-        direct.call("PUBLISH", "a", "while blocked")
-        assert client.read().plain == [b"message", b"a", b"while blocked"]
-        direct.call("RPUSH", "l", "1")
-        assert client.read().plain == [b"l", b"1"]
-        client.send(request("PUBLISH", "a", "mine") + request("GET", "job:speed:1"))
-        found = [client.read() for _ in range(3)]
-        assert [each.plain for each in found if each.type == ">"] == [[b"message", b"a", b"mine"]]
-        assert [each.plain for each in found if each.type != ">"] == [1, b"10"]
-        client.call("HELLO", 2)
-        direct.call("PUBLISH", "a", "in RESP2")
-        assert client.read().raw.startswith(b"*3\r\n")
-
-
-def test_publish_returns_number_of_receivers(swap: Swap, direct: Connection) -> None:
-    with ExitStack() as stack:
-        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(3)]
-        for each in clients:
-            subscribe(each, "SUBSCRIBE", "news")
-        with swap.proxy.connect() as publisher:
-            assert publisher.call("PUBLISH", "news", "x").plain == 3
-            assert publisher.call("PUBSUB", "NUMSUB", "news").plain == [b"news", 3]
-        assert [each.read().plain for each in clients] == [[b"message", b"news", b"x"]] * 3
-        clients[0].__exit__()
-        eventually(lambda: direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 2)
-    eventually(lambda: swap.info()["upstream_pinned"] == "0")
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -132,34 +74,6 @@ def test_subscribe_accepts_many_channels(client: Connection, direct: Connection)
     client.send(request("UNSUBSCRIBE"))
     assert sorted(client.read().plain[2] for _ in names) == list(range(3000))
     assert client.call("GET", "k").plain is None
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_notifications_come_from_owner_of_key(swap: Swap, direct: Connection, protocol: int) -> None:
-    direct.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
-    with swap.proxy.connect() as client:
-        client.call("HELLO", protocol)
-        subscribe(client, "PSUBSCRIBE", "__key*@0__:*")
-        direct.call("SET", "mine", "1")
-        found = [client.read().plain for _ in range(2)]
-        assert found[0] == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:mine", b"set"]
-        assert found[1] == [b"pmessage", b"__key*@0__:*", b"__keyevent@0__:set", b"mine"]
-        direct.call("SET", "job:speed:1", "an old copy is written")  # no notification
-        with LogWriter(swap.log, "job", STATES, "first") as writer:
-            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=b"7%d" % protocol)])
-        assert client.read().plain == [b"pmessage", b"__key*@0__:*", b"__keyspace@0__:job:speed:7", b"set"]
-        assert client.read().plain == [b"pmessage", b"__key*@0__:*", b"__keyevent@0__:set", b"job:speed:7"]
-        direct.call("DEL", "mine")
-        assert [client.read().plain[3] for _ in range(2)] == [b"del", b"mine"]
-        with LogWriter(swap.log, "job", STATES, "first") as writer:
-            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=b"70")])
-        assert [client.read().plain[3] for _ in range(2)] == [b"set", b"job:speed:7"]  # so that no later test gets it
-
-
-def test_message_of_channel_named_as_states_key_arrives(client: Connection, direct: Connection) -> None:
-    subscribe(client, "SUBSCRIBE", "job:speed:1", "__keyspace@0__:job:speed:2")
-    direct.call("PUBLISH", "job:speed:1", "x")
-    assert client.read().plain == [b"message", b"job:speed:1", b"x"]
 
 
 def test_subscribers_are_disconnected_when_upstream_is_lost(swap: Swap, direct: Connection) -> None:

@@ -37,20 +37,6 @@ def publish(swap: Swap, key: bytes, value: bytes) -> None:
         writer.publish([Change("speed", Op.PUT, key, value=value)])
 
 
-def test_tracking_invalidates_keys_of_both_backends_once(swap: Swap, client: Connection, direct: Connection) -> None:
-    assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
-    assert client.call("GET", "a").plain is None
-    assert client.call("GET", "job:speed:7").plain == b"70"
-    direct.call("SET", "a", "1")
-    assert is_of(client.read(), b"a")
-    publish(swap, b"job:speed:7", b"71")
-    assert is_of(client.read(), b"job:speed:7")
-    direct.call("SET", "a", "2")  # it was not read again
-    direct.call("SET", "job:speed:7", "an old copy")
-    publish(swap, b"job:speed:7", b"70")
-    assert client.call("PING").plain == b"PONG"
-
-
 def test_tracking_invalidation_precedes_newer_reply(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     direct.call("MSET", "a", "0", "b", "0")
@@ -90,75 +76,6 @@ def test_tracking_flush_invalidates_all(client: Connection, direct: Connection) 
     assert client.read().raw == b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 
 
-OWN_WRITES = (["SET", "a", "1"], ["DEL", "a"], ["FLUSHDB"], ["FLUSHALL", "ASYNC"])
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("options", [[], ["BCAST"], ["NOLOOP"], ["BCAST", "PREFIX", "a"]], ids=" ".join)
-def test_tracking_own_write_invalidates_as_at_upstream(
-    swap: Swap, direct: Connection, protocol: int, options: list[str]
-) -> None:
-    found = [frames_of_own_writes(port, direct, protocol, options) for port in (swap.upstream.port, swap.proxy.port)]
-    assert found[1] == found[0]
-
-
-def frames_of_own_writes(port: int, direct: Connection, protocol: int, options: list[str]) -> list[bytes]:
-    """Return what a client that tracks keys gets for its own writes; in RESP2 another client gets the invalidations."""
-    frames: list[bytes] = []
-    with Connection(port) as client, Connection(port) as other:
-        redirect: list[object] = []
-        if protocol == 3:
-            client.call("HELLO", 3)
-        else:
-            redirect = ["REDIRECT", other.call("CLIENT", "ID").plain]
-            other.call("SUBSCRIBE", "__redis__:invalidate")
-        listener = client if protocol == 3 else other
-
-        def read_to_invalidation(key: bytes) -> None:
-            frames.append(listener.read().raw)
-            while b"\r\n" + key + b"\r\n" not in frames[-1]:
-                frames.append(listener.read().raw)
-
-        direct.call("FLUSHALL")
-        assert client.call("CLIENT", "TRACKING", "ON", *options, *redirect).plain == b"OK"
-        for words in OWN_WRITES:
-            direct.call("SET", "a", "0")
-            if "BCAST" in options:
-                read_to_invalidation(b"a")
-            frames += [client.call("GET", "a").raw, client.call(*words).raw]
-            client.send(request("GET", "a:end"))
-            frames.append(client.read().raw)
-            while protocol == 3 and frames[-1][:1] == b">":
-                frames.append(client.read().raw)
-            direct.call("SET", "a:end", "1")
-            read_to_invalidation(b"a:end")
-    return frames
-
-
-def test_client_caching_applies_to_next_request(client: Connection, direct: Connection) -> None:
-    client.call("CLIENT", "TRACKING", "ON", "OPTIN")
-    client.call("GET", "a")
-    assert client.call("CLIENT", "CACHING", "YES").plain == b"OK"
-    client.call("GET", "b")
-    client.call("GET", "c")
-    client.send(request("CLIENT", "CACHING", "YES") + request("MULTI") + request("GET", "d") + request("EXEC"))
-    assert client.read().plain == b"OK" and [client.read().type for _ in range(3)][-1] == "*"
-    client.call("GET", "e")
-    for key in "abcde":
-        direct.call("SET", key, "1")
-    assert is_of(client.read(), b"b") and is_of(client.read(), b"d")
-    assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
-    client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
-    client.call("CLIENT", "CACHING", "NO")
-    client.call("GET", "job:speed:1")  # the next request is one of states: later ones of the upstream are tracked
-    client.call("GET", "a")
-    client.call("CLIENT", "CACHING", "NO")
-    client.call("GET", "b")
-    direct.call("MSET", "b", "2", "a", "2")
-    assert is_of(client.read(), b"a")
-    assert client.call("PING").plain == b"PONG"
-
-
 def test_client_caching_ends_with_refused_request(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
     for refused in (["SET", "job:speed:1", "1"], ["NOPE"], ["GET"], ["SUNION", "a", "job:speed:1"]):
@@ -169,59 +86,6 @@ def test_client_caching_ends_with_refused_request(client: Connection, direct: Co
         assert is_of(client.read(), b"a")
 
 
-def replies_of(client: Connection, *lines: str) -> list[object]:
-    """Send a pipeline; return its replies, without invalidations."""
-    client.send(b"".join(request(*line.split(" ")) for line in lines))
-    replies: list[object] = []
-    while len(replies) < len(lines):
-        found = client.read()
-        replies += [] if found.type == ">" else [found.plain]
-    return replies
-
-
-def next_invalid_key(client: Connection) -> bytes:
-    """Return the next of the upstream's keys that is invalidated."""
-    while (key := client.read().plain[1][0]).startswith(b"job:"):
-        pass
-    assert isinstance(key, bytes)
-    return key
-
-
-@pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
-def test_client_caching_within_transaction_applies_to_later_commands(
-    client: Connection, direct: Connection, others: list[str]
-) -> None:
-    client.call("CLIENT", "TRACKING", "ON", "OPTIN")
-    *_, replies, last = replies_of(client, "MULTI", "GET b", "CLIENT CACHING YES", *others, "GET a", "EXEC", "GET c")
-    assert replies == [None, b"OK", *[b"60"] * len(others), None] and last is None
-    for key in "bca":
-        direct.call("SET", key, "1")
-    assert next_invalid_key(client) == b"a"
-
-
-@pytest.mark.parametrize("others", [[], ["GET job:speed:6"]])
-def test_client_caching_within_transaction_ends_with_it(
-    client: Connection, direct: Connection, others: list[str]
-) -> None:
-    client.call("CLIENT", "TRACKING", "ON", "OPTOUT")
-    replies_of(client, "MULTI", "CLIENT CACHING NO", *others, "GET a", "EXEC", "GET b")
-    for key in "ab":
-        direct.call("SET", key, "1")
-    assert next_invalid_key(client) == b"b"
-
-
-def test_tracking_bcast_covers_both_backends(swap: Swap, client: Connection, direct: Connection) -> None:
-    client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "job:speed:", "PREFIX", "mine", "NOLOOP")
-    direct.call("SET", "other", "1")
-    direct.call("SET", "job:speed:5", "an old copy")
-    client.call("SET", "mine:own", "1")
-    direct.call("SET", "mine:1", "1")
-    assert is_of(client.read(), b"mine:1")
-    publish(swap, b"job:speed:7", b"72")
-    assert is_of(client.read(), b"job:speed:7")
-    publish(swap, b"job:speed:7", b"70")
-
-
 @pytest.fixture
 def listener(swap: Swap) -> Iterator[Connection]:
     """A client of RESP2 to which others redirect."""
@@ -230,45 +94,12 @@ def listener(swap: Swap) -> Iterator[Connection]:
         yield connection
 
 
-def is_message_of(message: Reply, *keys: bytes) -> bool:
-    return message.plain == [b"message", b"__redis__:invalidate", list(keys)]
-
-
 def id_of(swap: Swap, listener: Connection) -> int:
     """Return the id of a subscriber: the only client with a subscription."""
     with swap.proxy.connect() as other:
         lines = other.call("CLIENT", "LIST", "TYPE", "pubsub").plain.decode().splitlines()
     (line,) = lines
     return int(line.split(" ")[0].removeprefix("id="))
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_tracking_redirect_sends_messages_of_both_backends(
-    swap: Swap, listener: Connection, direct: Connection, protocol: int
-) -> None:
-    with swap.proxy.connect() as client:
-        client.call("HELLO", protocol)
-        target = id_of(swap, listener)
-        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", target).plain == b"OK"
-        assert client.call("CLIENT", "GETREDIR").plain == target
-        for number in range(2):
-            assert client.call("GET", "a").plain == (b"1" if number else None)
-            direct.call("SET", "a", "1")
-            assert is_message_of(listener.read(), b"a")
-        key, value = b"job:speed:%d" % protocol, b"%d0" % protocol
-        assert client.call("GET", key).plain == value
-        publish(swap, key, b"changed")
-        assert is_message_of(listener.read(), key)
-        publish(swap, key, value)
-        client.call("GET", "a")
-        direct.call("FLUSHALL")
-        assert listener.read().plain == [b"message", b"__redis__:invalidate", None]
-        client.call("GET", "b")
-        assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
-        direct.call("SET", "b", "1")
-        assert client.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "redirect", "REDIRECT", target).plain == b"OK"
-        direct.call("MSET", "b", "2", "redirect:1", "1")
-        assert is_message_of(listener.read(), b"redirect:1")
 
 
 def test_tracking_redirect_to_lost_client_is_reported(swap: Swap, client: Connection, direct: Connection) -> None:

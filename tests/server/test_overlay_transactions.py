@@ -37,15 +37,6 @@ def call_each(client: Connection, *lines: str) -> list[object]:
     return [client.read().plain for _ in lines]
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_exec_replies_keep_order_of_commands(client: Connection, direct: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    lines = ["SET a 1", "GET job:speed:1", "PING", "INCR a", "MGET a job:speed:2 none", "EXISTS job:speed:1 a", "GET a"]
-    *queued, last = call_each(client, "MULTI", *lines, "EXEC")
-    assert queued == [b"OK"] + len(lines) * [b"QUEUED"]
-    assert last == [b"OK", b"10", b"PONG", 2, [b"2", b"20", None], 2, b"2"]
-
-
 def test_exec_without_watch_needs_no_dedicated_connection(swap: Swap, direct: Connection) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(swap.proxy.connect()) for _ in range(5)]
@@ -72,37 +63,6 @@ def test_redis_py_pipelines_cover_both_backends(swap: Swap, direct: Connection) 
             assert client.get("a") == b"2"
 
 
-def test_watch_of_changed_upstream_key_fails_exec(client: Connection, direct: Connection) -> None:
-    assert client.call("WATCH", "a", "job:speed:1").plain == b"OK"
-    direct.call("SET", "a", "other")
-    assert call_each(client, "MULTI", "SET b 1", "GET job:speed:1", "EXEC")[-1] is None
-    assert direct.call("EXISTS", "b").plain == 0
-    assert call_each(client, "MULTI", "SET b 1", "GET job:speed:1", "EXEC")[-1] == [b"OK", b"10"]
-
-
-@pytest.mark.parametrize("watched", ["job:speed:7", "a job:speed:7"])
-def test_watch_of_changed_states_key_fails_exec(swap: Swap, direct: Connection, watched: str) -> None:
-    before = swap.proxy.connect()
-    with before as client, swap.proxy.connect() as reader:
-        old = reader.call("GET", "job:speed:7").plain
-        assert call_each(client, f"WATCH {watched}", "MULTI", "SET b 1")[-1] == b"QUEUED"
-        with LogWriter(swap.log, "job", STATES, "first") as writer:
-            writer.publish([Change("speed", Op.PUT, b"job:speed:7", value=old + b"1")])
-        eventually(lambda: reader.call("GET", "job:speed:7").plain == old + b"1")
-        assert client.call("EXEC").plain is None
-        assert direct.call("EXISTS", "b").plain == 0
-        # Nothing is watched any more.
-        direct.call("SET", "a", "2")
-        assert call_each(client, "MULTI", "SET b 1", "EXEC")[-1] == [b"OK"]
-
-
-@pytest.mark.parametrize("end", [["UNWATCH"], ["MULTI", "DISCARD"], ["MULTI", "NOSUCH", "EXEC"], ["RESET"]])
-def test_watch_ends_at_upstream_too(client: Connection, direct: Connection, end: list[str]) -> None:
-    call_each(client, "WATCH a b", *end)
-    direct.call("SET", "a", "other")
-    assert call_each(client, "MULTI", "GET a", "EXEC")[-1] == [b"other"]
-
-
 def test_refused_command_aborts_transaction(client: Connection, direct: Connection) -> None:
     for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS", "SINTER a job:speed:1", "OBJECT NOPE a"):
         replies = call_each(client, "MULTI", "SET a 1", line, "EXEC")
@@ -110,14 +70,6 @@ def test_refused_command_aborts_transaction(client: Connection, direct: Connecti
             b"EXECABORT Transaction discarded because of previous errors."
         ), line
     assert direct.call("EXISTS", "a").plain == 0
-
-
-def test_error_of_one_command_keeps_other_replies(client: Connection, direct: Connection) -> None:
-    found = call_each(client, "MULTI", "SET a x", "INCR a", "LPUSH job:none a", "HGET job:speed:1 f", "GET a", "EXEC")[
-        -1
-    ]
-    assert found[1] == b"ERR value is not an integer or out of range"  # type: ignore[index]
-    assert found[3].startswith(b"WRONGTYPE") and found[4] == b"x"  # type: ignore[index]
 
 
 def test_exec_without_answer_of_upstream_closes_connection(swap: Swap, client: Connection, direct: Connection) -> None:
@@ -315,13 +267,6 @@ def test_select_in_aborted_transaction_decides_database_of_later_commands(
     assert call_each(client, *lines)[3:] == [b"QUEUED", b"EXECABORT Transaction discarded because of previous errors."]
 
 
-@pytest.mark.parametrize("multi", [[], ["MULTI"]])
-def test_rejected_exec_ends_watch(client: Connection, direct: Connection, multi: list[str]) -> None:
-    rejected = [*multi, "EXEC x", "MULTI", "PING", "EXEC"]
-    for connection in (client, direct):
-        assert call_each(connection, "WATCH n", "SET n 1", *rejected)[-1] == [b"PONG"]
-
-
 def test_denied_exec_ends_watch(swap: Swap, direct: Connection, tmp_path: Path) -> None:
     (users := tmp_path / "users.acl").write_text("user app on nopass ~* +@all -exec\nuser full on nopass ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -334,15 +279,6 @@ def test_denied_exec_ends_watch(swap: Swap, direct: Connection, tmp_path: Path) 
                 assert isinstance(denied, bytes)
                 assert b"has no permissions to run the 'exec' command" in denied
                 assert call_each(connection, "AUTH full any", "MULTI", "PING", "EXEC")[-1] == [b"PONG"]
-
-
-def test_select_within_exec_keeps_watch(client: Connection, direct: Connection) -> None:
-    for is_changed in (True, False):
-        assert call_each(client, "WATCH n", "MULTI", "SELECT 3", "INCR n")[-1] == b"QUEUED"
-        if is_changed:
-            direct.call("SET", "n", "5")
-        assert call_each(client, "EXEC", "GET n") == ([None, b"5"] if is_changed else [[b"OK", 1], b"1"])
-    assert call_each(client, "SELECT 0", "GET n") == [b"OK", b"5"]
 
 
 def test_exec_answers_connection_commands(client: Connection, direct: Connection) -> None:
