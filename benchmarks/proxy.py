@@ -106,22 +106,10 @@ class SparkisProxied(Proxied):
         super().__init__(keys)
         log = folder / "log"
         self.writer = load_log(log, keys, has_maps_and_lists=False)
-        options = ("--log", str(log))
-        registry = start_program(stack, "resp_server.programs.registry", *options, "--port", "0")
-        self._registry = stack.enter_context(Client("127.0.0.1", registry.port, password=TOKEN, timeout_s=30))
-        self.server_ports = [
-            start_program(
-                stack,
-                "resp_server.programs.state_server",
-                *options,
-                "--port",
-                "0",
-                "--store",
-                str(folder / f"store{each}"),
-            ).port
-            for each in range(2)
-        ]
-        self.process, self.port, _ = start_program(stack, "resp_server.programs.proxy", *options, "--port", "0")
+        registry_port, self.server_ports = start_state_servers(stack, folder, log)
+        self._registry = stack.enter_context(Client("127.0.0.1", registry_port, password=TOKEN, timeout_s=30))
+        options = ("--log", str(log), "--port", "0")
+        self.process, self.port, _ = start_program(stack, "resp_server.programs.proxy", *options)
         eventually(
             lambda: self._row()[1] == keys,
             awaited="loading the servers' data",
@@ -192,6 +180,15 @@ def start_program(stack: ExitStack, module: str, *options: str) -> ServerProcess
     if not line:
         raise BenchmarkError(f"{module} did not start; the line above has the reason")
     return ServerProcess(process, int(json.loads(line)["port"]))
+
+
+def start_state_servers(stack: ExitStack, folder: Path, log: Path) -> tuple[int, list[int]]:
+    """Start a registry and two state servers of a log, which end with the block; return their ports."""
+    options = ("--log", str(log), "--port", "0")
+    registry = start_program(stack, "resp_server.programs.registry", *options)
+    stores = [("--store", str(folder / f"store{number}")) for number in range(2)]
+    servers = [start_program(stack, "resp_server.programs.state_server", *options, *each) for each in stores]
+    return registry.port, [each.port for each in servers]
 
 
 def start_twemproxy(stack: ExitStack, folder: Path, server_ports: Sequence[int]) -> ServerProcess:

@@ -12,4 +12,6 @@ def send_all(
     requests: int,
     key_range: int,
     seed: int,
-) -> tuple[int, float]: ...
+    replies: int = 1,
+    takes_errors: bool = False,
+) -> tuple[int, float, int]: ...

@@ -3,6 +3,7 @@
 
 A connection sends a full pipeline at once, waits for all of its replies, and sends the next one. All connections send
 from one buffer, in which only the random numbers change. Bytes that a socket does not accept are copied and sent later.
+A request may be several commands, each with a reply of its own.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -21,7 +22,7 @@ cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
     int epoll_ctl(int, int, int, epoll_event*)
     int epoll_wait(int, epoll_event*, int, int)
-    int EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+    int EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC
 
 cdef extern from "unistd.h" nogil:
     int close(int)
@@ -50,7 +51,7 @@ cdef enum:
 cdef enum End:
     DONE
     ERROR_REPLY
-    NO_REPLY_OF_RESP2
+    NO_REPLY
     TOO_MANY_REPLIES
     CLOSED
     SILENCE
@@ -59,7 +60,7 @@ cdef enum End:
 
 REASONS = {
     <int>ERROR_REPLY: "the server replied with an error",
-    <int>NO_REPLY_OF_RESP2: "the server sent bytes that are no reply of RESP2",
+    <int>NO_REPLY: "the server sent bytes that are no reply",
     <int>TOO_MANY_REPLIES: "the server sent more replies than there were requests; the first of them",
     <int>CLOSED: "the server closed a connection",
     <int>SILENCE: f"no reply came for {SILENCE_MS_MAX // 1000} s",
@@ -72,8 +73,10 @@ class LoadError(Exception):
 
 cdef struct Connection:
     int descriptor
-    # The number of pending values: one for each reply; the header of an array replaces one by the number of elements.
+    # The number of pending values: one for each reply; the header of an aggregate replaces one by its elements.
     int64_t values
+    int64_t push_values  # those of a push, which replies to no request and comes between replies
+    bint is_waiting  # for replies to a pipeline
     int64_t text_remaining  # the pending bytes of a bulk string, with its CRLF
     char* unsent
     size_t unsent_size, unsent_at
@@ -97,17 +100,22 @@ cdef class _Load:
     cdef size_t batch_size
     cdef size_t* numbers_at
     cdef int number_count
-    cdef int64_t pipeline, requests, sent, replied
+    cdef int64_t pipeline, requests, replies, sent, replied, received
+    cdef bint takes_errors
     cdef uint64_t key_range, state
     cdef char[LINE_BYTES_MAX] error_text
 
-    def __cinit__(self, descriptors, bytes request, numbers_at, int64_t pipeline, int64_t requests, key_range, seed):
+    def __cinit__(
+        self, descriptors, bytes request, numbers_at, int64_t pipeline, int64_t requests, key_range, seed, int64_t replies,
+        bint takes_errors,
+    ):
         cdef size_t each, at
         cdef size_t size = len(request)
         cdef const char* text = request
         self.epoll = -1
         self.count, self.number_count = len(descriptors), len(numbers_at) * pipeline
         self.pipeline, self.requests = pipeline, requests
+        self.replies, self.takes_errors = replies, takes_errors
         self.key_range, self.state = key_range, seed | 1  # xorshift never leaves 0
         self.batch_size = size * pipeline
         self.connections = <Connection*>calloc(self.count, sizeof(Connection))
@@ -157,7 +165,7 @@ cdef class _Load:
         for number in range(self.count):
             if end := self.begin(number):
                 return end
-        while self.replied < self.requests:
+        while self.replied < self.requests or self.has_partial():
             found = epoll_wait(self.epoll, events, EVENTS_MAX, SILENCE_MS_MAX)
             if found == 0:
                 return SILENCE
@@ -173,6 +181,18 @@ cdef class _Load:
                     return end
         return DONE
 
+    cdef bint is_partial(self, Connection* connection) noexcept nogil:
+        """Return whether a part of a value was received, or of a push."""
+        return connection.text_remaining or connection.push_values or connection.line_size
+
+    cdef bint has_partial(self) noexcept nogil:
+        """Return whether a connection has such a part, which the next load could not read."""
+        cdef int number
+        for number in range(self.count):
+            if self.is_partial(&self.connections[number]):
+                return True
+        return False
+
     cdef End begin(self, int number) noexcept nogil:
         """Send a pipeline with new random numbers, if there are requests left to send."""
         cdef Connection* connection = &self.connections[number]
@@ -183,7 +203,7 @@ cdef class _Load:
         for each in range(self.number_count):
             self.put_number(self.batch + self.numbers_at[each])
         self.sent += self.pipeline
-        connection.values = self.pipeline
+        connection.values, connection.is_waiting = self.pipeline * self.replies, True
         size = send(connection.descriptor, self.batch, self.batch_size, MSG_NOSIGNAL | MSG_DONTWAIT)
         if size == <ssize_t>self.batch_size:
             return DONE
@@ -232,13 +252,18 @@ cdef class _Load:
         cdef ssize_t size = recv(connection.descriptor, self.input, INPUT_BYTES, MSG_DONTWAIT)
         cdef End end
         if size == 0:
-            return CLOSED
+            # A server closes a connection after its last reply to a QUIT.
+            if connection.values or connection.text_remaining or self.sent < self.requests:
+                return CLOSED
+            return self.system_error() if self.watch(number, EPOLL_CTL_DEL, 0) else DONE
         if size < 0:
             return DONE if errno == EAGAIN or errno == EINTR else self.system_error()
+        self.received += size
         if end := self.count_replies(connection, self.input, self.input + size):
             return end
-        if connection.values or connection.text_remaining:
+        if connection.values or self.is_partial(connection) or not connection.is_waiting:
             return DONE
+        connection.is_waiting = False
         self.replied += self.pipeline
         return self.begin(number)
 
@@ -247,6 +272,7 @@ cdef class _Load:
         cdef const char* line
         cdef const char* start
         cdef int64_t number
+        cdef int64_t* pending
         cdef int size
         while at < stop:
             if connection.text_remaining:
@@ -254,8 +280,10 @@ cdef class _Load:
                 connection.text_remaining -= number
                 at += number
                 continue
-            if connection.values == 0:
-                return self.fail(TOO_MANY_REPLIES, at, stop - at)
+            if connection.values == 0 and connection.push_values == 0:
+                if (connection.line[0] if connection.line_size else at[0]) != 62:  # >
+                    return self.fail(TOO_MANY_REPLIES, at, stop - at)
+            pending = &connection.push_values if connection.push_values else &connection.values
             start = at
             while at < stop and at[0] != 10:
                 at += 1
@@ -264,7 +292,7 @@ cdef class _Load:
                 if connection.line_size + size > LINE_BYTES_MAX:
                     if connection.line_size:
                         start, size = connection.line, connection.line_size
-                    return self.fail(ERROR_REPLY if start[0] == 45 else NO_REPLY_OF_RESP2, start, size)
+                    return self.fail(ERROR_REPLY if start[0] == 45 else NO_REPLY, start, size)
                 memcpy(connection.line + connection.line_size, start, size)
                 connection.line_size += size
                 if at == stop:
@@ -274,23 +302,28 @@ cdef class _Load:
                 line = start
             at += 1
             if size < 2 or line[size - 1] != 13:
-                return self.fail(NO_REPLY_OF_RESP2, line, size)
+                return self.fail(NO_REPLY, line, size)
             size -= 1
-            if line[0] == 36 or line[0] == 42:  # $ *
+            if line[0] in b"$=*~%":
                 number = length_of(line + 1, size - 1)
                 if number < -1:
-                    return self.fail(NO_REPLY_OF_RESP2, line, size)
-                connection.values -= 1
+                    return self.fail(NO_REPLY, line, size)
+                pending[0] -= 1
                 if number < 0:
                     continue
-                if line[0] == 36:
+                if line[0] in b"$=":
                     connection.text_remaining = number + 2
                 else:
-                    connection.values += number
-            elif line[0] == 43 or line[0] == 58:  # + :
-                connection.values -= 1
+                    pending[0] += 2 * number if line[0] == 37 else number
+            elif line[0] == 62:
+                number = length_of(line + 1, size - 1)
+                if number < 0:
+                    return self.fail(NO_REPLY, line, size)
+                connection.push_values = number
+            elif line[0] in b"+:_,#(" or (line[0] == 45 and self.takes_errors):
+                pending[0] -= 1
             else:
-                return self.fail(ERROR_REPLY if line[0] == 45 else NO_REPLY_OF_RESP2, line, size)
+                return self.fail(ERROR_REPLY if line[0] == 45 else NO_REPLY, line, size)
         return DONE
 
     cdef End fail(self, End end, const char* text, int64_t size) noexcept nogil:
@@ -329,16 +362,19 @@ cdef inline int64_t length_of(const char* at, int size) noexcept nogil:
     return number
 
 
-def send_all(descriptors, bytes request, numbers_at, pipeline, requests, key_range, seed):
-    """Send requests over connected sockets; return the number of replies, and the seconds.
+def send_all(
+    descriptors, bytes request, numbers_at, pipeline, requests, key_range, seed, replies=1, takes_errors=False
+):
+    """Send requests over connected sockets; return the number of requests, the seconds, and the bytes of the replies.
 
     Only complete pipelines are sent, so up to pipeline - 1 requests more than `requests`. At each offset in
     `numbers_at`, 12 bytes of the request become a separate random number below key_range (up to 2 ** 32). The sockets
-    carry nothing else. Raises LoadError.
+    carry nothing else. A request has `replies` replies, of RESP2 or RESP3; an error is one if takes_errors. Raises
+    LoadError.
     """
     if not descriptors or pipeline < 1 or requests < 1 or not 1 <= key_range <= 1 << 32:
         raise ValueError("no connections, no requests, or a range of keys beyond 2 ** 32")
-    cdef _Load load = _Load(descriptors, request, numbers_at, pipeline, requests, key_range, seed)
+    cdef _Load load = _Load(descriptors, request, numbers_at, pipeline, requests, key_range, seed, replies, takes_errors)
     cdef timespec began, ended
     cdef End end
     with nogil:
@@ -346,4 +382,4 @@ def send_all(descriptors, bytes request, numbers_at, pipeline, requests, key_ran
         end = load.run()
         clock_gettime(CLOCK_MONOTONIC, &ended)
     load.check(end)
-    return load.replied, (ended.tv_sec - began.tv_sec) + (ended.tv_nsec - began.tv_nsec) / 1e9
+    return load.replied, (ended.tv_sec - began.tv_sec) + (ended.tv_nsec - began.tv_nsec) / 1e9, load.received

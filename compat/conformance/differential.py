@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 from compat.conformance import generators
-from compat.conformance.dataset import standard
+from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.judge import Deviations, Judge
 from compat.conformance.servers import fill, redis_server, sparkis_server, wait_for_keys
@@ -53,8 +53,8 @@ def both_kinds() -> Iterator[tuple[Address, Address]]:
         yield Address("127.0.0.1", real.port), Address("127.0.0.1", ours.port)
 
 
-def judge_of(left: Address, right: Address) -> Judge:
-    """Return the judge; it skips rows of the command table that differ between the two versions."""
+def judge_of(left: Address, right: Address, dataset: Dataset) -> Judge:
+    """Return the judge of servers with a data set; it skips rows of the command table that differ between versions."""
     tables = [capture(each.host, each.port) for each in (left, right)]
     alike = [
         name.encode()
@@ -64,13 +64,12 @@ def judge_of(left: Address, right: Address) -> Judge:
     ]
     with Connection(right.port, right.host) as connection:
         names = connection.call("CONFIG", "GET", "*").plain[::2]
-    dataset = standard()
     return Judge(Deviations.load(), frozenset(names), frozenset(alike), frozenset(dataset.keys), dataset.items)
 
 
 def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[str, int, list[str]]]:
     """Test each command `examples` times; yield its name, the number of sent requests, and the differences."""
-    judge = judge_of(left, right)
+    judge = judge_of(left, right, standard())
     for name in generators.SHORT_REPLIES:
         yield name, *_differences_in(name, judge, (left, right), examples)
 

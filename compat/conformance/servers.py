@@ -210,6 +210,12 @@ def _has_started(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 def fill(server: Running, dataset: Dataset) -> None:
     """Write a data set into a real server; RuntimeError if it refuses any of it."""
+    with server.connect() as connection:
+        write(connection, dataset)
+
+
+def write(connection: Connection, dataset: Dataset) -> None:
+    """Write a data set as a client, which sends nothing more; RuntimeError if the server refuses any of it."""
     writes: list[Sequence[bytes]] = [(b"SET", key, value) for key, value in dataset.strings.items()]
     for key, fields in dataset.hashes.items():
         writes.append((b"HSET", key, *(part for pair in fields.items() for part in pair)))
@@ -218,10 +224,9 @@ def fill(server: Running, dataset: Dataset) -> None:
     for key, scores in dataset.sorted_sets.items():
         writes.append((b"ZADD", key, *(part for member, score in scores.items() for part in (score, member))))
     writes += [(b"PEXPIREAT", key, b"%d" % at) for key, at in dataset.expire_at_ms.items()]
-    with server.connect() as connection:
-        connection.send(requests(writes))
-        connection.end()
-        replies = replies_in(connection.read_to_end())
+    connection.send(requests(writes))
+    connection.end()
+    replies = replies_in(connection.read_to_end())
     refused = [reply.raw for reply in replies if reply.is_error]
     if refused or len(replies) != len(writes):
         raise RuntimeError(

@@ -167,6 +167,16 @@ class Connection:
                 self._buffered = self._buffered[end:]
                 return reply
 
+    def read_bytes(self, count: int) -> bytes:
+        """Return the next bytes; EOFError if the server closes before."""
+        data = bytearray(self._buffered)
+        while len(data) < count and (received := self._receive()):
+            data += received
+        if len(data) < count:
+            raise EOFError(data)
+        self._buffered = bytes(data[count:])
+        return bytes(data[:count])
+
     def call(self, *words: bytes | str | int) -> Reply:
         """Send one request and return its reply."""
         self.send(request(*words))

@@ -137,9 +137,62 @@ def test_replies_are_counted_in_chunks_of_any_size(size: int) -> None:
     with pair(socket.SOCK_SEQPACKET) as (ours, peer):  # what is sent at once is received at once
         for start in range(0, len(REPLIES), size):
             peer.send(REPLIES[start : start + size])
-        replied, _ = native.send_all([ours.fileno()], b"PING\r\n", [], 5, 5, 1, 1)
+        replied, _, _ = native.send_all([ours.fileno()], b"PING\r\n", [], 5, 5, 1, 1)
         assert replied == 5
         assert peer.recv(1000) == b"PING\r\n" * 5
+
+
+NEW_REPLIES = b"%1\r\n+a\r\n~2\r\n:1\r\n_\r\n,1.5\r\n#t\r\n(123\r\n=5\r\ntxt:a\r\n"
+PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_replies_of_resp3_are_counted_and_pushes_between_them_are_not(size: int) -> None:
+    sent = PUSH + NEW_REPLIES + PUSH + b"+OK\r\n"
+    with pair(socket.SOCK_SEQPACKET) as (ours, peer):
+        for start in range(0, len(sent), size):
+            peer.send(sent[start : start + size])
+        replied, _, received = native.send_all([ours.fileno()], b"PING\r\n", [], 6, 6, 1, 1)
+        assert (replied, received) == (6, len(sent))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_push_after_the_last_reply_is_no_reply_of_the_next_load(size: int) -> None:
+    with pair(socket.SOCK_SEQPACKET) as (ours, peer):
+        for sent in (b"+OK\r\n" + PUSH, PUSH + b"+OK\r\n"):
+            for start in range(0, len(sent), size):
+                peer.send(sent[start : start + size])
+            assert native.send_all([ours.fileno()], b"PING\r\n", [], 1, 1, 1, 1)[0] == 1
+
+
+def test_a_request_may_be_several_commands_with_a_reply_each() -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        peer.send(b"+OK\r\n+QUEUED\r\n*1\r\n:1\r\n" * 2)
+        replied, _, received = native.send_all([ours.fileno()], b"MULTI\r\nPING\r\nEXEC\r\n", [], 2, 2, 1, 1, replies=3)
+        assert (replied, received) == (2, 44)
+
+
+def test_errors_are_replies_if_they_are_expected() -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        peer.send(b"-ERR no\r\n*2\r\n-ERR no\r\n:1\r\n")
+        replied, _, _ = native.send_all([ours.fileno()], b"PING\r\n", [], 2, 2, 1, 1, takes_errors=True)
+        assert replied == 2
+
+
+def test_a_server_may_close_a_connection_that_has_all_replies() -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer), pair(socket.SOCK_STREAM) as (other, late):
+        peer.send(b"+OK\r\n")
+        peer.shutdown(socket.SHUT_WR)
+
+        def answer() -> None:
+            late.recv(100)
+            late.sendall(b"+OK\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        replied, _, _ = native.send_all([ours.fileno(), other.fileno()], b"QUIT\r\n", [], 1, 2, 1, 1)
+        thread.join()
+        assert replied == 2
 
 
 @pytest.mark.parametrize(
@@ -147,13 +200,14 @@ def test_replies_are_counted_in_chunks_of_any_size(size: int) -> None:
     [
         (b"+OK\r\n-ERR no\r\n", "replied with an error: b'-ERR no'"),
         (b"*2\r\n+OK\r\n-ERR no\r\n", "replied with an error: b'-ERR no'"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "no reply of RESP2: b'HTTP"),
-        (b"%1\r\n", "no reply of RESP2"),
-        (b"$x\r\n", "no reply of RESP2"),
-        (b"*-2\r\n", "no reply of RESP2"),
-        (b"$\r\n", "no reply of RESP2"),
-        (b":1\n", "no reply of RESP2"),
-        (b"\r\n", "no reply of RESP2"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "no reply: b'HTTP"),
+        (b"!5\r\n", "no reply"),
+        (b">-1\r\n", "no reply"),
+        (b"$x\r\n", "no reply"),
+        (b"*-2\r\n", "no reply"),
+        (b"$\r\n", "no reply"),
+        (b":1\n", "no reply"),
+        (b"\r\n", "no reply"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
@@ -172,7 +226,7 @@ def test_replies_beyond_those_asked_for_end_a_load() -> None:
             native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
 
 
-@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply of RESP2"), (b"-", "replied with an error")])
+@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply"), (b"-", "replied with an error")])
 def test_a_line_without_an_end_ends_a_load(first: bytes, error: str) -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
         peer.send(first + b"x" * 300)
@@ -205,7 +259,7 @@ def test_what_a_socket_does_not_take_at_once_is_sent_later() -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         thread = threading.Thread(target=answer)
         thread.start()
-        replied, _ = native.send_all([ours.fileno()], packed, numbers_at, 50, 150, 10, 1)
+        replied, _, _ = native.send_all([ours.fileno()], packed, numbers_at, 50, 150, 10, 1)
         thread.join()
     assert replied == 150
     zeros = [batch.translate(bytes.maketrans(b"123456789", b"0" * 9)) for batch in taken]
