@@ -71,7 +71,7 @@ def main() -> int:
     failed = [part for part in parts if not _run(part, options)]
     if options.is_written:
         _draw()
-        print("\nwritten: benchmarks/results.json, docs/performance.md, docs/plots/")
+        print("\nwritten: the results in benchmarks/, and their pages and pictures in docs/")
     if failed:
         print(f"python -m benchmarks: no complete result of {', '.join(failed)}; the errors are above", file=sys.stderr)
     return 1 if failed else 0

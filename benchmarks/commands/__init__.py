@@ -88,8 +88,8 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _judge(place: Place) -> Judge:
-    addresses = (Address("127.0.0.1", each.port) for each in (place.redis, place.ours))
-    return judge_of(*addresses, dataset(place.prefix))
+    theirs, ours = (Address("127.0.0.1", each.port) for each in (place.redis, place.ours))
+    return judge_of(theirs, ours, dataset(place.prefix))
 
 
 def _rows(at: Measurable, judge: Judge, options: Options) -> Iterator[SpeedRow]:

@@ -25,7 +25,7 @@ from benchmarks.servers import BenchmarkError
 from compat.conformance.judge import Judge, command_of
 from compat.conformance.wire import Connection, NotAReplyError, Reply, requests
 
-# The time of a measurement, in microseconds (guess: most rows have 20, which is a half hour in all).
+# The time of a measurement (guess: most rows have twenty, so that all take less than half an hour).
 MEASUREMENT_US = 25_000
 # A pipeline of all connections may take this long and have this many bytes; otherwise it is shorter.
 BATCH_US_MAX = 200_000
@@ -36,8 +36,7 @@ PROBES = 3
 OURS, REDIS, TWEMPROXY = "sparkis", "redis-server", "twemproxy"
 # The number of the key whose replies are compared.
 COMPARED = 7
-# Replies about the server itself or its clients, or in no order: only their types are compared here, and all of them in
-# tests.
+# Replies about the server itself or its clients, or in no order: only their types are compared; tests compare more.
 OF_THE_SERVER = frozenset(
     {
         *(f"acl|{name}" for name in ("genpass", "getuser", "help", "list")),
@@ -85,11 +84,6 @@ class Place(NamedTuple):
     twemproxy: Endpoint | None
     counted: Sequence[int]
 
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """Ours and its peers."""
-        return [self.ours, self.redis, *([self.twemproxy] if self.twemproxy else [])]
-
 
 class Subject:
     """An exchange at one endpoint, with its connections."""
@@ -97,6 +91,7 @@ class Subject:
     def __init__(self, endpoint: Endpoint, session: Session, exchange: Exchange, stack: ExitStack) -> None:
         self.name, self.exchange = endpoint.name, exchange.of_node(endpoint.node) if endpoint.node else exchange
         self._endpoint, self._session, self._stack = endpoint, session, stack
+        self._packed, self._numbers_at = self.exchange.packed()
         self.sent = 0
         self._connections: list[Connection] = []
         with self._connect() as connection:
@@ -122,7 +117,7 @@ class Subject:
 
     def batch_bytes(self) -> int:
         """Return the bytes of the exchange, with those of its replies."""
-        return len(self.exchange.packed()[0]) + self._reply_bytes
+        return len(self._packed) + self._reply_bytes
 
     def first_us(self) -> float:
         """Return the time of one exchange alone."""
@@ -153,12 +148,11 @@ class Subject:
     def _send(self, connections: Sequence[Connection], depth: int, count: int) -> float:
         from benchmarks.native import load  # it is not compiled everywhere
 
-        packed, numbers_at = self.exchange.packed()
         try:
             _, took_s, size = load.send_all(
                 [each.fileno() for each in connections],
-                packed,
-                numbers_at,
+                self._packed,
+                self._numbers_at,
                 depth,
                 count,
                 KEYS,
@@ -205,7 +199,8 @@ def measured(
     try:
         with ExitStack() as stack:
             subjects, note = _subjects(exchange, place, session, judge, stack)
-            if note or subjects[0].replies[0].is_error:  # errors are not counted by all
+            is_divided = exchange.is_split and len(place.counted) > 1
+            if note or is_divided or subjects[0].replies[0].is_error:  # not all servers count errors
                 exchange = replace(exchange, counted=("", 0))
             before = _count(exchange, place)
             for each in subjects:
@@ -246,7 +241,7 @@ def _subjects(
 
 
 def is_same(judge: Judge, words: Sequence[bytes], theirs: Reply, ours: Reply) -> bool:
-    """Return whether two replies are the same as far as they can be, or differ as a deviation says."""
+    """Return whether two replies are the same, as far as they can be, or differ as a deviation says."""
     name = full_name(words)
     if name in OF_THE_SERVER or command_of(words) in OF_THE_SERVER:
         return theirs.type == ours.type

@@ -145,6 +145,7 @@ class Exchange:
         counted: The command that servers count, and how often; empty: the requests are about no key.
         before: What a connection sends first.
         is_last: A connection sends nothing after it.
+        is_split: A proxy divides it among servers, as other commands if it has to.
         is_denied: It reaches no upstream.
         is_open: The replies to two keys may differ, so their bytes are not counted.
         stand_in: The request that takes its place at a server that does not know the command.
@@ -158,6 +159,7 @@ class Exchange:
     counted: tuple[str, int] = ("", 0)
     before: tuple[Words, ...] = ()
     is_last: bool = False
+    is_split: bool = False
     is_denied: bool = False
     is_open: bool = True
     stand_in: Words = ()
@@ -219,6 +221,7 @@ def exchange_of(command: Command, prefix: str, variant: str = "") -> Exchange:
         counted=(name, 1) if is_about_keys else ("", 0),
         before=tuple(map(words, BEFORE.get(name, ()))),
         is_last=name in LAST_OF_A_CONNECTION,
+        is_split=command.policy.split_by_slot is not None,
         is_denied=command.policy.denial is not Denial.NO,
         is_open=not is_about_keys or command.policy.comparison is Comparison.NEVER,
         stand_in=words(STAND_INS.get(name, "")),
@@ -268,4 +271,5 @@ def shapes(prefix: str) -> Iterator[Exchange]:
             ("transaction", Work.TRANSACTION, (("MULTI",), *[get] * size, ("EXEC",)), ("get", size)),
         ]
         for name, work, requests, counted in found:
-            yield Exchange(name, name, work, requests, size, counted, is_open=name == "connection")
+            is_split = name == "many keys"
+            yield Exchange(name, name, work, requests, size, counted, is_split=is_split, is_open=name == "connection")

@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with redis_server(tmp_path_factory.mktemp("redis")) as real, sparkis_server(Path(log, "store"), log) as ours:
         fill(real, keys)
         wait_for_keys(ours, len(keys.keys))
-        judge = judge_of(*(Address("127.0.0.1", each.port) for each in (real, ours)), keys)
+        judge = judge_of(Address("127.0.0.1", real.port), Address("127.0.0.1", ours.port), keys)
         yield Pair(real, ours, judge)
 
 
@@ -45,7 +45,7 @@ def replies(pair: Pair, exchange: Exchange) -> list[list[Reply]]:
     return found
 
 
-@pytest.mark.parametrize("exchange", exchanges(STATES), ids=lambda exchange: exchange.name)
+@pytest.mark.parametrize("exchange", list(exchanges(STATES)), ids=lambda exchange: exchange.name)
 def test_each_command_is_answered_alike(measured: Pair, exchange: Exchange) -> None:
     theirs, ours = replies(measured, exchange)
     if exchange.stand_in and theirs[0].is_error:
