@@ -24,10 +24,12 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.results import Row, single_row
 from benchmarks.servers import JOB, BenchmarkError, key, load_log, states, temporary_folder, value
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import WriteQueue
+from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -216,7 +218,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     """Return microseconds per request and step, of each round."""
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
-    server = Server(keyspace, ServerConfig())
+    server = Server(keyspace, ServerConfig(), pipeline_of_stores)
     server.turn_scheduler, server.write_queue = NoDeferral(server.context.renew), ImmediateWrites()
     transport = SocketTransport()
     connection = Connection(server)
@@ -226,8 +228,9 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
     client_input: Any = connection.input
-    client_input._compiled = Core(server.dispatcher.compiled)
-    round_in_python = ImmediateRound(server.context, server.dispatcher, server.turn_scheduler, server.write_queue)
+    client_input._compiled = Core(server.pipeline.compiled)
+    assert isinstance(server.pipeline, ImmediatePipeline)
+    round_in_python = ImmediateRound(server.context, server.pipeline, server.turn_scheduler, server.write_queue)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))
     for _ in range(options.rounds):

@@ -12,7 +12,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
-from resp_server.backends.servers.request_policy import destination_of
 from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
@@ -154,7 +153,7 @@ def _proxy(command: Command) -> str:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"
-    destination = destination_of(command)
+    destination = command.destination
     if destination is Destination.STATES and command.policy.is_split_by_slot:
         return "the keys' servers, split"
     return "the servers in turn" if command.policy.role is Role.SCAN else DESTINATION_TEXTS[destination]

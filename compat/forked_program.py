@@ -15,7 +15,7 @@ from typing import NoReturn
 
 IMPORTED = (
     *(f"resp_server.programs.{name}" for name in ("serve", "proxy", "state_server", "registry", "history_reader")),
-    "resp_server.workers.worker",
+    "resp_server.programs.worker",
     "state_backend.apply.applier",
     "state_backend.apply.compactor",
 )

@@ -65,7 +65,7 @@ class Running:
 
     def workers(self) -> list[int]:
         """Return the process ids of a server's workers."""
-        return sorted(pid for pid, line in children_of(self.process.pid).items() if b"workers.worker" in line)
+        return sorted(pid for pid, line in children_of(self.process.pid).items() if b"programs.worker" in line)
 
 
 def free_port() -> int:

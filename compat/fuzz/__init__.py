@@ -1,1 +1,1 @@
-"""Fuzzing: arbitrary bytes in arbitrary chunks for a server's parser, dispatcher and commands, without sockets."""
+"""Fuzzing: arbitrary bytes in arbitrary chunks for a server's parser, pipeline and commands, without sockets."""

@@ -34,6 +34,7 @@ from compat.fuzz.seeds import SCRIPTS
 from compat.fuzz.subject import REQUESTS, FoundError, RecordingTransport, Subject
 from compat.fuzz.targets import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SCRIPTED, STATES, TWO, USER, fill
 from resp_server import native
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.net.tls import TlsFiles
 from resp_server.serving.server import Server
@@ -170,10 +171,10 @@ def of_records(rng: random.Random, folder: str) -> Iterator[None]:
         keyspace.put(Job("j", "g", STATES, store))
 
         async def send_inputs(keyspace: Keyspace, store: LmdbStore, taken: list[None]) -> None:
-            server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
+            server = Server(keyspace, ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
             connection = Connection(server)
             connection.connection_made(RecordingTransport())  # type: ignore[arg-type]
-            reads: Any = server.dispatcher.compiled
+            reads: Any = server.pipeline.compiled
             for _ in range(4):
                 _corrupt_records(store, rng)
                 connection.session.protocol = rng.choice((2, 3))
@@ -284,7 +285,7 @@ def of_sockets(rng: random.Random, folder: str) -> Iterator[None]:
             tls=files,
             tls_port=0,
         )
-        server = Server(keyspace, config, clock=lambda: NOW_MS)
+        server = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
         loop.run_until_complete(server.start())
         clients: list[socket.socket | EncryptedClient] = []
         for _ in range(INPUTS_PER_CORRUPTION * 5):

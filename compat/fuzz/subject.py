@@ -228,7 +228,7 @@ class Subject:
         target = target_class(options & (SWAP_OPTIONS if is_swap else PASSWORD | NODE), self._loop, scripted)
         try:
             await asyncio.sleep(STEP_S)
-            with patch("resp_server.backends.servers.state_cluster.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
+            with patch("resp_server.backends.servers.server_access.LONG_TIMEOUT_S", 2.0):  # else a minute of retries
                 (transport,) = await self._send(target, [requests(login + chosen)], 1)
         finally:
             target.close()

@@ -20,15 +20,16 @@ from compat.fuzz.targets import (
     ScriptedReplies,
     ScriptedServer,
 )
-from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.overlay.overlay_backend import OverlayBackend
 from resp_server.backends.redis.pushed_frames import CONFIRMATIONS, MESSAGES, first_word, is_monitor_line
 from resp_server.backends.redis.upstream import upstream_at
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Rules, parse_rules
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
+from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX
+from resp_server.pipeline.batched import Backend
 from resp_server.pipeline.context import ServerContext
 from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Keyspace
@@ -167,7 +168,7 @@ class SwapTarget(ProxyTarget):
         self._kind = options
         super().__init__(options & ~(LOADING | USER), loop, replies if options & BOTH_SCRIPTED else None)
 
-    def _dispatcher(self, server: ServerContext, clusters: StateClusters, number: int) -> ProxyDispatcher:
+    def _backend(self, server: ServerContext, clusters: StateClusters, number: int) -> Backend:
         greeter = self._new_server(Keyspace())
         self._servers.append(greeter)
         for host in UPSTREAM_HOSTS:
@@ -175,7 +176,8 @@ class SwapTarget(ProxyTarget):
             self._loop.listening[f"{host}:{PORT}"] = lambda: ScriptedServer(greeter, self._upstream_replies)
         url = UpstreamUrl.parse(_url_of(self._kind))
         upstream = upstream_at(url, UPSTREAM_TIMEOUT_S, 1, None, DEDICATED_CONNECTIONS_MAX)
-        made = OverlayDispatcher(server, clusters, upstream, self._ownership())
+        servers = ServersBackend(server, clusters, is_routed=True)
+        made = OverlayBackend(server, servers, upstream, self._ownership())
         upstream.start()
         made.start()
         return made
@@ -196,7 +198,7 @@ class SwapTarget(ProxyTarget):
         return not self.server._connections and not self.server.context.sessions
 
     def close(self) -> None:
-        self.server.dispatcher.stop()
+        self.server.pipeline.stop()
         super().close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
@@ -16,15 +16,18 @@ from unittest.mock import patch
 from compat.fuzz.loop import Loop
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.backends.servers.connection import ProxyConnection
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
+from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
+from resp_server.pipeline.batched import Backend, BatchedPipeline
 from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.pipeline import Pipeline
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
@@ -99,9 +102,16 @@ class Target:
         keyspace.put(Job("j", "g", STATES, self.store))
         return keyspace
 
-    def _new_server(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
+    def _new_server(
+        self,
+        keyspace: Keyspace,
+        pipeline: Callable[[ServerContext], Pipeline] = pipeline_of_stores,
+        *,
+        is_loading: bool = False,
+        **parts: Any,
+    ) -> Server:
         with patch("resp_server.serving.server.command_table", _table):
-            server = Server(keyspace, self._config, self._now_ms, **parts)
+            server = Server(keyspace, self._config, pipeline, self._now_ms, **parts)
         server.context.is_loading = is_loading
         return server
 
@@ -163,7 +173,7 @@ class ProxyTarget(Target):
         clusters = self._clusters = StateClusters(many, needs_key_formats=self._has_upstream)
         proxy = self._new_server(
             Keyspace(),
-            dispatcher=lambda server: self._dispatcher(server, clusters, number),
+            lambda server: BatchedPipeline(server, self._backend(server, clusters, number)),
             connection=ProxyConnection,
         )
         self._restrict(proxy)
@@ -174,8 +184,8 @@ class ProxyTarget(Target):
             cluster.apply_topology(node_topology, "the target")
         return proxy
 
-    def _dispatcher(self, server: ServerContext, clusters: StateClusters, number: int) -> ProxyDispatcher:
-        return ProxyDispatcher(server, clusters)
+    def _backend(self, server: ServerContext, clusters: StateClusters, number: int) -> Backend:
+        return ServersBackend(server, clusters)
 
     def _add(self, host: str, node_topology: Topology) -> None:
         """Start a server at an address. The second of two clusters has a job of another name."""

@@ -14,7 +14,7 @@ the requests after it use the same turns.
 A push is sent between two replies: at once, or after the streamed reply. It is sent even if the client does not read.
 So a client with too much unsent output is disconnected.
 
-The dispatcher turns an exception of a request into an error reply. Any other exception, such as one while a push is
+The pipeline turns an exception of a request into an error reply. Any other exception, such as one while a push is
 encoded, closes only this connection (`net.transports`, `close_on_error`).
 """
 
@@ -37,7 +37,8 @@ from resp_server.client.unfinished_reply import UnfinishedReply
 from resp_server.client.write_queue import WriteQueue
 from resp_server.net.transports import isolated, unread_bytes
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.dispatcher import Dispatcher, IncompleteReply, release_reply
+from resp_server.pipeline.effects import IncompleteReply
+from resp_server.pipeline.pipeline import Pipeline, release_reply
 from resp_server.protocol.errors import GenericError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
@@ -63,7 +64,7 @@ class ConnectionHost(Protocol):
     """
 
     context: ServerContext
-    dispatcher: Dispatcher
+    pipeline: Pipeline
     add_to_round: Callable[[Connection], None] | None
     write_queue: WriteQueue
     turn_scheduler: TurnScheduler
@@ -97,10 +98,10 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     # Slots cause few cache misses. With thousands of connections, cache misses are most of a request's cost.
     __slots__ = (
-        "_dispatcher",
         "_is_ending",
         "_is_finishing",
         "_next_turn",
+        "_pipeline",
         "_server",
         "_server_context",
         "_session_id",
@@ -121,7 +122,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._server = server
         self._session_id = session_id
         self._server_context = server.context
-        self._dispatcher = server.dispatcher
+        self._pipeline = server.pipeline
         self._turn_scheduler = server.turn_scheduler
         self.is_idle = False
         self.reply = UnfinishedReply()
@@ -140,7 +141,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         parser = RequestParser(config.request_limits, in_chunks=True)
-        self.input = ClientInput(self._transport, parser, self._dispatcher.compiled, is_polled=is_polled)
+        self.input = ClientInput(self._transport, parser, self._pipeline.compiled, is_polled=is_polled)
         self.output = ClientOutput(self, self._server_context, self._transport, server.write_queue, is_polled=is_polled)
         refusal = server.admit(self._transport)
         if refusal is not None:
@@ -415,7 +416,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             error = GenericError(
                 f"the reply was not complete after {age_ms} ms, the longest time for which it may pin its epoch"
             )
-            self.output.send([self._dispatcher.error_reply(error), *self.output.pop_delayed_pushes()])
+            self.output.send([self._pipeline.error_reply(error), *self.output.pop_delayed_pushes()])
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -502,7 +503,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             pending.when_resolved(None)
             if unfinished.stream is None and not isinstance(pending, Retry):
                 out.append(self._server_context.pending_invalidations(self.session, is_within=True))
-                reply = self._dispatcher.later_reply(self.context, pending)
+                reply = self._pipeline.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):
                     unfinished.begin_stream(reply, self._server_context.view.now_ms)
                     return True
@@ -539,10 +540,10 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if not requests:  # after a reply that was waited for
             incomplete = None
         elif limiter is None:
-            incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, BATCH_REQUESTS)
+            incomplete = self._pipeline.answer(self.context, requests, out, self._turn_ends_ns, BATCH_REQUESTS)
         elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
             before_limit = requests[:]
-            incomplete = self._dispatcher.answer(self.context, requests, out, self._turn_ends_ns, allowed)
+            incomplete = self._pipeline.answer(self.context, requests, out, self._turn_ends_ns, allowed)
             answered = before_limit[: len(before_limit) - len(requests)]
             limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
         else:
@@ -619,7 +620,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         try:
             out.append(stream.step())
         except Exception as error:
-            reply = self._dispatcher.error_reply(error)
+            reply = self._pipeline.error_reply(error)
             if stream.has_started:
                 self._transport.abort()
                 self.session.close()

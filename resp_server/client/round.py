@@ -20,7 +20,7 @@ from resp_server.client.connection import Connection
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.pipeline.context import ServerContext
-from resp_server.pipeline.dispatcher import Dispatcher
+from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.protocol.request_parser import NAME_OFFSET_MIN, split_together
 
 # At most the replies of so many clients are in memory together (guess: 64 clients with 30 GETs each take 2 ms).
@@ -31,10 +31,14 @@ class Round:
     """The clients with input in this round."""
 
     def __init__(
-        self, server: ServerContext, dispatcher: Dispatcher, turn_scheduler: TurnScheduler, write_queue: WriteQueue
+        self,
+        server: ServerContext,
+        pipeline: ImmediatePipeline,
+        turn_scheduler: TurnScheduler,
+        write_queue: WriteQueue,
     ) -> None:
         self._server = server
-        self._dispatcher = dispatcher
+        self._pipeline = pipeline
         self._turn_scheduler = turn_scheduler
         self._write_queue = write_queue
         self._clients: dict[Connection, None] = {}
@@ -81,7 +85,7 @@ class Round:
         if 0 in counts:
             clients = [client for client, count in zip(clients, counts, strict=True) if count]
             counts = [count for count in counts if count]
-        key_command = self._dispatcher.key_command(requests[0][0]) if requests else None
+        key_command = self._pipeline.key_command(requests[0][0]) if requests else None
         if key_command is None:
             return
         contexts = [client.context for client in clients]
@@ -89,7 +93,7 @@ class Round:
             contexts = list(chain.from_iterable(map(repeat, contexts, counts)))
         while requests:
             replies: list[bytes] = []
-            answered, later, _ = self._dispatcher.answer_run(contexts, key_command, requests, replies)
+            answered, later, _ = self._pipeline.answer_run(contexts, key_command, requests, replies)
             # Earlier output of these clients comes first.
             self._write_queue.flush()
             done = self._send(clients, counts, replies, key_command.command.name)

@@ -55,6 +55,10 @@ def malformed_reply(error: Exception) -> bytes:
     return b"-%b\r\n" % GenericError("a server's reply has an unexpected form").line
 
 
+class UnansweredError(Exception):
+    """The upstream did not answer a request, which may have run. The client's connection has to be closed."""
+
+
 class ReplySink:
     """Receives replies. Its methods do not raise: replies for other sinks come next."""
 

@@ -1,4 +1,5 @@
-"""From requests to replies: the context of commands, the dispatcher, EXEC and WATCH, long requests in chunks.
+"""From requests to replies, whatever backend answers: admission, order, EXEC and WATCH, long requests, effects.
 
-The commands themselves are in `commands`; `client` reads and writes the connection's bytes.
+`immediate` is the pipeline of a backend that replies at once, `batched` of one that sends requests on. The commands
+themselves are in `commands`; `client` reads and writes the connection's bytes.
 """

@@ -11,15 +11,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.overlay.overlay_backend import OverlayBackend
+from resp_server.backends.overlay.owner_changes import OwnerChanges
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.servers.connection import ProxyConnection
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
 from resp_server.backends.servers.request_policy import APPLICATIONS_MAX
 from resp_server.backends.servers.server_access import ServerAccess
+from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.servers.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
@@ -28,6 +29,7 @@ from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
+from resp_server.pipeline.batched import BatchedPipeline
 from resp_server.pipeline.context import ServerContext
 from resp_server.programs.analyzed_states import key_formats_of_log
 from resp_server.programs.command_line import Mistakes, Program
@@ -207,13 +209,41 @@ class _Proxy:
         self._upstream = None if overlay is None else overlay[0]
         self._tasks: list[asyncio.Task[None]] = []
         self._clusters = StateClusters([source.cluster for source in sources], needs_key_formats=overlay is not None)
-        self.server = _make_server(options, config, self._clusters, overlay)
-        self.overlay = self.server.dispatcher if isinstance(self.server.dispatcher, OverlayDispatcher) else None
+        self.overlay: OverlayBackend | None = None
+        self.server = self._make_server(options, config, overlay)
         context, aliases = self.server.context, None
         context.state_servers = self._clusters.info_fields
         if self.overlay is not None:
             context.state_servers, aliases = self.overlay.info_fields, self.overlay.aliases
         self._relay = connect_pubsub(self._clusters, context, aliases)
+
+    def _make_server(
+        self, options: argparse.Namespace, config: ServerConfig, overlay: tuple[Upstream, Ownership] | None
+    ) -> Server:
+        """Return a server that does not listen yet. With an upstream, its backend is `self.overlay`."""
+
+        def pipeline(server: ServerContext) -> BatchedPipeline:
+            servers = ServersBackend(server, self._clusters, is_routed=overlay is not None)
+            if overlay is None:
+                return BatchedPipeline(server, servers)
+            self.overlay = OverlayBackend(
+                server,
+                servers,
+                *overlay,
+                is_strict=options.transactions == "strict",
+                has_client_logins=options.upstream_auth == "client",
+                allowed=options.upstream_allow or (),
+            )
+            return BatchedPipeline(server, self.overlay)
+
+        if overlay is not None:
+            config = replace(config, proto_max_bulk_len=FIRST_ARGUMENT_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
+        if options.upstream_auth == "client":
+            config = replace(config, password=secrets.token_hex())  # so that clients have to log in
+        config = replace(config, server_password=None)  # no process logs in to a proxy with it
+        server = Server(Keyspace(), config, pipeline, connection=ProxyConnection)
+        load_users(server.users)
+        return server
 
     def metrics_source(self) -> ProxySource:
         """Return the source of this proxy's metrics."""
@@ -234,14 +264,14 @@ class _Proxy:
             source.begin()
             self._tasks.append(asyncio.create_task(source.follow()))
         if self.overlay is not None:
-            if logs and self.overlay.is_loading:
-                self._tasks.append(asyncio.create_task(_learn_from_logs(self.overlay, logs)))
-            await _until_loaded(self.overlay, loading_grace_s)
+            if logs and self.overlay.owners.is_loading:
+                self._tasks.append(asyncio.create_task(_learn_from_logs(self.overlay.owners, logs)))
+            await _until_loaded(self.overlay.owners, loading_grace_s)
         if self._shares_port:  # it takes over at once, so it must be able to answer
             while not all(source.cluster.slots.is_complete for source in self._sources):
                 await asyncio.sleep(KNOWN_POLL_S)
         if self.overlay is not None:
-            await self.overlay.check_tracking()
+            await self.overlay.control.check_tracking()
 
     async def stop(self) -> None:
         """Close the clients' connections, then those to the backends."""
@@ -257,37 +287,7 @@ def _run_all(actions: Iterable[Callable[[], None]]) -> None:
         action()
 
 
-def _make_server(
-    options: argparse.Namespace,
-    config: ServerConfig,
-    clusters: StateClusters,
-    overlay: tuple[Upstream, Ownership] | None,
-) -> Server:
-    """Return a proxy that does not listen yet."""
-
-    def dispatcher(server: ServerContext) -> ProxyDispatcher:
-        if overlay is None:
-            return ProxyDispatcher(server, clusters)
-        return OverlayDispatcher(
-            server,
-            clusters,
-            *overlay,
-            is_strict=options.transactions == "strict",
-            has_client_logins=options.upstream_auth == "client",
-            allowed=options.upstream_allow or (),
-        )
-
-    if overlay is not None:
-        config = replace(config, proto_max_bulk_len=FIRST_ARGUMENT_BYTES_MAX, value_bytes_max=VALUE_BYTES_MAX)
-    if options.upstream_auth == "client":
-        config = replace(config, password=secrets.token_hex())  # so that clients have to log in
-    config = replace(config, server_password=None)  # no process logs in to a proxy with it
-    server = Server(Keyspace(), config, dispatcher=dispatcher, connection=ProxyConnection)
-    load_users(server.users)
-    return server
-
-
-async def _learn_from_logs(dispatcher: OverlayDispatcher, roots: Sequence[str]) -> None:
+async def _learn_from_logs(owners: OwnerChanges, roots: Sequence[str]) -> None:
     """Read which keys are states' from the logs. If a log cannot be read, requests with keys wait for the servers."""
     try:
         formats = [await asyncio.to_thread(key_formats_of_log, root) for root in roots]
@@ -296,13 +296,13 @@ async def _learn_from_logs(dispatcher: OverlayDispatcher, roots: Sequence[str]) 
             "the key formats of the states are not read from the log: %s; the servers will report them", error
         )
         return
-    dispatcher.learn_from_logs(formats)
+    owners.learn_from_logs(formats)
 
 
-async def _until_loaded(dispatcher: OverlayDispatcher, seconds_max: float) -> None:
+async def _until_loaded(owners: OwnerChanges, seconds_max: float) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + seconds_max
-    while dispatcher.is_loading and loop.time() < deadline_s:
+    while owners.is_loading and loop.time() < deadline_s:
         await asyncio.sleep(KNOWN_POLL_S)
 
 

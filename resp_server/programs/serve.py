@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.exporter.sources import ServerSource, WorkersSource
@@ -473,7 +474,7 @@ async def _make_server(
         await master.start_processes()
         return master, master
     keyspace = Keyspace()
-    server = Server(keyspace, config, has_peer_processes=has_peer_processes)
+    server = Server(keyspace, config, pipeline_of_stores, has_peer_processes=has_peer_processes)
     load_users(server.users)
     return LocalJobCatalog(keyspace), server
 

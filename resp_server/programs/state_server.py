@@ -20,6 +20,7 @@ from errno import EADDRINUSE
 from ipaddress import ip_address
 from pathlib import Path
 
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.exporter.sources import ServerSource
@@ -246,7 +247,7 @@ def _ports_to_try(options: argparse.Namespace, identity: Identity) -> list[int]:
 async def _start_server(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
     """Start a server at the first free port; it replies LOADING at first."""
     for port in ports:
-        server = Server(keyspace, replace(config, port=port))
+        server = Server(keyspace, replace(config, port=port), pipeline_of_stores)
         load_users(server.users)
         server.set_loading(True)
         try:

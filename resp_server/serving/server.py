@@ -25,7 +25,8 @@ from resp_server.net.listeners import LEAVE_S, PolledListener, add_client, leave
 from resp_server.net.tls import Certificates, TlsListener, accept_tls
 from resp_server.net.transports import keep_alive
 from resp_server.pipeline.context import ServerContext
-from resp_server.pipeline.dispatcher import Dispatcher
+from resp_server.pipeline.immediate import ImmediatePipeline
+from resp_server.pipeline.pipeline import Pipeline
 from resp_server.protocol.errors import DeniedError, GenericError, ReplyError
 from resp_server.push.clients import Clients
 from resp_server.serving.epoch_notifier import EpochNotifier
@@ -52,6 +53,7 @@ class Server(Clients):
     Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.
 
     Args:
+        pipeline: Returns what answers the requests, of a context.
         has_peer_processes: Other processes answer at the same port. A client's request may then follow a reply of
             theirs, so the view is renewed for each input buffer and not once per round.
     """
@@ -60,21 +62,21 @@ class Server(Clients):
         self,
         keyspace: Keyspace,
         config: ServerConfig,
+        pipeline: Callable[[ServerContext], Pipeline],
         clock: Clock = now_ms,
-        dispatcher: Callable[[ServerContext], Dispatcher] = Dispatcher,
         connection: Callable[[Server], Connection] = Connection,
         *,
         has_peer_processes: bool = False,
     ) -> None:
         self.context = ServerContext(config, keyspace, command_table(), clock, clients=self)
-        self.dispatcher = dispatcher(self.context)
+        self.pipeline = pipeline(self.context)
         self._connect = connection
         self.turn_scheduler = TurnScheduler(self.context.renew, has_peer_processes=has_peer_processes)
         self._has_peer_processes = has_peer_processes
         self.write_queue = WriteQueue()
         self.add_to_round: Callable[[Connection], None] | None = None
-        if self.dispatcher.answers_rounds:
-            self.add_to_round = Round(self.context, self.dispatcher, self.turn_scheduler, self.write_queue).add
+        if isinstance(self.pipeline, ImmediatePipeline) and self.pipeline.compiled is None:
+            self.add_to_round = Round(self.context, self.pipeline, self.turn_scheduler, self.write_queue).add
         self._connections: dict[int, Connection] = {}
         # The oldest first; some may have authenticated since.
         self._unauthenticated: dict[int, Connection] = {}
@@ -140,9 +142,9 @@ class Server(Clients):
         """Use the compiled core's epoll for clients' sockets, if it is built; call on the event loop."""
         if native.sockets is not None:
             self._poller = native.sockets.Poller(
-                asyncio.get_running_loop(), self.context, self.dispatcher.compiled, self._has_peer_processes
+                asyncio.get_running_loop(), self.context, self.pipeline.compiled, self._has_peer_processes
             )
-            self.dispatcher.poll(self._poller)
+            self.pipeline.poll(self._poller)
 
     async def _take_encrypted(self, certificates: Certificates, client: socket.socket) -> bool:
         return await self.take(client, lambda: self._connect(self), certificates)
@@ -247,7 +249,7 @@ class Server(Clients):
             connection.output.abort("the server stops")
         await asyncio.sleep(0)
         await self.context.histories.stop()
-        self.dispatcher.stop()
+        self.pipeline.stop()
         if self._poller is not None:
             self._poller.close()
             await asyncio.sleep(0)

@@ -55,6 +55,23 @@ def latest(first: Epochs, second: Epochs) -> Epochs:
     return {job: max(first.get(job, REMOVED), second.get(job, REMOVED)) for job in first.keys() | second.keys()}
 
 
+def is_behind(epochs: Epochs, seen: Epochs) -> bool:
+    """Return whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
+    return any(epochs.get(job, reached) < reached for job, reached in seen.items())
+
+
+def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
+    """Return the indexes of the replies that are from an earlier epoch than a reply before them."""
+    found = []
+    newest: Epochs = EMPTY_EPOCHS
+    for number, epochs in enumerate(replies):
+        if any(is_behind(each, newest) for each in epochs):
+            found.append(number)
+        for each in epochs:
+            newest = latest(newest, each)
+    return found
+
+
 class SeenEpochs:
     """The newest epochs of the replies that a client has received."""
 

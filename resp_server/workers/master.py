@@ -349,7 +349,7 @@ class Workers(JobCatalog):
         here, there = socket.socketpair()
         with there:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "resp_server.workers.worker", str(there.fileno())),
+                *(sys.executable, "-m", "resp_server.programs.worker", str(there.fileno())),
                 pass_fds=(there.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,

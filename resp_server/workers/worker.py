@@ -1,6 +1,4 @@
-"""A worker: a process that serves the clients that the master passes to it. The master starts it.
-
-    python -m resp_server.workers.worker DESCRIPTOR      the descriptor of the channel to the master (see `master`)
+"""A worker: a process that serves the clients that the master passes to it (see `programs.worker`).
 
 It serves the jobs that the master names, and ends when the channel closes.
 """
@@ -11,9 +9,7 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +17,10 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import UserChange
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.net import event_loop
 from resp_server.net.listeners import raise_file_limit
 from resp_server.net.tls import Certificates, TlsError, TlsFiles
+from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.pipeline import Pipeline
 from resp_server.protocol.replies import Pending
 from resp_server.push.clients import OtherWorkers
 from resp_server.serving.job_catalog import LocalJobCatalog
@@ -41,11 +38,16 @@ PAUSED_S_MAX = 30.0
 
 
 class Worker(OtherWorkers):
-    """Handles the lines of the master."""
+    """Handles the lines of the master.
 
-    def __init__(self, end: socket.socket) -> None:
+    Args:
+        end: The worker's end of the channel to the master.
+        pipeline: Returns what answers the requests, of a context.
+    """
+
+    def __init__(self, end: socket.socket, pipeline: Callable[[ServerContext], Pipeline]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._keyspace = Keyspace()
+        self._keyspace, self._pipeline = Keyspace(), pipeline
         self._jobs = LocalJobCatalog(self._keyspace)
         self._server: Server | None = None
         self._certificates: Certificates | None = None
@@ -157,7 +159,7 @@ class Worker(OtherWorkers):
         config = ServerConfig(**{**fields, "hosts": tuple(fields["hosts"]), "tls": tls, "rate_limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
         raise_file_limit(config.maxclients)
-        server = self._server = Server(self._keyspace, config, has_peer_processes=True)
+        server = self._server = Server(self._keyspace, config, self._pipeline, has_peer_processes=True)
         server.context.process.run_id = line["run_id"]
         server.context.process.started_ms = line["started_ms"]
         server.context.process.process_id = os.getppid()
@@ -250,19 +252,3 @@ class _WorkerConnection(Connection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._client_closed(self._client_id)
-
-
-async def _run(descriptor: int) -> None:
-    await Worker(socket.socket(fileno=descriptor)).run()
-
-
-def main() -> None:
-    """Run a worker until its channel closes."""
-    # Signals to all processes of a group are for the master, which drains the workers.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    event_loop.run(_run(int(sys.argv[1])), is_worker=True)
-
-
-if __name__ == "__main__":
-    main()

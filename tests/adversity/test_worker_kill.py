@@ -144,7 +144,7 @@ def test_nothing_is_left_of_a_server_whose_master_is_killed(scene: Scene) -> Non
     server = scene.start_server(workers=2)
     load = Load(scene.port)
     load.wait_until_all_are_answered()
-    left = [pid for word in ("workers.worker", "applier") for pid in children_of(server.popen.pid, word)]
+    left = [pid for word in ("programs.worker", "applier") for pid in children_of(server.popen.pid, word)]
     assert len(left) == 3
     server.popen.kill()  # the master alone
     server.popen.wait()

@@ -18,9 +18,10 @@ from compat.conformance.wire import replies_in, requests
 from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
 from compat.fuzz.targets import HERE, NOW_MS, STATES
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.pipeline.dispatcher import Dispatcher
+from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
@@ -215,10 +216,10 @@ async def _answered(
     keyspace = Keyspace()
     keyspace.put(Job("j", "g", STATES, store))
     apply(store, 0)
-    server = Server(keyspace, config, clock=lambda: NOW_MS)
+    server = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
     server.context.is_loading = is_loading
     if not is_compiled:
-        server.dispatcher.compiled = None
+        server.pipeline.compiled = None
     server.users.set(b"default", rules)
     wire, connection = RecordingTransport(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
@@ -316,14 +317,14 @@ COMPILED = [
 @pytest.mark.parametrize("protocol", [b"2", b"3"])
 def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: bytes) -> None:
     left: list[Sequence[bytes]] = []
-    answer = Dispatcher.answer
+    answer = ImmediatePipeline.answer
 
-    def answered_by_general_path(self: Dispatcher, call: Any, given: Any, out: list[bytes], *rest: Any) -> Any:
+    def answered_by_general_path(self: ImmediatePipeline, call: Any, given: Any, out: list[bytes], *rest: Any) -> Any:
         taken = list(given)
         left.extend(taken)
         return answer(self, call, iter(taken), out, *rest)
 
     chunks = [requests([[b"HELLO", protocol]]), *(requests([line.split()]) for line in COMPILED)]
-    with patch.object(Dispatcher, "answer", answered_by_general_path):
+    with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
         asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, (), True))
     assert left == [[b"HELLO", protocol]]

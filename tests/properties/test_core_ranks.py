@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.subject import RecordingTransport
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.protocol.doubles import double_text
 from resp_server.serving.server import Server
@@ -63,7 +64,7 @@ def served(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransp
     async def run() -> None:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", [STATE], store))
-        server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
+        server = Server(keyspace, ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         wire, connection = RecordingTransport(), Connection(server)
         connection.connection_made(wire)  # type: ignore[arg-type]
         talk(server, connection, wire)
@@ -134,7 +135,7 @@ def test_ranks_scores_and_ranges_are_those_of_the_members(
         store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
 
         def talk(server: Server, connection: Connection, wire: RecordingTransport) -> None:
-            compiled: Any = server.dispatcher.compiled
+            compiled: Any = server.pipeline.compiled
             connection.session.protocol = protocol
             for epoch in epochs:
                 publish(store, epoch)

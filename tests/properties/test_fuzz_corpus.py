@@ -19,7 +19,7 @@ from compat.fuzz.targets import EPOCHS, NODE, PASSWORD, PROXY, SCRIPTED, TWO, US
 from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.command.table import Command
-from resp_server.pipeline.dispatcher import Dispatcher
+from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.protocol.replies import Pending
 
 
@@ -85,7 +85,7 @@ def test_an_internal_error_is_found(subject: Subject, monkeypatch: pytest.Monkey
 
 
 def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dispatcher, "error_reply", lambda *ignored: b"$10\r\nhalf")
+    monkeypatch.setattr(ImmediatePipeline, "error_reply", lambda *ignored: b"$10\r\nhalf")
     with pytest.raises(FoundError, match="complete replies"):
         subject.run(b"\0\0nope\r\n")
 
@@ -122,7 +122,7 @@ def test_tasks_of_a_closed_subject_have_ended() -> None:
 
 def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "_schedule_turn", lambda *ignored: None)
-    monkeypatch.setattr(Dispatcher, "answer", lambda *ignored: Pending(1e9, lambda: None))
+    monkeypatch.setattr(ImmediatePipeline, "answer", lambda *ignored: Pending(1e9, lambda: None))
     with pytest.raises(FoundError, match="the replies to all requests"):
         subject.run(b"\0\0PING\r\n")
 

@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.backends.servers.min_epochs import MinEpochs, has_reached, indexes_behind
+from resp_server.backends.servers.min_epochs import MinEpochs, has_reached
 from resp_server.backends.servers.replica_choice import BEHIND_S_MAX, ReplicaChoice
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, SeenEpochs, latest, union_of
+from resp_server.session.epoch_feed import (
+    EMPTY_EPOCHS,
+    REMOVED,
+    Epochs,
+    JobEpoch,
+    SeenEpochs,
+    indexes_behind,
+    latest,
+    union_of,
+)
 
 SERVERS = ("a", "b", "c")
 JOBS = ("j", "k")

@@ -17,6 +17,7 @@ from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import Destination
 from resp_server.protocol.request_parser import RequestParser
@@ -46,8 +47,8 @@ class Scene:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
         apply(store, 0)
-        self.server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
-        self.proxy = Server(Keyspace(), ServerConfig(), clock=lambda: NOW_MS)
+        self.server = Server(keyspace, ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
+        self.proxy = Server(Keyspace(), ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         self.view = keyspace.view(NOW_MS)
         cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
@@ -68,7 +69,7 @@ class Scene:
 
     def ask_server(self, data: bytes, protocol: int) -> bytes:
         """Return the server's replies to the requests that its core answers."""
-        replies: bytes = self.server.dispatcher.compiled.answer(self.session(self.server, protocol), data)[0]
+        replies: bytes = self.server.pipeline.compiled.answer(self.session(self.server, protocol), data)[0]
         return replies
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import uvloop
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server import native
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
@@ -148,7 +149,7 @@ class Running(LoopThread):
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> None:
         super().__init__(new_loop)
-        self.server = Server(keyspace, config, clock=lambda: NOW_MS)
+        self.server = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
         self.run(self.server.start())
         self.peers: list[Peer] = []
 

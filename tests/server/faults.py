@@ -18,12 +18,14 @@ import uvloop
 
 from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.backends.servers.connection import ProxyConnection
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
+from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.cluster.topology import Topology
+from resp_server.pipeline.batched import BatchedPipeline
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
@@ -94,7 +96,7 @@ class Scene:
             Keyspace(),
             config,
             clock=lambda: NOW_MS,
-            dispatcher=lambda server: ProxyDispatcher(server, clusters),
+            pipeline=lambda server: BatchedPipeline(server, ServersBackend(server, clusters)),
             connection=ProxyConnection,
         )
         self.proxy.context.state_servers = clusters.info_fields
@@ -107,9 +109,9 @@ class Scene:
         await self.alone.start()
 
     def _server(self, keyspace: Keyspace, config: ServerConfig) -> Server:
-        made = Server(keyspace, config, clock=lambda: NOW_MS)
+        made = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
         if not self._is_compiled:
-            made.dispatcher.compiled = None
+            made.pipeline.compiled = None
         return made
 
     def port(self, of: str) -> int:

@@ -6,19 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from compat.waiting import WAIT_S_MAX
-from resp_server.backends.overlay.dispatcher import OverlayDispatcher
+from resp_server.backends.overlay.overlay_backend import OverlayBackend
 from resp_server.backends.redis.upstream import upstream_at
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.backends.servers.connection import ProxyConnection
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.backends.servers.pubsub_relay import PubsubRelay, connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
+from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.cluster.topology import Topology
+from resp_server.pipeline.batched import Backend, BatchedPipeline
 from resp_server.pipeline.context import ServerContext
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
@@ -56,18 +57,19 @@ class Proxy(LoopThread):
     async def _start(self, topology: Topology) -> None:
         self.cluster = StateCluster(access=ServerAccess(timeout_s=WAIT_S_MAX))
         self.clusters = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
-        self.server = Server(
-            Keyspace(), self.config, clock=lambda: NOW_MS, dispatcher=self.dispatcher, connection=ProxyConnection
-        )
+        self.server = Server(Keyspace(), self.config, self._pipeline, clock=lambda: NOW_MS, connection=ProxyConnection)
         self.server.context.state_servers = self.clusters.info_fields
         self.relay: PubsubRelay = connect_pubsub(self.clusters, self.server.context)
         self.clusters.start()
         self.cluster.apply_topology(topology, "the test")
         await self.server.start()
 
-    def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
+    def _pipeline(self, server: ServerContext) -> BatchedPipeline:
+        return BatchedPipeline(server, self.backend(server))
+
+    def backend(self, server: ServerContext) -> Backend:
         """Return what answers the proxy's requests."""
-        return ProxyDispatcher(server, self.clusters)
+        return ServersBackend(server, self.clusters)
 
     def stop(self) -> None:
         async def stop() -> None:
@@ -93,11 +95,11 @@ class SwapProxy(Proxy):
         self._rules.write_text(rules)
         super().__init__(store)
 
-    def dispatcher(self, server: ServerContext) -> ProxyDispatcher:
+    def backend(self, server: ServerContext) -> Backend:
         upstream = upstream_at(self._url, WAIT_S_MAX, 4, None, 10)
-        made = OverlayDispatcher(
+        made = OverlayBackend(
             server,
-            self.clusters,
+            ServersBackend(server, self.clusters, is_routed=True),
             upstream,
             Ownership(self._folder / "owners.json", rules_file=RulesFile(self._rules)),
         )

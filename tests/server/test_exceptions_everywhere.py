@@ -185,8 +185,8 @@ GUARDS = {
     "pipeline/context.py:ServerContext.attempt",
     "forwarding/answers.py:_Run.resume",
     "forwarding/answers.py:Called._end",
-    "backends/servers/batch.py:ReplyBatch.put",
-    "backends/servers/dispatcher.py:_call_when_resolved.<locals>.end",
+    "pipeline/batch.py:ReplyBatch.put",
+    "pipeline/batched.py:_call_when_resolved.<locals>.end",
     "forwarding/pipelined_connection.py:PipelinedConnection._flush",
 }
 

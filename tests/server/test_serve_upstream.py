@@ -234,7 +234,7 @@ def test_killed_workers_are_restarted_and_the_upstreams_keys_never_fail(scene: S
         wait_until_ready(client)
         (master,) = children(server.process.pid)
         for each in children(master):
-            if b"workers.worker" in Path(f"/proc/{each}/cmdline").read_bytes():
+            if b"programs.worker" in Path(f"/proc/{each}/cmdline").read_bytes():
                 os.kill(each, signal.SIGKILL)
         for _ in range(20):
             assert client.call("GET", "nobody's").plain is None

@@ -19,6 +19,7 @@ from redis.cluster import RedisCluster
 
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.cluster.topology import Topology
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
@@ -55,7 +56,7 @@ class Node:
             readers = self.server = Workers(config, workers)
         else:
             keyspace = Keyspace()
-            readers, self.server = LocalJobCatalog(keyspace), Server(keyspace, config)
+            readers, self.server = LocalJobCatalog(keyspace), Server(keyspace, config, pipeline_of_stores)
         self.appliers = Appliers(readers, [str(log)], folder, slots=slots)
         self.appliers.on_change = self._changed
         self.wanted = slots

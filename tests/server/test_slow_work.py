@@ -39,14 +39,14 @@ def test_others_are_served_between_the_steps_of_keys(
         return scan(view, *step)
 
     monkeypatch.setattr(type(server.server.context.view), "scan", noted)
-    dispatcher = server.server.dispatcher
-    reply_to = dispatcher.reply_to
+    pipeline = server.server.pipeline
+    reply_to = pipeline.reply_to
 
     def noted_reply(call: Any, request: Any) -> Any:
         order.append(request[0].decode())
         return reply_to(call, request)
 
-    monkeypatch.setattr(dispatcher, "reply_to", noted_reply)
+    monkeypatch.setattr(pipeline, "reply_to", noted_reply)
     slow.send(b"KEYS *\r\n")
     assert quick.read(7) == b"$1\r\nx\r\n"
     assert slow.read(8) == b"*%d\r\n" % (KEYS + 3)

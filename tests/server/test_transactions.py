@@ -114,8 +114,8 @@ def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
 ) -> None:
     """An epoch is published, and another client answered, between any two commands of the transaction."""
     peer, other = server.connect(), server.connect()
-    dispatcher = server.server.dispatcher
-    answer_queued = dispatcher.answer_queued
+    backend = server.server.pipeline.backend
+    answer_queued = backend.answer_queued
     published: list[int] = []
 
     def noted(call: Any, request: Any) -> Any:
@@ -128,7 +128,7 @@ def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
         published.append(epochs.epoch)
         return reply
 
-    monkeypatch.setattr(dispatcher, "answer_queued", noted)
+    monkeypatch.setattr(backend, "answer_queued", noted)
     commands = [
         "GET job:temp:a",
         "HGETALL job:map:m",
@@ -154,7 +154,8 @@ def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_t
     slow, quick = server.connect(), server.connect()
     slow.answers(lines("MULTI", *["GET job:temp:1"] * 500), OK + QUEUED * 500)
     order: list[str] = []
-    run, ping = server.server.dispatcher.answer_queued, server.server.dispatcher.reply_to
+    pipeline = server.server.pipeline
+    run, ping = pipeline.backend.answer_queued, pipeline.reply_to
 
     def noted_run(call: Any, request: Any) -> Any:
         order.append("queued")
@@ -166,8 +167,8 @@ def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_t
         order.append(request[0].decode())
         return ping(call, request)
 
-    server.server.dispatcher.answer_queued = noted_run
-    server.server.dispatcher.reply_to = noted_ping
+    pipeline.backend.answer_queued = noted_run
+    pipeline.reply_to = noted_ping
     slow.send(lines("EXEC"))
     assert quick.read(7) == bulk(b"x")
     slow.answers(b"", b"*500\r\n" + bulk(b"1") * 500)
@@ -389,14 +390,14 @@ def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanw
     peer = server.connect()
     peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
     epochs.publish()
-    dispatcher = server.server.dispatcher
-    answer_queued = dispatcher.answer_queued
+    backend = server.server.pipeline.backend
+    answer_queued = backend.answer_queued
 
     def noted(call: Any, request: Any) -> Any:
         server.server.context.pinned_epochs.close()
         return answer_queued(call, request)
 
-    monkeypatch.setattr(dispatcher, "answer_queued", noted)
+    monkeypatch.setattr(backend, "answer_queued", noted)
     peer.send(reads_at(1, 0, "GET job:temp:a", "HVALS job:map:m", "GET job:temp:b", "DBSIZE"))
     expected = answered(bulk(b"0"), b"*%d\r\n" % FIELDS + bulk(b"0") * FIELDS, bulk(b"0"), b":%d\r\n" % (KEYS + 3))
     assert peer.read(len(expected)) == expected

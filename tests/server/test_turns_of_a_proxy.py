@@ -10,7 +10,6 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
-from resp_server.backends.servers.request_policy import destination_of
 from resp_server.command.policy import Destination
 from resp_server.command.table import Command
 from resp_server.protocol.replies import encode
@@ -58,7 +57,7 @@ def differing() -> Iterator[Command]:
     """
     as_at_a_server = ("server", "cluster", "connection", "scripting", "generic")
     for command in served():
-        destination, is_split = destination_of(command), command.policy.split is not None
+        destination, is_split = command.destination, command.policy.split is not None
         is_local = destination is Destination.LOCAL and command.facts.group in as_at_a_server
         is_alike = (
             destination is Destination.STATES and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS

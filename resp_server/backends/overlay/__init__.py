@@ -1,5 +1,5 @@
 """State servers over an upstream: each key is answered by its owner.
 
-`overlay_backend` answers requests by the backends of their keys, `keyspace` those about all keys by both, `shadow`
-compares both.
+`overlay_backend` has the parts, and answers a request by its route; `route_sender` sends it. `keyspace` asks both
+backends about all keys, `shadow` compares both.
 """

@@ -22,7 +22,7 @@ class LoginRequest(NamedTuple):
 
 
 def login_in(request: Request) -> LoginRequest | None:
-    """Return the login in a request; None if it has none or has a syntax error, which the dispatcher replies to."""
+    """Return the login in a request; None if it has none or has a syntax error, which the proxy replies to."""
     role, words = role_of(request[0]), len(request)
     if role is Role.AUTH and words in (2, 3):
         return LoginRequest(Login(request[1] if words == 3 else b"", request[-1]))

@@ -14,13 +14,12 @@ from typing import NamedTuple
 from resp_server.backends.overlay.exec_listings import QueuedBackends
 from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, alias_split, split_by_backend
 from resp_server.backends.overlay.keyspace import KeyspaceBackends
-from resp_server.backends.overlay.overlay_backend import OK, OverlayBackend
+from resp_server.backends.overlay.route_sender import OK, RouteSender
 from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.routing.router import Route
-from resp_server.backends.servers.transactions import BackendExec, Watched
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Destination, Role
 from resp_server.forwarding.answers import (
@@ -37,6 +36,7 @@ from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_re
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.exec_runner import NOTHING_RUN
+from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.epoch_feed import Epochs, latest, union_of
@@ -93,10 +93,8 @@ class OverlayPlan:
         seen: Returns the epochs that the client has seen when a listing is read.
     """
 
-    def __init__(
-        self, overlay: OverlayBackend, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs
-    ) -> None:
-        self._overlay, self._session, self._upstream, self._seen = overlay, session, upstream, seen
+    def __init__(self, sender: RouteSender, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
+        self._sender, self._session, self._upstream, self._seen = sender, session, upstream, seen
         self.places: list[RawReply | Single | Split] = []
         self.of_states: list[Request] = []
         self.listings: list[Listing] = []
@@ -106,17 +104,17 @@ class OverlayPlan:
 
     async def make(self, requests: Sequence[Request]) -> None:
         """Add all queued commands; ReplyError if one may not run."""
-        turns = Turns(self._overlay.defer)
+        turns = Turns(self._sender.defer)
         for request in requests:
             self.places.append(await self._place_of(request))
             await turns
         self._upstream.end_commands()
-        if self._overlay.is_strict and self.needs_states and self._upstream.is_needed:
+        if self._sender.is_strict and self.needs_states and self._upstream.is_needed:
             raise GenericError("--transactions strict refuses keys of states and of the upstream together")
 
     async def _route_of_long(self, request: LongRequest) -> Route | None:
-        router = self._overlay.router
-        route = await in_steps(router.route_in_steps(request, self.database), self._overlay.defer)
+        router = self._sender.router
+        route = await in_steps(router.route_in_steps(request, self.database), self._sender.defer)
         if route is not None and route.is_in_chunks:  # it was short enough to be queued
             return router.route(request, self.database)
         return route
@@ -126,7 +124,7 @@ class OverlayPlan:
         if type(request) is LongRequest:
             route = await self._route_of_long(request)
         else:
-            route = self._overlay.router.route(request, self.database)
+            route = self._sender.router.route(request, self.database)
         if route is None:
             return self._add_for_states(request)
         destination, routed = route.destination, route.routed
@@ -153,7 +151,7 @@ class OverlayPlan:
 
     async def _add_for_upstream(self, routed: RoutedCommand, request: Request) -> None:
         is_long = type(request) is LongRequest
-        packed = await in_steps(pack_in_steps(request), self._overlay.defer) if is_long else pack(request)
+        packed = await in_steps(pack_in_steps(request), self._sender.defer) if is_long else pack(request)
         self._upstream.add(routed, request, packed)
 
     def _add_for_states(self, request: Request) -> Single:
@@ -173,29 +171,29 @@ class OverlayPlan:
     def _add_shadowed(self, route: Route, at: int) -> None:
         """Remember a read that is to be compared."""
         if len(self.shadowed) >= COMPARISONS_MAX:
-            self._overlay.shadow.skip(route.shadowed)
+            self._sender.shadow.skip(route.shadowed)
             return
-        upstream = self._overlay.databases_of(self._session).of(self.database)
+        upstream = self._sender.databases_of(self._session).of(self.database)
         self.shadowed.append(QueuedRead(at, route.shadowed, route.routed, upstream))
 
     def _select(self, word: bytes) -> bytes:
         """Apply a queued SELECT; return its reply."""
         try:
-            number = self._overlay.databases_of(self._session).number_of(word)
+            number = self._sender.databases_of(self._session).number_of(word)
         except GenericError as error:
-            return self._overlay.error_reply(error)
+            return self._sender.error_reply(error)
         refusal = self._upstream.refusals.get(number)
-        if refusal is not None and not self._overlay.has_states(number):
-            is_cluster = self._overlay.upstream_of(self._session).url.is_cluster
+        if refusal is not None and not self._sender.has_states(number):
+            is_cluster = self._sender.upstream_of(self._session).url.is_cluster
             if OUT_OF_RANGE not in str(refusal) and not is_cluster:
                 raise ExecAbortError(refusal)  # the upstream may have the database
-            return self._overlay.error_reply(refusal)  # the selected one stays
+            return self._sender.error_reply(refusal)  # the selected one stays
         self.database = number
         return OK
 
     async def _add_listing(self, routed: RoutedCommand, request: Request) -> RawReply:
         """Add a command about all keys; return its error reply, such as for an invalid cursor, or nothing yet."""
-        overlay, database, backends = self._overlay, self.database, list[QueuedBackends]()
+        sender, database, backends = self._sender, self.database, list[QueuedBackends]()
 
         def queue(part: Request) -> int:
             at = self._upstream.begin_command(database)
@@ -206,16 +204,16 @@ class OverlayPlan:
             backends.append(QueuedBackends(direct, queue))
             return backends[-1]
 
-        self.needs_states |= overlay.has_states(database)
+        self.needs_states |= sender.has_states(database)
         try:
-            query = overlay.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
+            query = sender.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
             reply = started(query())
             if reply.has_failed:
                 await reply
         except ExecAbortError:
             raise
         except ReplyError as error:
-            return overlay.error_reply(error)
+            return sender.error_reply(error)
         self.listings.append(Listing(len(self.places), backends, reply))
         return b""
 
@@ -229,24 +227,24 @@ class OverlayExec(BackendExec):
 
     def __init__(
         self,
-        overlay: OverlayBackend,
+        sender: RouteSender,
         session: Session,
         requests: Sequence[Request],
         watched: Watched,
         seen: SeenEpochs,
         begin_states: Callable[[Sequence[Request], Watched, SeenEpochs], BackendExec],
     ) -> None:
-        self._overlay, self._session, self._protocol = overlay, session, session.protocol
+        self._sender, self._session, self._protocol = sender, session, session.protocol
         self._requests, self._watched, self._seen = requests, watched, seen
         self._begin_states = begin_states
-        self._upstream = UpstreamTransaction(overlay.upstream_of(session), session)
+        self._upstream = UpstreamTransaction(sender.upstream_of(session), session)
         self._states_answer = Answer(EMPTY)
 
     async def prepare(self) -> None:
         """Check whether the upstream has the databases that queued SELECTs name."""
-        databases = self._overlay.databases_of(self._session)
+        databases = self._sender.databases_of(self._session)
         unchecked = _unchecked_databases(self._requests, databases, self._session)
-        for number in await in_steps(unchecked, self._overlay.defer):
+        for number in await in_steps(unchecked, self._sender.defer):
             try:
                 await databases.open(number)
             except ReplyError as error:
@@ -263,7 +261,7 @@ class OverlayExec(BackendExec):
                 return states
         upstream_reply: RawReply = EMPTY
         if self._upstream.is_needed:
-            running = self._overlay.cached.changed(self._upstream.changed, self._session, self._upstream.answer())
+            running = self._sender.cached.changed(self._upstream.changed, self._session, self._upstream.answer())
             upstream_reply = (await running).reply
             if _has_run_nothing(upstream_reply):
                 return Answer(upstream_reply, self._states_answer.epochs)
@@ -271,12 +269,12 @@ class OverlayExec(BackendExec):
             self._session.select(plan.database)  # all commands have run, so the client is in the last one selected
         answer = await self._merged(plan, upstream_reply)
         if plan.shadowed:  # compared after the client's reply
-            compare = self._overlay.shadow.compare_queued
-            self._overlay.defer(partial(compare, plan.shadowed, self._protocol, upstream_reply))
+            compare = self._sender.shadow.compare_queued
+            self._sender.defer(partial(compare, plan.shadowed, self._protocol, upstream_reply))
         return answer
 
     async def _planned(self) -> OverlayPlan:
-        plan = OverlayPlan(self._overlay, self._session, self._upstream, self._listing_seen)
+        plan = OverlayPlan(self._sender, self._session, self._upstream, self._listing_seen)
         plan.needs_states = bool(self._watched)
         try:
             await plan.make(self._requests)
@@ -297,7 +295,7 @@ class OverlayExec(BackendExec):
             return Answer(upstream_reply, self._states_answer.epochs)
         if backends == {STATES}:
             return self._states_answer
-        defer = self._overlay.defer
+        defer = self._sender.defer
         try:
             of_upstream = await in_steps(items_of(upstream_reply), defer)
             of_states = await in_steps(items_of(self._states_answer.reply), defer)

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from resp_server import native
-from resp_server.backends.overlay.overlay_backend import OverlayBackend
+from resp_server.backends.overlay.rights import check_rights
+from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.routing.long_arguments import without_long_arguments
 from resp_server.backends.routing.router import Route
-from resp_server.backends.servers.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.backends.servers.chunked_request import answer_in_chunks
-from resp_server.backends.servers.dispatcher import CHUNK_KEYS
+from resp_server.backends.servers.long_requests import CHUNK_KEYS, answer_in_chunks
 from resp_server.backends.servers.request_policy import merge_parts
-from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import WITHOUT_UPSTREAM
 from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX, request_chunks, too_long
 from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
@@ -52,29 +51,24 @@ def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
         yield [request[0], *short[at : at + CHUNK_WORDS]]
 
 
-# Takes a client's context, a command, and a request of it.
-Check = Callable[[CommandContext, RoutedCommand, Request], None]
-
-
 class LongRequests:
-    """Routes and sends long requests. check: raises NoPermError if the user may not run a request."""
+    """Routes and sends long requests."""
 
-    def __init__(self, overlay: OverlayBackend, clusters: StateClusters, check: Check) -> None:
-        self._overlay, self._clusters, self._check = overlay, clusters, check
-        self._defer = overlay.defer
+    def __init__(self, sender: RouteSender) -> None:
+        self._sender, self._defer = sender, sender.defer
 
     async def route_of(self, context: CommandContext, request: LongRequest) -> Route | None:
         """Return a request's route; ReplyError if no backend may answer it."""
         untrack(request)
         while True:
-            owners = self._overlay.owners.matcher
+            owners = self._sender.owners.matcher
             route = await in_steps(self._decided(context, request), self._defer)
-            if owners is self._overlay.owners.matcher:
+            if owners is self._sender.owners.matcher:
                 return route
 
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
-        route = yield from self._overlay.router.route_in_steps(request, session.next_db)
+        route = yield from self._sender.router.route_in_steps(request, session.next_db)
         if route is None or route.destination in WITHOUT_UPSTREAM:
             return route
         yield from self.check_rights(context, route.routed, request)
@@ -82,14 +76,14 @@ class LongRequests:
             if len(request) > UNSPLIT_WORDS_MAX:
                 assert route.routed.command is not None  # only commands of Redis are split
                 raise too_long(route.routed.command)  # EXEC could not wait for its chunks
-            return self._overlay.router.route(request, session.next_db)
+            return self._sender.router.route(request, session.next_db)
         return route
 
     def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
             for chunk in chunks_of(routed, request):
-                self._check(context, routed, chunk)
+                check_rights(context, routed, chunk)
                 yield
 
     async def answer_in_chunks(
@@ -103,7 +97,7 @@ class LongRequests:
         requests, places = await in_steps(_split(route, request), self._defer)
         futures = []
         if places[UPSTREAM_PART]:
-            upstream, of_upstream = self._overlay.upstream_of(session), requests[UPSTREAM_PART]
+            upstream, of_upstream = self._sender.upstream_of(session), requests[UPSTREAM_PART]
             sent = partial(upstream.send_request, session.id, session.protocol, route.routed, of_upstream)
             futures.append(ask(sent))
         others = request_chunks(command, split, requests[OTHERS_PART], CHUNK_KEYS)
@@ -116,10 +110,10 @@ class LongRequests:
         return await joined(futures, merge, self._defer)
 
     def _send_chunk(self, session: Session, chunk: Request) -> ReplyBatch:
-        first, route = self._clusters[0], self._overlay.router.route(chunk, session.db)
+        route = self._sender.router.route(chunk, session.db)
         assert route is not None  # the command is known
-        batch = ReplyBatch(session, first.access.clock, first.deadline_s(), self._overlay.error_reply)
-        self._overlay.send(route, chunk, session, batch)
+        batch = self._sender.new_batch(session)
+        self._sender.send(route, chunk, session, batch)
         batch.seal()
         return batch
 

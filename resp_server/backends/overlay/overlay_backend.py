@@ -1,291 +1,422 @@
-"""Answers requests by the owners of their keys: unchanged, split over both, or with the states' names of keys."""
+"""State servers over an upstream, as a backend: each request goes to the owner of its keys, or to both.
+
+Requests of one batch are sent to both backends at once. Each answers a client's requests in their order, and the client
+gets all replies in its order. The backends have no common order (see `docs/design/0008-swap.md`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, cast
 
-from resp_server.backends.overlay.cached_reads import CachedReads
-from resp_server.backends.overlay.client_backends import ClientBackends, visible_keys
+from resp_server.backends.overlay.client_login import login_in
+from resp_server.backends.overlay.client_logins import ClientLogins
+from resp_server.backends.overlay.control import OwnershipControl
 from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
-from resp_server.backends.overlay.keyspace import KeyspaceBackends, query_both, scan
-from resp_server.backends.overlay.preferred_reads import ClientSenders, preferred_read, split_read
+from resp_server.backends.overlay.forwarder_rules import ForwarderRules
+from resp_server.backends.overlay.invalidations import OverlayInvalidations
+from resp_server.backends.overlay.listening import Listening, may_replicate
+from resp_server.backends.overlay.long_requests import LongRequests, is_long
+from resp_server.backends.overlay.owner_changes import OwnerChanges
+from resp_server.backends.overlay.rights import check_rights
+from resp_server.backends.overlay.route_sender import RouteSender
+from resp_server.backends.overlay.sentinel_replies import sentinel_reply
 from resp_server.backends.overlay.shadow import Shadow
+from resp_server.backends.overlay.subscriptions import listens
+from resp_server.backends.overlay.transactions import OverlayTransactions, check_replies_of_exec
+from resp_server.backends.overlay.upstream_changes import UpstreamChanges
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.routed_commands import RoutedCommand
-from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.router import Route, Router
-from resp_server.backends.routing.scan_cursor import position_of
 from resp_server.backends.servers.aliased_keys import AliasedKeys
-from resp_server.backends.servers.batch import ReplyBatch
-from resp_server.backends.servers.request_policy import split_by_slot
-from resp_server.backends.servers.requests import ServerRequest
+from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
-from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policy import Destination, Role
-from resp_server.commands.generic import cursor_number
-from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, deliver
-from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.pipeline.context import ServerContext
-from resp_server.pipeline.dispatcher import keys_read
-from resp_server.protocol.errors import GenericError
+from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.spec import CommandSpec
+from resp_server.command.table import Command
+from resp_server.forwarding.answers import SeenEpochs
+from resp_server.pipeline.admission import may_leave
+from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.effects import count_forwarded
+from resp_server.pipeline.transactions import BackendExec, Watched
+from resp_server.protocol.errors import GenericError, not_for_subscribers
+from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.session.session import Session
-from resp_server.session.tracking import TrackingState
+from resp_server.session.session import RESP2, Session
+from state_backend import VERSION
 
-OK = b"+OK\r\n"
+ACL_LOAD = (b"ACL", b"LOAD")
+# Redis has no limit of a batch's replies. A client may have as many bytes in requests (guess: enough for any program).
+REPLIES_BYTES_MAX = 2 * VALUE_BYTES_MAX
 
 
 class OverlayBackend:
-    """State servers over an upstream: each key is answered by its owner.
+    """State servers over an upstream.
+
+    control: shows and changes the owners of keys. aliases: the states' names of keys that clients know by other names.
 
     Args:
-        router: Finds the owner of a request's keys.
-        aliases: The states' names of keys that clients know by other names.
-        cached: Answers reads of the upstream's keys that may be cached.
-        shadow: Compares reads.
-        dedicated: The clients' connections of their own.
         is_strict: A transaction over both backends is refused.
-        has_client_logins: Clients log in at the upstream, so that no client gets a cached reply.
+        has_client_logins: Clients log in at the upstream.
+        allowed: Commands that are sent to the upstream although they could harm it.
     """
+
+    orders_by_protocol = True
 
     def __init__(
         self,
         server: ServerContext,
-        clusters: StateClusters,
         servers: ServersBackend,
-        logins: Logins,
-        router: Router,
-        aliases: AliasedKeys,
-        cached: CachedReads,
-        shadow: Shadow,
-        dedicated: DedicatedRequests,
-        error_reply: Callable[[Exception], bytes],
+        upstream: Upstream,
+        ownership: Ownership,
         *,
-        is_strict: bool,
-        has_client_logins: bool,
+        is_strict: bool = False,
+        has_client_logins: bool = False,
+        allowed: Collection[str] = (),
     ) -> None:
-        self._table, self._tracking = server.table, server.tracking
-        self._clusters, self._servers, self._logins = clusters, servers, logins
-        self._aliases, self._dedicated, self._has_client_logins = aliases, dedicated, has_client_logins
-        self.defer, self.error_reply = server.clients.defer, error_reply
-        self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
-        self.dropped_writes = 0  # requests that had `Destination.DROPPED`
-
-    @property
-    def owners(self) -> Ownership:
-        """The owners of keys."""
-        return self.router.ownership
-
-    def has_states(self, database: int) -> bool:
-        """Return whether states may have keys in a database."""
-        return database in self.owners.matcher.databases
-
-    def databases_of(self, session: Session) -> Databases:
-        """Return the databases of the upstream as a client's user has them."""
-        return self._logins.of(session.id)
-
-    def upstream_of(self, session: Session) -> Upstream:
-        """Return the connections to the database that a client has selected."""
-        return self._logins.of(session.id).of(session.db)
-
-    def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
-        if route.destination is Destination.STATES:
-            if not self._servers.answer(self._table.find(request), Destination.STATES, request, session, batch):
-                raise GenericError("the request is malformed")
-        elif route.destination is Destination.BOTH:
-            self._send_both(route, request, session, batch)
-            batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
-        elif route.destination is Destination.PREFERRED:
-            self._send_preferred(route, request, session, batch)
-        elif route.destination is Destination.ALIASED:
-            self._send_aliased(route, request, session, batch)
-        elif route.destination is Destination.DROPPED:
-            self.dropped_writes += 1
-            batch.add(b"" if session.replies_suppressed else OK)
-        else:
-            self._send_upstream(route, request, session, batch)
-
-    def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Answer a request from the cache or by the upstream."""
-        routed, upstream = route.routed, self.upstream_of(session)
-        answering = partial(self._upstream_answer, routed, upstream, route.request or request, session, batch)
-        if self._may_be_cached(route, request, session):
-            read = read_of(request, session.db, session.protocol)
-            reply = self.cached.reply_to(route, read, session)
-            if reply is not None:
-                batch.add(b"" if session.replies_suppressed else reply)
-                return
-            batch.answer(lambda: self.cached.filled(route, read, session, answering()), session.replies_suppressed)
-        elif route.shadowed:
-            batch.answer(
-                lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.replies_suppressed
-            )
-        elif not routed.is_read and (route.changed is None or route.changed):
-            batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.replies_suppressed)
-        elif routed.is_read and route.is_fenced and not self._dedicated.has_own(session.id, upstream.pools):
-            # Others may read cached replies after this one.
-            batch.answer(lambda: self.cached.fenced(route, session, answering()), session.replies_suppressed)
-        else:  # nothing follows the reply
-            sent, caching = route.request or request, caching_before(session.tracking_state)
-            index = batch.expect(session.replies_suppressed)
-            batch.is_last |= upstream.send_request(
-                session.id, session.protocol, routed, sent, batch, index, caching=caching
-            )
-
-    async def _upstream_answer(
-        self, routed: RoutedCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
-    ) -> Answer:
-        future, caching = ReplyFuture(), caching_before(session.tracking_state)
-        batch.is_last |= upstream.send_request(
-            session.id, session.protocol, routed, request, future, 0, caching=caching
+        self._server, self._servers = server, servers
+        self.own, self.forwarder = servers.own, servers.forwarder
+        self._has_client_logins, self._sentinel_master = has_client_logins, upstream.url.master.encode()
+        self._logins = Logins(Databases(upstream))
+        self._dedicated = DedicatedRequests(self._logins)
+        self.aliases = AliasedKeys(ownership)
+        self.router = _router_of(server, upstream, ownership, allowed)
+        self._getkeys = GetkeysLookup(upstream, self.router.getkeys_cache)
+        self._shadow = _shadow_of(server, servers, ownership)
+        self._changes = UpstreamChanges(upstream, ownership, self.router, self._logins, self._shadow)
+        self._sender = RouteSender(
+            server,
+            servers,
+            self._logins,
+            self.router,
+            self.aliases,
+            self._changes.cached,
+            self._shadow,
+            self._dedicated,
+            is_strict=is_strict,
+            has_client_logins=has_client_logins,
         )
-        return await future
-
-    def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
-        """Return whether a request may be answered from the cache. To hash a long request would take too long."""
-        return (
-            route.cache_s > 0
-            and type(request) is not LongRequest
-            and not self._has_client_logins
-            and not self._dedicated.has_own(session.id, self.upstream_of(session).pools)
+        self._forwarder_rules = ForwarderRules(
+            self.forwarder,
+            self.router,
+            self._logins,
+            self._dedicated,
+            self._changes.cached,
+            server.stats,
+            has_client_logins=has_client_logins,
         )
+        self._invalidations = OverlayInvalidations(server, ownership, self._logins)
+        self._listening = Listening(
+            server, upstream, self._sender, self._invalidations, self._forwarder_rules.hold_requests
+        )
+        self.owners = OwnerChanges(
+            server,
+            servers.clusters,
+            ownership,
+            upstream,
+            self._logins,
+            self.aliases,
+            self._shadow,
+            self._changes,
+            self._forwarder_rules,
+        )
+        self.control = server.overlay_control = OwnershipControl(
+            ownership, self._shadow, self._changes.reload(upstream), lambda: self.owners.is_loading
+        )
+        cached, subscriptions = self._changes.cached, self._listening.subscriptions
+        self._clients = ClientLogins(server, self.own, self._logins, self._dedicated, ownership, cached, subscriptions)
+        self._transactions = OverlayTransactions(server.table, servers, self._sender, self._dedicated)
+        self._long = LongRequests(self._sender)
+        self._follow(upstream)
 
-    def _senders(self, session: Session, routed: RoutedCommand, seen: SeenEpochs) -> ClientSenders:
-        """Return the functions that send a client's requests of one command to each backend."""
-        protocol, upstream = session.protocol, self.upstream_of(session)
+    def _follow(self, upstream: Upstream) -> None:
+        """Have the upstream report what it is and the state that is lost with a connection."""
+        server = self._server
+        upstream.defer, upstream.on_state_lost = server.clients.defer, server.clients.cut
+        upstream.on_facts, upstream.on_hello = self._facts_arrived, self._hello_arrived
+        server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
 
-        to_upstream = partial(upstream.send_request, session.id, protocol, routed)
-        return ClientSenders(to_upstream, partial(self._send_to_owner, protocol), seen, self.defer)
+    def _facts_arrived(self, facts: Mapping[str, CommandSpec]) -> None:
+        self.router.commands.take_facts(facts)
+        self._forwarder_rules.set_commands()
 
-    def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
-        """Send a read of a state's key to the server that has it."""
-        number, slot = self._servers.target_of(key)
-        cluster = self._clusters[number]
-        cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
+    def _hello_arrived(self, fields: Mapping[bytes, Reply]) -> None:
+        self._server.hello_fields = fields
 
-    def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Split a read over both backends, and merge the replies in the order of the keys."""
-        command = route.routed.command
-        assert command is not None  # only commands of Redis are split
-        senders = self._senders(session, route.routed, batch.seen)
+    def start(self) -> None:
+        """Follow changes of the upstream's keys, if a rule needs them."""
+        self._changes.follow()
 
-        def to_owners(part: Request, sink: ReplySink, index: int) -> None:
-            found = split_by_slot(command, part, self._servers.target_of)
-            assert found is not None  # it has keys
-            deliver(self._servers.parts_answer(*found, session, batch.seen), sink, index)
+    def poll(self, poller: Any) -> None:
+        """Use the compiled core's epoll for the connections to servers and to the upstream."""
+        self._servers.poll(poller)
+        for each in (*self._logins.own, *self._logins.own.pools):
+            each.poller = poller
 
-        def answering() -> Answering:
-            read = split_read(senders, route, request, to_owners)
-            return self.cached.fenced(route, session, read) if route.is_fenced else read
+    def stop(self) -> None:
+        """Close the connections of both backends."""
+        self._servers.stop()
+        self.owners.stop()
+        self._changes.events.stop()
+        self._shadow.stop()
+        self._logins.stop()
 
-        batch.answer(answering, session.replies_suppressed)
+    def info_fields(self) -> Mapping[str, object]:
+        """Return the fields of INFO: those of the servers, of the upstream, and of the owners of keys."""
+        return {
+            "sparkis_version": VERSION,  # INFO's section about the server is the upstream's
+            **self._servers.clusters.info_fields(),
+            **self._logins.info_fields(),
+            **self.router.ownership.info_fields(),
+            "dropped_writes": self._sender.dropped_writes,
+            **self._changes.info_fields(),
+            **self._shadow.info_fields(),
+        }
 
-    def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a read of one key to the states and to the upstream."""
-        if route.routed.policy.role is Role.SORT_RO:
-            check_request(session.user, request)
-        senders, (read,) = self._senders(session, route.routed, batch.seen), route.preferred.values()
-        batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.replies_suppressed)
+    # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _send_aliased(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request with the states' names of its keys to the states.
+    def new_batch(self, session: Session) -> ReplyBatch:
+        """Return a batch for the replies to a client's requests."""
+        return self._servers.new_batch(session, REPLIES_BYTES_MAX)
 
-        Args:
-            named: The client's request.
-        """
-        request, convert, state = route.request, route.convert, session.tracking_state
-        assert request is not None
-        command = self._table.find(request)
-        if state is not None and state.is_on and type(named) is not LongRequest:
-            self._send_tracked(route, request, named, state, session, batch)
-            return
-        if convert is None:
-            if not self._servers.answer(command, Destination.STATES, request, session, batch):
-                raise GenericError("the request is malformed")
-            return
-        reads = [request] if route.of_key is None else [request, route.of_key]
+    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+        """Return False: each key's owner must be found."""
+        return False
 
-        def answering() -> Answering:
-            replies = Replies(batch.seen)
-            for each in reads:
-                replies.ask(partial(self._send_to_owner, session.protocol, each[1], each))
-            return replies.merged(convert, self.defer)
-
-        batch.answer(answering, session.replies_suppressed)
-
-    def _send_tracked(
-        self,
-        route: Route,
-        request: Request,
-        named: Request,
-        state: TrackingState,
-        session: Session,
-        batch: ReplyBatch,
-    ) -> None:
-        """Send such a request for a client that tracks keys, and track the names in the client's request."""
-        command, convert, client_command = self._table.find(request), route.convert, route.routed.command
-        assert client_command is not None  # an alias has Redis' own commands only
-        found = split_by_slot(command, request, self._servers.target_of)
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request by the backends that have its keys; ReplyError if none may answer it."""
+        session = context.session
+        if self._has_client_logins and session.transaction is None and not is_long(request):
+            login = login_in(request)
+            if login is not None:
+                self._clients.log_in(context, login, batch)
+                batch.is_last = True
+                return True
+        if not session.is_authenticated:  # the error is a server's: it does not reveal the owner of a key
+            return await self._servers.answer(context, request, batch)
+        found, batch = await self._found_route(context, request, batch)
+        while found is not None and len(batch) and self._is_first_of_batch(found, request, session):
+            if listens(found.routed.policy):
+                self._listening.keep_order(context, found.routed, request)
+            batch = await next_batch()
+            found, batch = await self._found_route(context, request, batch)
         if found is None:
-            raise GenericError("the request is malformed")
-        parts, merge = found
-        if route.of_key is not None:
-            parts = [*parts, parts[0]._replace(request=route.of_key)]
-        names: dict[bytes, list[bytes]] = {}
-        for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
-            names.setdefault(key, []).append(name)
-            if not self._aliases.record_read(key, name):
-                self._tracking.changed(None)
-        tracked = state if state.records_reads else None
+            is_answered = self._answer_sentinel(request, session, batch)
+        elif found.destination is Destination.LOCAL:
+            unanswered = await self._answer_local(context, found.routed, request, batch)
+            is_answered = unanswered is None
+            batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
+        elif found.destination in WITHOUT_UPSTREAM:
+            is_history = found.routed.policy.role is Role.STATE_HISTORY
+            is_answered = is_history and self._answer_history(context, found.routed, request, batch)
+        else:
+            is_answered = self._answer_beyond_states(context, found, request, batch)
+        return is_answered or await self._servers.answer(context, request, batch)
 
-        def cached_keys(part: Request) -> Sequence[bytes]:
-            return [name for key in keys_read(command, part) for name in names.get(key, ())]
+    async def _found_route(
+        self, context: CommandContext, request: Request, batch: ReplyBatch
+    ) -> tuple[Route | None, ReplyBatch]:
+        """Return a request's route, and the batch for its reply: the next one if it took long to find the route."""
+        session = context.session
+        if isinstance(request, LongRequest):
+            return await between_batches(self._long.route_of(context, request), batch)
+        try:
+            return self.router.route(request, session.next_db), batch
+        except GenericError as error:
+            if not self.router.needs_getkeys(request):
+                raise
+            unknown = error
+        reason, batch = await between_batches(self._getkeys.look_up(request), batch)
+        if reason:
+            raise GenericError(f"{unknown}: {reason}")
+        return self.router.route(request, session.next_db), batch
 
-        def answering() -> Answering:
-            return self._servers.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
+    def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
+        """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
+        policy = route.routed.policy
+        if policy.role is None and not (
+            route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_role
+        ):
+            return False  # as most requests
+        if route.destination is Destination.LOCAL:
+            if policy.role is Role.RESET:  # it closes the client's connection
+                return self._dedicated.has_own(session.id, self._logins.pools)
+            return listens(policy) and session.transaction is None
+        if session.transaction is not None:
+            return False
+        if route.destination is Destination.SELECT and len(request) == 2:
+            return self._logins.of(session.id).number_of(request[1]) != session.db
+        needs_own = policy.role is Role.WATCH or policy.kills_a_script
+        is_first = needs_own and not self._dedicated.has_own(session.id, self._sender.upstream_of(session).pools)
+        return route.is_blocking or is_first or policy.changes_role
 
-        batch.answer(answering, session.replies_suppressed)
+    def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+        """Answer SENTINEL, with this proxy as the master; False: it is another command, or no sentinel is known."""
+        if not self._sentinel_master or request[0].lower() != b"sentinel":
+            return False
+        host, _, port = session.local_address.rpartition(":")
+        reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
+        batch.add(b"" if session.replies_suppressed else encode(reply, session.protocol))
+        return True
 
-    def query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Add the pending reply to a request about all keys."""
-        batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.replies_suppressed)
+    def _answer_beyond_states(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
+        """Answer a request that is not, or not only, about states; False: the proxy refuses it."""
+        session = context.session
+        if session.tracking_state is not None:
+            self._invalidations.after_reply(session, route, request)
+        if session.transaction is not None:
+            return self._transactions.queue(context, session.transaction, route, request, batch)
+        return self._answer_alone(context, route, request, batch)
 
-    def keyspace_query(
-        self,
-        role: Role | None,
-        request: Request,
-        session: Session,
-        database: int,
-        seen: SeenEpochs,
-        through: Callable[[KeyspaceBackends], KeyspaceBackends] = lambda backends: backends,
-    ) -> Callable[[], Answering]:
-        """Return what answers a request about all keys of a database from both backends; ReplyError for a wrong cursor.
+    def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
+        """Answer such a request outside of MULTI."""
+        session, routed, role = context.session, route.routed, route.routed.policy.role
+        if not is_long(request):  # the rights to a long one were checked in steps
+            check_rights(context, routed, request)
+        if routed.policy.kills_a_script:
+            for pool in self._sender.upstream_of(session).masters:
+                pool.dedicated.open(session.id, session.protocol)
+        is_subscriber = session.subscriptions is not None and session.protocol == RESP2
+        # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
+        if is_subscriber and not routed.policy.runs_while_subscribed:
+            if route.destination is not Destination.UPSTREAM:
+                return False
+            if self._sender.upstream_of(session).node_count > 1:  # maybe it is no subscriber of the key's node
+                self.router.commands.check_form(routed, request)
+                raise not_for_subscribers(routed.name)
+        if route.destination is Destination.SELECT and len(request) == 2:
+            self._clients.select(request[1], session, batch)
+            return True
+        session.last_command = routed.name
+        self._server.stats.command_stats(routed.name).calls += 1
+        if routed.is_subscription:
+            self._listening.subscriptions.begin_module_subscription(routed.name, session)
+        if role is Role.WATCH:
+            self._transactions.watch(context, route, request, batch)
+        elif route.destination is Destination.ALL_KEYS:
+            self._sender.query_keyspace(role, request, session, batch)
+        elif route.is_blocking:
+            batch.block()
+            batch.is_last = True
+            blocking, changed = partial(self._dedicated.block, routed, request, session), self._changes.cached.changed
+            batch.answer(lambda: changed(route.changed, session, blocking()), session.replies_suppressed)
+        elif self._is_long_read_of_states(route, request, session):
+            batch.is_last = True
+            return self._servers.long.answer(context, cast(LongRequest, route.request), batch)
+        elif route.is_in_chunks:
+            batch.is_last = True
+            answering = partial(self._long.answer_in_chunks, context, route, request, batch)
+            batch.answer(answering, session.replies_suppressed)
+        else:
+            self._sender.send(route, request, session, batch)
+        return True
 
-        Args:
-            through: Changes how it is sent.
+    @staticmethod
+    def _is_long_read_of_states(route: Route, request: Request, session: Session) -> bool:
+        """Return whether the states get a long request under their names, to which rules of users do not apply."""
+        is_complete = route.destination is Destination.ALIASED and route.convert is None
+        return is_complete and is_long(request) and session.user.is_unrestricted
+
+    async def _answer_local(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> ReplyBatch | None:
+        """Handle what a command of the proxy changes at the upstream; return the batch for the proxy's reply."""
+        session, role = context.session, routed.policy.role
+        if role is Role.RESET and len(request) == 1 and self._listening.subscriptions.end(request, session, batch):
+            batch = await next_batch()
+        transaction = session.transaction
+        is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
+        if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):
+            self._dedicated.unwatch(session)
+        if listens(routed.policy):
+            return await self._listening.confirmed(context, routed, request, batch)
+        if role is Role.CLIENT_UNBLOCK and transaction is None:
+            check_rights(context, routed, request)
+            if self._dedicated.unblock(request, session, batch):
+                return None
+        return batch
+
+    def _answer_history(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> bool:
+        """Request the history of a state's key from its server; GenericError for a key that is not a state's.
+
+        False: the proxy queues or refuses the request.
         """
-        keys = visible_keys(self.owners, session.user, database)
-        backends = through(
-            ClientBackends(
-                self.upstream_of(session),
-                self._clusters,
-                session,
-                seen,
-                self.defer,
-                lambda key, read: ask(partial(self._send_to_owner, session.protocol, key, read), seen),
-                database=database,
-                has_states=database in self.owners.matcher.databases,
-                is_named=keys.is_named,
-            )
-        )
-        if role is Role.SCAN:
-            return partial(scan, backends, keys, request, position_of(cursor_number(request[1]), backends.node_count))
-        return partial(query_both, backends, keys, role, request)
+        session, command = context.session, routed.command
+        if session.transaction is not None:
+            return False
+        assert command is not None
+        command.check_arity(request)
+        if not may_leave(session, command, request):
+            return False
+        key_index = command.facts.first_key
+        named = self.router.of_states(request, key_index, session.db)
+        count_forwarded(context, command, request)
+        self._servers.sender.answer_history(named, session, batch, request[key_index])
+        return True
+
+    # -- what the pipeline asks for beside answers --------------------------------------------------------------------
+
+    def has_keys(self, session: Session) -> bool:
+        """Return True: the router decides which requests are about states' keys."""
+        return True
+
+    def check(self, context: CommandContext, command: Command, request: Request) -> None:
+        """Raise the error of a request that can neither run nor be queued here, after the checks of `admission`."""
+        is_queued = context.session.transaction is not None
+        if not (is_queued and check_replies_of_exec(context.session, command, request)):
+            self._servers.check(context, command, request)
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        """Return what a request waits for that another client's SUBSCRIBE must precede; None: it is handled now."""
+        return self._listening.delayed(session, request)
+
+    def may_replicate(self, request: Request) -> bool:
+        """Return whether CLIENT PAUSE ... WRITE delays a request."""
+        return may_replicate(self.router, request)
+
+    def watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
+        """Add the pending reply to a WATCH of states' keys."""
+        self._servers.watch(context, request, batch)
+
+    def begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+    ) -> BackendExec:
+        """Begin the EXEC of queued requests."""
+        return self._transactions.begin_exec(context, requests, watched, seen)
+
+    def exec_rejected(self, session: Session) -> None:
+        """Drop the watched keys: Redis does so also when it rejects an EXEC."""
+        self._dedicated.unwatch(session)
+
+    def chunks_of(self, request: Request) -> Iterable[Request]:
+        """Split a queued request into chunks, to check the rights to all of its keys."""
+        return self._transactions.chunks_of(request)
+
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+        """Return the queued requests that monitors and tracking clients here get."""
+        return self._transactions.recorded(session, requests)
+
+    def leave(self, session: Session) -> None:
+        """End a client's connections, login and subscriptions at the upstream."""
+        self._clients.leave(session)
+
+
+def _router_of(server: ServerContext, upstream: Upstream, ownership: Ownership, allowed: Collection[str]) -> Router:
+    # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
+    own_commands = (server.table.find(ACL_LOAD).name,) if server.config.aclfile else ()
+    return Router(server.table, ownership, allowed, own_commands, upstream.url.database)
+
+
+def _shadow_of(server: ServerContext, servers: ServersBackend, ownership: Ownership) -> Shadow:
+    def job_of(key: bytes) -> str | None:
+        return ownership.matcher.job_of(key)
+
+    return Shadow(servers.clusters, servers.target_of, job_of, ownership.rules, server.clients.defer)

@@ -28,13 +28,13 @@ from resp_server.backends.redis.pushed_frames import (
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.backends.servers.batch import ReplyBatch
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import Policy, Role
 from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.push.clients import Clients

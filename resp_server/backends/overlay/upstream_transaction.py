@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
+from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
@@ -21,6 +21,7 @@ from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.packing import Packed, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX
 from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_stages import UnansweredError
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session

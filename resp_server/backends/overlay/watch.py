@@ -10,7 +10,7 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.backends.servers.transactions import watch_states
+from resp_server.backends.servers.watch import watch_states
 from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_stages import Defer

@@ -1,4 +1,4 @@
-"""A client's connection to a proxy: the compiled forwarder forwards plain reads; the dispatcher handles all else."""
+"""A client's connection to a proxy: the compiled forwarder forwards plain reads; the pipeline handles all else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from typing import Any, cast
 
 from resp_server.backends.servers.compiled import ClientForwarder
-from resp_server.backends.servers.dispatcher import ProxyDispatcher
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.transports import isolated
+from resp_server.pipeline.batched import BatchedPipeline
 from resp_server.protocol.replies import Pending, ReplyStream
 from resp_server.session.epoch_feed import ReplyEpochs
 
@@ -36,17 +36,17 @@ DELEGATED_REPLIES, NO_TURN = DelegatedReplies(), NoTurn()
 class ProxyConnection(Connection):
     """A client's connection to a proxy."""
 
-    __slots__ = ("_forwarder", "_proxy_dispatcher", "_stats")
+    __slots__ = ("_forwarder", "_proxy_pipeline", "_stats")
 
     def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         super().__init__(server, session_id)
         self._stats = server.context.stats
-        self._proxy_dispatcher = cast(ProxyDispatcher, server.dispatcher)
+        self._proxy_pipeline = cast(BatchedPipeline, server.pipeline)
         self._forwarder: Any = None  # None: the forwarder is not built, or the client may not use it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        forwarder = self._proxy_dispatcher.forwarder
+        forwarder = self._proxy_pipeline.backend.forwarder
         if forwarder is None or ClientForwarder is None or not self.is_idle:
             return
         self._forwarder = ClientForwarder(forwarder, self, self.output.transmit)
@@ -68,7 +68,7 @@ class ProxyConnection(Connection):
 
     def error_reply(self, error: Exception) -> bytes:
         """Return the error reply for an exception."""
-        return self._proxy_dispatcher.error_reply(error)
+        return self._proxy_pipeline.error_reply(error)
 
     # -- called by the forwarder ---------------------------------------------------------------------------------------
 

@@ -32,15 +32,15 @@ from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination
-from resp_server.session.epoch_feed import NO_EPOCHS, union_of
+from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
-from resp_server.forwarding.reply_stages import malformed_reply
+from resp_server.forwarding.reply_stages import UnansweredError, malformed_reply
 from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import FrameError
-from resp_server.backends.servers.min_epochs import has_reached, indexes_behind
-from resp_server.backends.redis.connection import UnansweredError, UpstreamRequest
+from resp_server.backends.servers.min_epochs import has_reached
+from resp_server.backends.redis.connection import UpstreamRequest
 
 # The beginning of a Redis pattern, up to the first character with a meaning.
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")

@@ -10,30 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.backends.servers.slot_map import ends_of_runs
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, ReplyEpochs, latest
+from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, latest
 from state_backend.model.slots import SLOTS
 
 
 def has_reached(epochs: Epochs, min_epochs: Epochs, removed: Collection[str] = ()) -> bool:
     """Return whether a server at these epochs has reached the minimum epochs; removed jobs do not count."""
     return all(epochs.get(job, REMOVED) >= reached for job, reached in min_epochs.items() if job not in removed)
-
-
-def is_behind(epochs: Epochs, seen: Epochs) -> bool:
-    """Return whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
-    return any(epochs.get(job, reached) < reached for job, reached in seen.items())
-
-
-def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
-    """Return the indexes of the replies that are from an earlier epoch than a reply before them."""
-    found = []
-    newest: Epochs = EMPTY_EPOCHS
-    for number, epochs in enumerate(replies):
-        if any(is_behind(each, newest) for each in epochs):
-            found.append(number)
-        for each in epochs:
-            newest = latest(newest, each)
-    return found
 
 
 class MinEpochs:

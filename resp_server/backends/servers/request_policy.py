@@ -15,7 +15,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import OF_SERVERS, Destination, Joined, Policy, Role
+from resp_server.command.policy import Joined, Policy, Role
 from resp_server.command.table import Command
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
@@ -33,19 +33,6 @@ SLOT_BITS = SLOTS.bit_length() - 1
 
 # The replies to RANDOMKEY without a key.
 NO_KEY = (b"$-1\r\n", b"_\r\n")
-
-
-def destination_of(command: Command) -> Destination:
-    """Return what answers a command without an upstream: `LOCAL`, `STATES`, or one of `OF_SERVERS`.
-
-    The proxy itself refuses commands that sparkis does not have.
-    """
-    if command.handler is None or command.facts.group in ("transactions", "pubsub"):
-        return Destination.LOCAL
-    if command.facts.key_specs:
-        return Destination.STATES
-    named = command.policy.destination
-    return named if named in OF_SERVERS else Destination.LOCAL
 
 
 def within(user: Account) -> Request:

@@ -1,249 +1,223 @@
-"""Answers requests by state servers: each by the server of its keys, or by several of them, or by all."""
+"""State servers as a backend: which requests they answer, and how a proxy queues, splits and watches for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from resp_server.backends.servers.batch import BatchForwarderSink, ReplyBatch
-from resp_server.backends.servers.job_queries import JobQueries, server_sections, text_in
-from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
-from resp_server.backends.servers.request_policy import (
-    TargetRequest,
-    split_by_slot,
-    within,
-)
-from resp_server.backends.servers.requests import ServerRequest
-from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.backends.servers.state_clusters import StateClusters, clash
-from resp_server.backends.servers.tracked_reads import tracked
-from resp_server.command.policy import Destination, Role
+from resp_server.backends.servers.command_routes import CommandRoutes
+from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.servers.long_requests import LongRequests, forwarded_split_of
+from resp_server.backends.servers.request_policy import split_by_slot
+from resp_server.backends.servers.servers_exec import ServersExec
+from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.backends.servers.state_sender import StateSender, send_to
+from resp_server.backends.servers.transaction_plan import TransactionPlanner
+from resp_server.backends.servers.watch import watch_states
+from resp_server.backends.stores.stores_backend import StoresBackend
+from resp_server.command.policy import Destination, Joined, Role
 from resp_server.command.table import Command
-from resp_server.commands.generic import cursor
-from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import (
-    Answer,
-    Replies,
-    ReplyFuture,
-    SeenEpochs,
-    Turns,
-    deliver,
-)
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge
-from resp_server.pipeline.context import ServerContext
-from resp_server.pipeline.dispatcher import (
-    keys_read,
-)
-from resp_server.protocol.errors import (
-    ClusterDownError,
-    GenericError,
-)
-from resp_server.protocol.replies import encode
-from resp_server.protocol.request_parser import Request
+from resp_server.pipeline import admission
+from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.effects import count_forwarded
+from resp_server.pipeline.long_requests import too_long
+from resp_server.pipeline.transactions import BackendExec, Watched
+from resp_server.protocol.errors import GenericError, ReplyError, not_served
+from resp_server.protocol.replies import Retry
+from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
 from resp_server.session.session import Session
-from resp_server.session.tracking import TrackingState
+from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
 
-# The parts of a request that are sent between two looks at the clock.
-PARTS_AT_ONCE = 16
-
-# Returns this process' own reply to a request.
-OwnReply = Callable[[Session, Request], object]
+TRANSACTIONS = "transactions"
 
 
 class ServersBackend:
     """The state servers behind a proxy.
 
+    forwarder: the compiled forwarder, which gets all input first; None: it is not built, or there are several
+    clusters, because then each key must be checked.
+
     Args:
-        own_reply: Returns the reply that the proxy makes itself, for a command that both answer.
+        is_routed: Another backend has decided that a request is about states' keys, which may be in any database.
+            Otherwise all databases but 0 are empty.
     """
 
-    def __init__(self, server: ServerContext, clusters: StateClusters, own_reply: OwnReply) -> None:
-        self._clusters, self._own_reply = clusters, own_reply
-        self._stats, self._tracking, self._defer = server.stats, server.tracking, server.clients.defer
-        self.forwarder: Any = None  # forwards an MGET; None: it is not built, or there are several applications
+    orders_by_protocol = False
 
-    def answer(
-        self, command: Command, destination: Destination, request: Request, session: Session, batch: ReplyBatch
-    ) -> bool:
-        """Add the pending reply to a request; False: the request is malformed, or needs no server."""
-        protocol, is_suppressed = session.protocol, session.replies_suppressed
-        if destination is Destination.ALL_KEYS:
-            if command.policy.role is Role.SCAN:
-                cursor(request[1])  # raises for an invalid cursor
-            query = KeyspaceQuery(self._clusters, request, protocol, batch.seen, within(session.user))
-            batch.answer(query.answer, is_suppressed)
-            return True
-        if destination is Destination.ALL_JOBS:
-            return self._query_jobs(command, request, session, batch)
-        if destination is Destination.ONE_JOB:
-            cluster = self._clusters_with(request[2].partition(b":")[0])[0]
-            master = next(iter(cluster.slots.counts), None)
-            if master is None:
-                raise ClusterDownError
-            batch.send(cluster, pack((*within(session.user), *request)), 0, is_suppressed, master)
-            return True
-        tracking_state = (
-            session.tracking_state
-            if session.tracking_state is not None and session.tracking_state.records_reads
-            else None
-        )
-        if command.policy.role is Role.STATE_HISTORY:
-            self.answer_history(request, session, batch, request[2])
-            return True
-        is_mget = command.policy.role is Role.MGET
-        if is_mget and tracking_state is None and self._forward_mget(command, request, session, batch):
-            return True
-        found = split_by_slot(command, request, self.target_of)
-        if found is None:
+    def __init__(self, server: ServerContext, clusters: StateClusters, *, is_routed: bool = False) -> None:
+        self._server, self._table, self.clusters = server, server.table, clusters
+        self._is_routed = is_routed
+        self.own = StoresBackend(server, self._check_all, forwarded_split_of)
+        self.sender = StateSender(server, clusters, self.own)
+        self.long = LongRequests(server, self.sender, self._check_all, self.new_batch, self.has_keys)
+        self._planner = TransactionPlanner(self, clusters)
+        self._routes = CommandRoutes(server.table, server.stats)
+        only = clusters.single
+        self.forwarder: Any = None
+        if only is not None and forwarder is not None:
+            self.forwarder = forwarder.Forwarder(only, server, self._routes.forwarded())
+        self.sender.forwarder = self.forwarder
+        # Answers reads of stored keys before the forwarder gets them; None: the servers' stores cannot be read here.
+        self._stored_reads: Any = None
+        if only is not None and only.stores is not None and forwarder is not None:
+            only.stores.follow(only.epochs)
+            self._stored_reads = forwarder.StoredReads(server)
+            self._stored_reads.use(self.forwarder, only.stores)
+        tracking = server.tracking
+        tracking.on_use, tracking.when_followed = clusters.follow_keys, clusters.when_followed
+        for cluster in clusters:
+            cluster.on_changed = tracking.changed
+            cluster.defer = server.clients.defer
+
+    def poll(self, poller: Any) -> None:
+        """Use the compiled core's epoll for the connections to servers."""
+        poller.fast_path = self._stored_reads
+        for cluster in self.clusters:
+            cluster.access.poller = poller
+
+    def stop(self) -> None:
+        """Close the connections to servers."""
+        self.clusters.stop()
+
+    def leave(self, session: Session) -> None:
+        """Servers know nothing of single clients."""
+
+    def new_batch(self, session: Session, bytes_max: int = BATCH_BYTES_MAX) -> ReplyBatch:
+        """Return a batch for the replies to a client's requests, of so many bytes."""
+        first = self.clusters[0]
+        return ReplyBatch(session, first.access.clock, first.deadline_s(), self.own.error_reply, bytes_max)
+
+    def has_keys(self, session: Session) -> bool:
+        """Return whether requests with keys are forwarded in the database that a client has selected."""
+        return self._is_routed or session.db == 0
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def check(self, context: CommandContext, command: Command, request: Request) -> None:
+        """Raise the error of a request that can neither run nor be queued here, after the checks of `admission`."""
+        if command.policy.is_internal:
+            raise not_served(command.name)
+        if context.session.transaction is not None:
+            self._check_queued(command, request)
+
+    def _check_all(self, context: CommandContext, command: Command, request: Request) -> None:
+        admission.check(context, command, request)
+        self.check(context, command, request)
+
+    def _check_queued(self, command: Command, request: Request) -> None:
+        policy = command.destination
+        is_known = policy in (Destination.LOCAL, Destination.STATES)
+        if not is_known or not command.policy.runs_in_transaction:
+            raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
+        split = forwarded_split_of(command, request) if type(request) is LongRequest else None
+        if split is not None and split.joined is Joined.FRAMES:
+            raise too_long(command, CHUNK_WORDS)  # EXEC could not wait for its chunks
+        may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
+        if policy is Destination.STATES and not (may_be_split and self.clusters.single is not None):
+            split_by_slot(command, request, self.target_of)  # raises for keys of several slots
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        """Return None: no request waits for another client's."""
+        return None
+
+    def may_replicate(self, request: Request) -> bool:
+        """Return whether CLIENT PAUSE ... WRITE delays a request."""
+        return admission.may_replicate(self._table, request)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+        """Forward a request about one key of a client without restrictions; False: it needs more checks."""
+        cluster, route = self.clusters.single, self._routes.of(request[0])
+        if route is None or not route.single_key_at or cluster is None:
             return False
-        parts, merge = found
-        if command.policy.role is Role.SORT_RO:
-            check_request(session.user, request)
-        if command.policy.role is Role.STATE_LOCATE:
-            merge = partial(self._with_address, key=request[2])
-        elif len(parts) == 1 and tracking_state is None:
-            number, slot = cast("tuple[int, int]", parts[0].target)
-            batch.send(self._clusters[number], pack(request), slot, is_suppressed)
-            return True
-        cached_keys = partial(keys_read, command)
-        batch.answer(
-            lambda: self.parts_answer(parts, merge, session, batch.seen, tracking_state, cached_keys), is_suppressed
-        )
+        if type(request) is LongRequest or not session.can_use_fast_path or not route.has_arity_of(request):
+            return False
+        route.command_stats.calls += 1
+        session.last_command = route.command.name
+        send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session.protocol, batch)
         return True
 
-    def answer_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
-        """Request a key's history after all earlier replies. It may take long, so later requests wait for it.
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Forward a request; False: the proxy replies. batch.is_last: later requests have to wait for its reply."""
+        if type(request) is LongRequest and self.long.answer(context, request, batch):
+            batch.is_last = True
+            return True
+        route = self._routes.of(request[0])
+        if route is not None:
+            is_queued = context.session.transaction is not None
+            if is_queued or route.command.facts.group == TRANSACTIONS:
+                return False
+        return self._forward(context, request, batch)
 
-        cached_key: the name by which the client caches the key.
-        """
-        batch.is_last = True
-        if session.replies_suppressed:  # a read whose reply is suppressed has no effect
-            return
-
-        async def answering() -> Answer:
-            await batch.earlier_replies()
-            return await self.slow_answer(pack(request), request[2], cached_key, session, batch.seen, is_history=True)
-
-        batch.answer(answering)
-
-    async def slow_answer(
-        self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
-    ) -> Answer:
-        """Answer a slow read of one key. cached_key: the name by which the client caches it."""
-        number, slot = self.target_of(key)
-        cluster, future, tracking_state = self._clusters[number], ReplyFuture(seen), session.tracking_state
-        deadline_s = cluster.deadline_s(is_long=True)
-        cluster.send(
-            ServerRequest(packed, slot, session.protocol, deadline_s, future, 0, is_long=True, is_history=is_history)
-        )
-        if tracking_state is None or not tracking_state.records_reads:
-            return await future
-        return await tracked(self._tracking, tracking_state, [cached_key], future)
-
-    async def parts_answer(
-        self,
-        parts: Sequence[TargetRequest],
-        merge: Merge,
-        session: Session,
-        seen: SeenEpochs,
-        tracking_state: TrackingState | None = None,
-        cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
-    ) -> Answer:
-        """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
-        replies, turns = Replies(seen, len(parts)), Turns(self._defer)
-        for index, part in enumerate(parts):
-            if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:
-                await turns
-            number, slot = cast("tuple[int, int]", part.target)
-            cluster = self._clusters[number]
-            request = ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), replies, index)
-            if tracking_state is not None:
-                future = ReplyFuture(seen)
-                request.sink, request.index = future, 0
-                answering = tracked(self._tracking, tracking_state, cached_keys(part.request), future)
-                deliver(answering, replies, index)
-            cluster.send(request)
-        return await replies.merged(merge, self._defer)
-
-    def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Forward an MGET through the forwarder, one request per server; False if this is not possible now."""
-        # The forwarder uses RESP2 connections. Earlier requests of this pipeline must use the same connections;
-        # otherwise they could be answered later, and from a later epoch.
-        if self.forwarder is None or len(request) < 3 or session.protocol != 2:
+    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        session = context.session
+        try:
+            command = self._table.find(request)
+            command.check_arity(request)
+        except ReplyError:
             return False
-        forwarder, packed, index = self.forwarder, pack(request), batch.expect(session.replies_suppressed)
-
-        def send_by_slots() -> None:
-            found = split_by_slot(command, request, self.target_of)
-            assert found is not None  # it has keys
-            deliver(self.parts_answer(*found, session, batch.seen), batch, index)
-
-        def send() -> None:
-            if forwarder.forward(BatchForwarderSink(batch, index, send_by_slots), packed, 2, is_of_states=True) == len(
-                packed
-            ):
-                self._stats.command_stats(
-                    command.name
-                ).calls -= 1  # both the forwarder and the caller count the request
-            else:
-                send_by_slots()
-
-        batch.set_retry(index, send)
-        send()
+        policy = command.destination
+        # The proxy can answer a request to an empty database.
+        if policy is Destination.LOCAL or not self.has_keys(session):
+            return False
+        if not admission.may_leave(session, command, request):
+            return False
+        if not self.sender.send(command, request, session, batch, policy):
+            return False
+        if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
+            session.last_command = command.name
+            self._server.stats.command_stats(command.name).calls += 1
+        else:
+            count_forwarded(context, command, request)
         return True
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
+        """Add the pending reply to a WATCH; ReplyError for too many keys."""
+        session, server = context.session, self._server
+        command = self.command(request)
+        session.last_command = command.name
+        if session.is_observed:
+            server.monitors.record(session, command, request)
+        new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
+        try:
+            if len(request) > CHUNK_WORDS:
+                raise too_long(command, CHUNK_WORDS)
+            check_watch_limits(session.watched, new)
+            targets = [(self.sender.cluster_of(key), key) for key in new]
+        except ReplyError:
+            server.stats.command_stats(command.name).failed += 1
+            raise
+        server.stats.command_stats(command.name).calls += 1
+        batch.answer(lambda: watch_states(session.watched, targets), session.replies_suppressed)
+
+    def begin_exec(
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+    ) -> BackendExec:
+        """Begin the EXEC of queued requests."""
+        return ServersExec(self, self._planner, self.clusters[0], context, requests, watched)
+
+    def exec_rejected(self, session: Session) -> None:
+        """Servers get the watched keys with an EXEC only."""
+
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+        """Return all queued requests: servers send no monitor lines, and do not know which client tracks keys."""
+        return requests
+
+    def chunks_of(self, request: Request) -> Iterable[Request]:
+        """Return a queued request as it is: a long one is not queued."""
+        return (request,)
+
+    def command(self, request: Request) -> Command:
+        """Return the command of a request that was queued."""
+        return self._table.find(request)
 
     def target_of(self, key: bytes) -> tuple[int, int]:
-        """Return the index of a key's cluster, and its slot."""
-        if self._clusters.single is not None:
-            return 0, slot_of(key)
-        return self._clusters.index(self._clusters.of(key)), slot_of(key)
-
-    def cluster_of(self, key: bytes) -> StateCluster:
-        """Return the cluster of a key."""
-        return self._clusters[self.target_of(key)[0]]
-
-    def _clusters_with(self, job: bytes) -> Sequence[StateCluster]:
-        """Return the cluster that has a job; the first one if none has it, as it replies the error."""
-        if self._clusters.single is not None:
-            return self._clusters
-        found = self._clusters.with_job(job.decode("utf-8", "surrogateescape"))
-        if len(found) > 1:
-            name = job.decode("utf-8", "surrogateescape")
-            raise GenericError(clash(found[0], name, found[1], name))
-        return found or self._clusters[:1]
-
-    def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Query all servers about their jobs; False if INFO needs no section of theirs."""
-        clusters: Sequence[StateCluster] = self._clusters
-        if command.policy.role is Role.INFO:
-            sections = server_sections(request[1:])
-            if not sections:
-                return False
-            own = self._own_reply(session, request)
-            if isinstance(own, bytes) and own.startswith(b"-"):
-                batch.add(b"" if session.replies_suppressed else own)
-                return True
-            jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-            batch.answer(partial(jobs.info, text_in(own), sections), session.replies_suppressed)
-            self._stats.command_stats(command.name).calls -= 1  # both `reply_to` and the caller count the request
-            return True
-        if command.policy.role is Role.STATE_LIST:
-            clusters = self._clusters_with(request[2])
-        jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-        if command.policy.role is Role.STATE_LIST:
-            batch.answer(partial(jobs.states, request), session.replies_suppressed)
-        elif command.policy.role is Role.STATE_LAG:
-            batch.answer(jobs.lags, session.replies_suppressed)
-        else:
-            batch.answer(jobs.jobs, session.replies_suppressed)
-        return True
-
-    def _with_address(self, replies: Sequence[RawReply], key: bytes) -> bytes:
-        """Put the server's address into its reply to STATE LOCATE."""
-        cluster = self._clusters.of(key)
-        address = cluster.active_server(str(cluster.slots.owners[slot_of(key)]))
-        return as_bytes(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
+        """Return the number of a key's application, and its slot."""
+        return self.sender.target_of(key)

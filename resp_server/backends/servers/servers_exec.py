@@ -26,12 +26,13 @@ from resp_server.backends.servers.transaction_plan import (
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.backends.servers.transactions import BackendExec, Watched
 from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.pipeline.batched import resolved
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.exec_runner import NOTHING_RUN, ExecContext
+from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
@@ -117,7 +118,7 @@ class ServersExec(BackendExec):
         turns = Turns(self._defer)
         for number, (request, places) in enumerate(zip(self._requests, plan.places, strict=True)):
             if number in plan.errors:
-                replies.append(self._commands.error_reply(plan.errors[number]))
+                replies.append(self._commands.own.error_reply(plan.errors[number]))
             elif places is None:
                 replies.append(await self._own_reply(request))
             else:
@@ -132,11 +133,11 @@ class ServersExec(BackendExec):
 
     async def _own_reply(self, request: Request) -> RawReply:
         """Return the reply to a command that the proxy answers."""
-        reply = self._commands.answer_queued(self._context, request)
+        reply = self._commands.own.answer_queued(self._context, request)
         if isinstance(reply, Sliced):
             return await in_steps(self._encoded(reply), self._defer)
         if isinstance(reply, Pending):
-            return (await self._commands.resolved(self._context, reply)).reply
+            return (await resolved(self._context, reply)).reply
         return reply
 
     def _encoded(self, reply: Sliced) -> Steps[bytes]:
@@ -147,7 +148,7 @@ class ServersExec(BackendExec):
                 out.append(encoder.step())
                 yield
         except Exception as error:
-            return self._commands.error_reply(error)
+            return self._commands.own.error_reply(error)
         finally:
             encoder.close()
         return b"".join(out)

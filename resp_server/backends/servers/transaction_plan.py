@@ -6,23 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
-from resp_server.backends.servers.request_policy import destination_of, split_in_steps
+from resp_server.backends.servers.request_policy import split_in_steps
 from resp_server.backends.servers.requests import PING, SENDS_MAX, ConnectionKey, ServerRequest
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.backends.stores.stores_backend import StoresBackend
 from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import Answer, ReplyFuture
+from resp_server.forwarding.answers import ReplyFuture
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_stages import ReplySink
-from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.protocol.errors import ClusterDownError, GenericError, ReplyError
-from resp_server.protocol.replies import Pending, Sliced
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.session import Session
@@ -43,7 +42,9 @@ ReplyPlaces = tuple[tuple[int, int], ...] | None
 
 
 class QueuedCommands(Protocol):
-    """Finds queued commands and the owners of their keys, and answers those that the proxy itself answers."""
+    """Finds queued commands and the owners of their keys. own: runs those that the proxy itself answers."""
+
+    own: StoresBackend
 
     def command(self, request: Request) -> Command:
         """Return the command of a queued request."""
@@ -53,15 +54,6 @@ class QueuedCommands(Protocol):
 
     def has_keys(self, session: Session) -> bool:
         """Return whether the session's requests with keys are forwarded to servers."""
-
-    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
-        """Return the reply to a queued command; it may be pending, or in steps."""
-
-    async def resolved(self, context: CommandContext, pending: Pending) -> Answer:
-        """Return a pending reply once it is resolved, or after its time limit an error."""
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return the error reply for an exception."""
 
 
 @dataclass(eq=False)
@@ -220,7 +212,7 @@ class TransactionPlanner:
 
     def _add(self, plan: TransactionPlan, session: Session, request: Request) -> Steps[ReplyPlaces]:
         command = self._commands.command(request)
-        if destination_of(command) is not Destination.STATES or not self._commands.has_keys(session):
+        if command.destination is not Destination.STATES or not self._commands.has_keys(session):
             return None
         at = command.single_key_at
         if 0 < at < len(request):

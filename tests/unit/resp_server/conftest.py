@@ -1,4 +1,4 @@
-"""A keyspace with one job, and a dispatcher with clients; no sockets."""
+"""A keyspace with one job, and a pipeline with clients; no sockets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.commands import command_table
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
@@ -44,11 +44,11 @@ CHANGES = [
 
 
 class Client:
-    """Speaks to a dispatcher as a connection does, without one."""
+    """Speaks to a pipeline as a connection does, without one."""
 
     def __init__(self, server: ServerContext) -> None:
         self.server = server
-        self.dispatcher = Dispatcher(server)
+        self.pipeline = pipeline_of_stores(server)
         self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", server.users.default, NOW_MS)
         server.sessions[7] = self.session
         self.call = CommandContext(self.session, server)
@@ -57,7 +57,7 @@ class Client:
         """Send requests in one buffer and return the replies."""
         waiting: list[Request] = list(requests)
         out: list[bytes] = []
-        while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
+        while (sliced := self.pipeline.answer(self.call, waiting, out)) is not None:
             out.append(self.drain(sliced))
         return b"".join(out)
 
@@ -71,7 +71,7 @@ class Client:
 
     def general(self, request: list[bytes]) -> bytes:
         """Answer a request by the general path."""
-        reply = self.dispatcher.reply_to(self.call, request)
+        reply = self.pipeline.reply_to(self.call, request)
         return self.drain(reply) if isinstance(reply, Sliced) else reply
 
     def drain(self, sliced: Sliced) -> bytes:

@@ -406,7 +406,7 @@ def test_many_keys_are_counted_in_steps(client: Any) -> None:
 
 
 def test_a_reply_in_steps_stays_at_its_epoch(client: Any, keyspace: Keyspace) -> None:
-    sliced = client.dispatcher.reply_to(client.call, [b"KEYS", b"job:temp:*"])
+    sliced = client.pipeline.reply_to(client.call, [b"KEYS", b"job:temp:*"])
     keyspace.remove("job")
     client.server.renew()
     assert client.drain(sliced).startswith(b"*21\r\n")
@@ -479,7 +479,7 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
 def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
-    sliced = client.dispatcher.answer(client.call, [[b"COMMAND", *words]], [])
+    sliced = client.pipeline.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
     assert [len(chunk) for chunk in sliced.chunks] == [per_row] * rows
@@ -491,7 +491,7 @@ def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) ->
 )
 def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, shown: int) -> None:
     request = [name, b"job:visits:ttl", b"FIELDS", b"1200", *[b"on", b"off", b"none"] * 400]
-    sliced = client.dispatcher.answer(client.call, [request], [])
+    sliced = client.pipeline.answer(client.call, [request], [])
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
 
 

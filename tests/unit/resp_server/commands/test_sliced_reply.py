@@ -52,7 +52,7 @@ class SteppingClient(Client):
             return super().drain(sliced)
         except ReplyError as error:
             sliced.release()
-            return self.dispatcher.error_reply(error)
+            return self.pipeline.error_reply(error)
 
 
 @pytest.fixture(scope="module")

@@ -75,14 +75,14 @@ class Node:
         try:
             return self.client.ask(line)
         except SlotLoadingError as error:  # in the first step of a reply: connections answer so
-            return self.client.dispatcher.error_reply(error)
+            return self.client.pipeline.error_reply(error)
 
     def gets(self, *keys: bytes) -> Any:
         return self.client.send_buffer(*([b"GET", key] for key in keys))
 
     def reply_to(self, *words: bytes) -> Any:
         """Return a reply as it is before its steps are taken."""
-        return self.client.dispatcher.reply_to(self.client.call, list(words))
+        return self.client.pipeline.reply_to(self.client.call, list(words))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server.backends.servers.request_policy import destination_of
 from resp_server.command.ours import MOST_USED, ROWS
 from resp_server.command.policy import OF_SERVERS, Destination
 from resp_server.command.table import Command
@@ -28,7 +27,7 @@ def without_keys() -> Iterator[Command]:
 def test_a_command_without_keys_is_answered_by_servers_or_declared_to_be_the_proxys(command: Command) -> None:
     declared = command.policy.destination
     assert declared is not None or command.facts.group in LOCAL_GROUPS
-    assert destination_of(command) is (declared if declared in OF_SERVERS else Destination.LOCAL)
+    assert command.destination is (declared if declared in OF_SERVERS else Destination.LOCAL)
 
 
 def test_rows_are_those_of_commands() -> None:

@@ -1,36 +1,59 @@
-"""The replies to a client's pipeline at a proxy. They come from several servers, and are sent in request order."""
+"""The replies to requests of one client that arrived together. They may come later, and are sent in request order.
+
+A request that must not be sent before earlier replies, such as a blocking command, waits for the next batch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from types import coroutine
 
-from resp_server.backends.redis.connection import UnansweredError
-from resp_server.backends.servers.min_epochs import indexes_behind
-from resp_server.backends.servers.requests import ServerRequest
-from resp_server.backends.servers.server_access import LONG_TIMEOUT_S
-from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import Answering, Called, deliver
+from resp_server.forwarding.answers import Answer, Answering, Called, Wait, deliver
 from resp_server.forwarding.raw_replies import (
     JOINED_BYTES_MAX,
     RawReply,
     RawReplySender,
-    ReplyChunks,
+    Result,
     as_bytes,
     chunks_of,
 )
-from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.forwarding.reply_stages import ReplySink, UnansweredError
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, indexes_behind
 from resp_server.session.session import Session
 
-# Longer than any request's deadline, so it is reached only after a bug.
-BATCH_S_MAX = 2 * LONG_TIMEOUT_S
+# Twice the deadline of any request (`LONG_TIMEOUT_S` of servers), so it is reached only after a bug.
+BATCH_S_MAX = 120.0
 LATE = b"-%b\r\n" % GenericError("no server answered in time").line
 # The total size of a batch's replies, which are stored until all have arrived (guess).
 BATCH_BYTES_MAX = 256 << 20
+
+
+@coroutine
+def next_batch() -> Generator[None, ReplyBatch, ReplyBatch]:
+    """Wait until the client has the replies to all earlier requests; return the batch that begins then."""
+    return (yield)
+
+
+async def between_batches(work: Coroutine[Wait, None, Result], batch: ReplyBatch) -> tuple[Result, ReplyBatch]:
+    """Do work while earlier requests are answered; return its result, and the batch that begins after both."""
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    async def answering() -> Answer:
+        try:
+            results.append(await work)
+        except Exception as error:
+            errors.append(error)
+        return Answer(b"")
+
+    batch.answer(answering, is_suppressed=True)
+    following = await next_batch()
+    if errors:
+        raise errors[0]
+    return results[0], following
 
 
 class BatchThenSteps:
@@ -70,7 +93,7 @@ class BatchThenSteps:
 class ReplyBatch(Pending, ReplySink):
     """The replies to requests that arrived together, in request order.
 
-    The requests are sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
+    The requests may be sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
     request is sent again, until the deadline. is_last: later requests of the client wait for these replies.
     """
 
@@ -86,7 +109,7 @@ class ReplyBatch(Pending, ReplySink):
         self._bytes_max = bytes_max
         self._session = session
         self._error_reply = error_reply
-        self._now_s, self._deadline_s = now_s, deadline_s
+        self._now_s, self.deadline_s = now_s, deadline_s
         self._replies: list[RawReply | None] = []
         self._epochs: dict[int, ReplyEpochs] = {}
         self._retries: dict[int, Callable[[], object]] = {}
@@ -102,16 +125,6 @@ class ReplyBatch(Pending, ReplySink):
     def add(self, reply: bytes) -> None:
         """Add a complete reply."""
         self._replies.append(reply)
-
-    def send(
-        self, cluster: StateCluster, packed: bytes, slot: int, is_suppressed: bool = False, master: str | None = None
-    ) -> None:
-        """Send a request to the owner of a slot, or to a master's shard, and add its pending reply."""
-        deadline_s = self._deadline_s
-        index = self.expect(is_suppressed)
-        request = ServerRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
-        self._retries[index] = partial(cluster.send_again, request)
-        cluster.send(request)
 
     def expect(self, is_suppressed: bool = False) -> int:
         """Add a pending reply; return its index. The batch waits for a silent reply, but does not send it."""
@@ -223,7 +236,7 @@ class ReplyBatch(Pending, ReplySink):
         if len(set(map(id, self._epochs.values()))) <= 1:
             return False
         late = indexes_behind([self._epochs.get(index, NO_EPOCHS) for index in range(len(self._replies))])
-        if self._now_s() >= self._deadline_s:
+        if self._now_s() >= self.deadline_s:
             error = TryAgainError("the servers are not at the same epoch")
             for index in late:
                 self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
@@ -271,32 +284,3 @@ class ReplyBatch(Pending, ReplySink):
         if size <= JOINED_BYTES_MAX:
             return b"".join(map(as_bytes, replies))
         return RawReplySender(chunks_of(replies), size)
-
-
-class BatchForwarderSink:
-    """Receives one reply of a batch from the compiled forwarder.
-
-    Args:
-        send_by_slots: Sends the request by the general path.
-    """
-
-    def __init__(self, batch: ReplyBatch, index: int, send_by_slots: Callable[[], None]) -> None:
-        self._batch, self._index = batch, index
-        self._send_by_slots = send_by_slots
-
-    @property
-    def seen(self) -> Epochs:
-        """The epochs that the client has seen."""
-        return self._batch.seen_epochs(self._index)
-
-    def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
-        """Store the reply, which has at most a megabyte of each server."""
-        self._batch.put(self._index, reply if isinstance(reply, bytes) else ReplyChunks(list(reply.texts)), epochs)
-
-    def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
-        """Send the request again by the general path."""
-        self._send_by_slots()
-
-    def fail(self, error: Exception) -> None:
-        """Store an exception as the reply."""
-        self._batch.fail(self._index, error)

@@ -194,7 +194,7 @@ def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:
     keys = [b"job:temp:%d" % i for i in range(20)] * 50
     waiting = [[b"PING"], [b"MGET", *keys], [b"MGET", b"job:temp:1"], [b"PING"]]
     out: list[bytes] = []
-    assert isinstance(client.dispatcher.answer(client.call, waiting, out), Sliced)
+    assert isinstance(client.pipeline.answer(client.call, waiting, out), Sliced)
     assert out == [b"+PONG\r\n"]
     assert waiting == [[b"MGET", b"job:temp:1"], [b"PING"]]
 
@@ -206,10 +206,10 @@ def test_a_large_reply_ends_a_batch_and_loses_nothing(
     request = [name, b"job:temp:soon", b"0", b"-1"] if name == b"GETRANGE" else [name, b"job:temp:soon"]
     reply = client.send(request)
     for limit_bytes in range(len(reply) - 3, len(reply) + 3):
-        monkeypatch.setattr("resp_server.pipeline.dispatcher.LARGE_REPLY_BYTES", limit_bytes)
+        monkeypatch.setattr("resp_server.pipeline.immediate.LARGE_REPLY_BYTES", limit_bytes)
         waiting = [request, request, request, [b"PING"]]
         out: list[bytes] = []
-        client.dispatcher.answer(client.call, waiting, out)
+        client.pipeline.answer(client.call, waiting, out)
         assert out == ([reply] * 3 + [b"+PONG\r\n"] if len(reply) <= limit_bytes else [reply])
         assert len(out) + len(waiting) == 4
 
@@ -251,10 +251,10 @@ def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pyte
 
 
 def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.pipeline.dispatcher.SPELLINGS_MAX", 3)
+    monkeypatch.setattr("resp_server.pipeline.immediate.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
-    assert len(client.dispatcher._key_commands) == 3
+    assert len(client.pipeline._key_commands) == 3
 
 
 def test_errors_and_calls_are_counted(client: Any) -> None:

@@ -1,6 +1,6 @@
-"""EXEC and WATCH of a proxy's clients, over any backend: state servers, or these and an upstream.
+"""EXEC and WATCH of a client whose queued commands a backend runs.
 
-The proxy queues the commands. When EXEC arrives, the backend begins an EXEC. It runs after all replies to earlier
+This process queues the commands. When EXEC arrives, the backend begins an EXEC. It runs after all replies to earlier
 requests:
 
     earlier replies -> prepare -> rights, MONITOR -> answer -> end -> invalidations
@@ -12,23 +12,17 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
-from resp_server.backends.servers.batch import ReplyBatch
-from resp_server.backends.servers.request_policy import destination_of
-from resp_server.backends.servers.requests import ServerRequest
-from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.command.policy import Destination
-from resp_server.command.table import Command
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, deliver, in_steps
-from resp_server.forwarding.raw_replies import Steps, as_bytes, is_error
-from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.command.policy import Destination, Role
+from resp_server.forwarding.answers import Answer, SeenEpochs, deliver, in_steps
+from resp_server.forwarding.raw_replies import Steps
+from resp_server.pipeline.admission import may_leave
+from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.dispatcher import keys_read
+from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 from resp_server.session.transaction import WatchedVersion
-from state_backend.model.slots import slot_of
 
 EXEC: Request = (b"EXEC",)
 
@@ -52,32 +46,50 @@ class BackendExec:
         """Handle the end of the transaction, also after an exception."""
 
 
-class TransactionHost(Protocol):
-    """Knows the queued commands, and the backend that runs them; implemented by the dispatcher."""
-
-    def command(self, request: Request) -> Command:
-        """Return the command of a queued request."""
-
-    def chunks_of(self, request: Request) -> Iterable[Request]:
-        """Split a queued request into chunks, to check the rights to all of its keys."""
-
-    def of_states(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
-        """Return the queued requests that state servers, or this proxy, answer."""
+class TransactionBackend(Protocol):
+    """Runs the queued commands of an EXEC, and watches keys."""
 
     def begin_exec(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests. seen: returns the epochs that the client has seen."""
 
+    def watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
+        """Add the pending reply to a WATCH; ReplyError for keys that cannot be watched."""
+
+    def has_keys(self, session: Session) -> bool:
+        """Return whether the backend may have keys in the database that a client has selected."""
+
+    def chunks_of(self, request: Request) -> Iterable[Request]:
+        """Split a queued request into chunks, to check the rights to all of its keys."""
+
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+        """Return the queued requests that monitors and tracking clients here get; another Redis sends its own."""
+
 
 class Transactions:
-    """Answers EXEC: one coroutine over any backend. host: begins an EXEC there."""
+    """Answers EXEC and WATCH: one coroutine over any backend."""
 
-    def __init__(self, host: TransactionHost, server: ServerContext) -> None:
-        self._host, self._server = host, server
+    def __init__(self, server: ServerContext, backend: TransactionBackend) -> None:
+        self._server, self._backend, self._table = server, backend, server.table
         self._exec_command = server.table.find(EXEC)
 
-    def execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
+    def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Add the reply to an EXEC or a WATCH that the backend runs; False: this process replies, maybe an error."""
+        session, transaction = context.session, context.session.transaction
+        command, length = self._table.get(request[0]), len(request)
+        role = None if command is None else command.policy.role
+        is_exec = role is Role.EXEC and length == 1 and transaction is not None and not transaction.is_aborted
+        is_watch = role is Role.WATCH and length > 1 and transaction is None and self._backend.has_keys(session)
+        if command is None or not (is_exec or is_watch) or not may_leave(session, command, request):
+            return False
+        if transaction is not None:
+            self._execute(context, transaction.requests, batch)
+        else:
+            self._backend.watch(context, request, batch)
+        return True
+
+    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
         """Add the reply to EXEC to a batch. The session is in no transaction any more."""
         session, name = context.session, self._exec_command.name
         watched, session.last_command = session.watched, name
@@ -92,7 +104,7 @@ class Transactions:
         session, tracking_state = context.session, context.session.tracking_state
         is_tracked = tracking_state is not None and not tracking_state.is_bcast
         keys: list[bytes] = []
-        run = self._host.begin_exec(context, requests, watched, batch.seen)
+        run = self._backend.begin_exec(context, requests, watched, batch.seen)
         try:
             await batch.earlier_replies()  # they must not be from a later epoch
             await run.prepare()
@@ -113,41 +125,19 @@ class Transactions:
     def _before(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
         """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
         for each in requests if not session.user.is_unrestricted else ():
-            for chunk in self._host.chunks_of(each):
-                denied = session.user.denial(self._host.command(each), chunk)
+            for chunk in self._backend.chunks_of(each):
+                denied = session.user.denial(self._table.find(each), chunk)
                 if denied is not None:  # the rights changed meanwhile; servers do not know this user
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield
         is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
         is_observed, monitors = session.is_observed, self._server.monitors
-        for each in self._host.of_states(session, requests) if is_tracked or is_observed else ():
-            command = self._host.command(each)
-            if is_observed and destination_of(command) is Destination.STATES:
+        for each in self._backend.recorded(session, requests) if is_tracked or is_observed else ():
+            command = self._table.find(each)
+            if is_observed and command.destination is Destination.STATES:
                 monitors.record(session, command, each)
             if is_tracked:
                 keys += keys_read(command, each)
             yield
         if is_observed:
             monitors.record(session, self._exec_command, (self._exec_command.name.encode(),))
-
-
-async def watch_states(
-    watched: dict[tuple[int, bytes], WatchedVersion], targets: Sequence[tuple[StateCluster, bytes]]
-) -> Answer:
-    """Request a mark of each key from its owner, and store it in `watched`; answer a WATCH."""
-    marks = []
-    for cluster, key in targets:
-        future = ReplyFuture()
-        cluster.send(ServerRequest(pack((b"STATE", b"MARK", key)), slot_of(key), 2, cluster.deadline_s(), future, 0))
-        marks.append((key, future))
-    error = None
-    for key, future in marks:
-        mark = as_bytes((await future).reply)
-        try:
-            if is_error(mark):
-                error = error or mark
-            else:
-                watched[0, key] = WatchedVersion.parse(mark.partition(b"\r\n")[2][:-2])
-        except MALFORMED_REPLY_ERRORS as malformed:
-            error = error or malformed_reply(malformed)
-    return Answer(error or b"+OK\r\n")

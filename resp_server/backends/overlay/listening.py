@@ -1,0 +1,149 @@
+"""Commands that the upstream confirms before the proxy runs them, too: SUBSCRIBE, UNSUBSCRIBE, MONITOR, tracking.
+
+Requests of other clients that could send something to a client wait until its SUBSCRIBE is confirmed
+(`subscription_order`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from resp_server.backends.overlay.invalidations import OverlayInvalidations
+from resp_server.backends.overlay.long_requests import is_long
+from resp_server.backends.overlay.rights import check_rights
+from resp_server.backends.overlay.route_sender import RouteSender
+from resp_server.backends.overlay.subscription_order import SubscriptionOrder
+from resp_server.backends.overlay.subscriptions import OverlaySubscriptions, is_about_keys
+from resp_server.backends.overlay.upstream_events import UpstreamEvents
+from resp_server.backends.redis.pool import UpstreamPool
+from resp_server.backends.redis.routed_commands import RoutedCommand
+from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.router import Router
+from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.pipeline.batch import ReplyBatch, next_batch
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.protocol.errors import GenericError
+from resp_server.protocol.replies import Retry
+from resp_server.protocol.request_parser import Request
+from resp_server.session.session import Session
+
+# Requests that do not wait for the upstream, or may not have to.
+NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {
+    Destination.ALIASED,
+    Destination.PREFERRED,
+    Destination.DROPPED,
+    Destination.DENIED,
+}
+
+
+class Listening:
+    """Sends such commands to the upstream, and holds the requests that wait for their confirmation.
+
+    Args:
+        on_held: Called with whether all requests to the upstream are held, when it may have changed.
+    """
+
+    def __init__(
+        self,
+        server: ServerContext,
+        upstream: Upstream,
+        sender: RouteSender,
+        invalidations: OverlayInvalidations,
+        on_held: Callable[[bool], None],
+    ) -> None:
+        self._table, self._sender = server.table, sender
+        self._events = UpstreamEvents(server, upstream)
+        self._order = SubscriptionOrder(time.monotonic, lambda: on_held(self._order.holds_requests))
+        self.subscriptions = OverlaySubscriptions(
+            sender.upstream_of,
+            self._own_pool,
+            upstream.url,
+            server.sessions,
+            server.clients,
+            invalidations.is_dropped_notification,
+            invalidations.of_upstream,
+            self._order,
+        )
+
+    def _own_pool(self, session: Session) -> UpstreamPool | None:
+        """Return the pool of the node that sends a client the messages of channels; None: no node is known."""
+        upstream = self._sender.upstream_of(session)
+        for pool in upstream.pools:
+            own = pool.dedicated.get(session.id)
+            if own is not None and own.is_listening and own.is_for_messages:
+                return pool
+        return upstream.message_pool
+
+    async def confirmed(
+        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+    ) -> ReplyBatch | None:
+        """Have the upstream confirm a command; return the batch for the proxy's reply, or None after a refusal."""
+        session = context.session
+        if session.transaction is not None and routed.policy.role is Role.MONITOR:
+            return batch  # EXEC replies Redis' error
+        if self._needs_confirmation(context, routed, request):
+            if is_about_keys(routed.name, request):
+                self._events.read()
+            self.subscriptions.send(routed.name, request, session, batch)
+            batch = await next_batch()
+            if not self.subscriptions.was_confirmed(routed.name, request, session):
+                return None
+        return batch
+
+    def keep_order(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
+        """Have other clients' requests wait for a command that itself waits for its client's next batch."""
+        if self._needs_confirmation(context, routed, request):
+            self.subscriptions.keep_order(routed.name, request, context.session)
+
+    def _needs_confirmation(self, context: CommandContext, routed: RoutedCommand, request: Request) -> bool:
+        """Return whether the upstream has to confirm a command that `listens`; ReplyError if it is refused."""
+        command = routed.command
+        assert command is not None
+        if context.session.transaction is not None:
+            raise GenericError(
+                f"command '{routed.name}' cannot be in a transaction through --upstream: the reply to EXEC would have "
+                "several replies to it, or pushes"
+            )
+        command.check_arity(request)
+        check_rights(context, routed, request)
+        return self.subscriptions.needs_upstream(routed.name, request, context.session)
+
+    # -- requests of other clients ------------------------------------------------------------------------------------
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        """Return what a request waits for that could send something to a client whose SUBSCRIBE is not confirmed."""
+        if not self._order or not session.is_authenticated:
+            return None
+        requests: Sequence[Request] = (request,)
+        if session.transaction is not None:
+            requests = session.transaction.requests if self._table.role_of(request) is Role.EXEC else ()
+        publishes = any(map(self._publishes, requests))
+        if not publishes and not any(self._is_for_upstream(each, session.db) for each in requests):
+            return None
+        return self._order.delay(session.id, publishes=publishes)
+
+    def _publishes(self, request: Request) -> bool:
+        routed = self._sender.router.commands.of(request)
+        return routed is not None and routed.policy.publishes
+
+    def _is_for_upstream(self, request: Request, database: int) -> bool:
+        """Return whether the upstream may get a request."""
+        router = self._sender.router
+        if is_long(request):
+            return may_replicate(router, request)  # a request of states only reads
+        try:
+            route = router.route(request, database)
+        except GenericError:
+            return router.needs_getkeys(request)  # otherwise it is refused
+        return route is not None and route.destination not in NOT_FOR_UPSTREAM
+
+
+def may_replicate(router: Router, request: Request) -> bool:
+    """Return whether a request is well-formed, and CLIENT PAUSE ... WRITE delays its command."""
+    routed = router.commands.of(request)
+    if routed is None:
+        return False
+    arity = routed.facts.arity
+    is_well_formed = len(request) == arity if arity > 0 else len(request) >= -arity
+    return is_well_formed and (routed.facts.is_write or routed.policy.may_replicate)

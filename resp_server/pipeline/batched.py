@@ -1,0 +1,244 @@
+"""The pipeline of a server whose backend sends requests to other processes, and whose replies come later.
+
+The requests of one input buffer, up to a limit, form a batch. They are sent together, and their replies are returned
+together, in order. A client's next batch waits for the previous one, which bounds a client's requests in flight.
+
+    CLIENT PAUSE and the backend's delays -> the backend -> else EXEC and WATCH -> else this process' own reply
+
+A request is a coroutine of the backend. It runs at once, up to the first reply that has not arrived, and is no task of
+the event loop (see `forwarding.answers`). An exception costs one client one error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+from resp_server.command.policy import Role
+from resp_server.command.table import Command
+from resp_server.forwarding.answers import Answer, Called
+from resp_server.forwarding.raw_replies import as_bytes
+from resp_server.pipeline.admission import check, delayed_by_pause
+from resp_server.pipeline.batch import ReplyBatch
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.effects import IncompleteReply, end_caching
+from resp_server.pipeline.error_replies import error_reply
+from resp_server.pipeline.immediate import ImmediateBackend, ImmediatePipeline
+from resp_server.pipeline.pipeline import pending_reply
+from resp_server.pipeline.slow_requests import NEVER_NS
+from resp_server.pipeline.transactions import TransactionBackend, Transactions
+from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
+from resp_server.protocol.request_parser import Request
+from resp_server.session.session import Session
+
+if TYPE_CHECKING:
+    from resp_server.native.core import FastPath
+
+# Adds a request's reply to a batch; False: this process replies. It may wait for the client's next batch, in which the
+# request is the first.
+Answering = Coroutine[None, ReplyBatch | None, bool]
+
+
+class Backend(TransactionBackend, Protocol):
+    """Answers requests by other processes.
+
+    Args:
+        own: Runs the commands that this process answers itself.
+        forwarder: The compiled forwarder, which gets all input first; None: there is none.
+        orders_by_protocol: There are connections for each version of the protocol, so that a request after HELLO would
+            overtake those before it.
+    """
+
+    forwarder: Any
+    orders_by_protocol: bool
+
+    @property
+    def own(self) -> ImmediateBackend: ...
+
+    def new_batch(self, session: Session) -> ReplyBatch:
+        """Return a batch for the replies to a client's requests."""
+
+    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+        """Send a request that needs no checks but those of its form and its client; False: it needs others."""
+
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+        """Add a request's reply to a batch; False: this process replies. batch.is_last: later requests have to wait."""
+
+    def check(self, context: CommandContext, command: Command, request: Request) -> None:
+        """Raise the error of a request that this backend can neither run nor queue, after the checks of `admission`."""
+
+    def delayed(self, session: Session, request: Request) -> Retry | None:
+        """Return what a request waits for before it is handled; None: it is handled now."""
+
+    def may_replicate(self, request: Request) -> bool:
+        """Return whether CLIENT PAUSE ... WRITE delays a request."""
+
+    def exec_rejected(self, session: Session) -> None:
+        """Handle an EXEC that was refused before it ran."""
+
+    def leave(self, session: Session) -> None:
+        """Close what belongs to a client that has left, or sent RESET."""
+
+    def poll(self, poller: Any) -> None:
+        """Use the compiled core's epoll for connections to other servers."""
+
+    def stop(self) -> None:
+        """Close connections to other servers."""
+
+
+class BatchedPipeline:
+    """Answers requests by a backend whose replies come later."""
+
+    def __init__(self, server: ServerContext, backend: Backend) -> None:
+        self._server, self._table, self.backend = server, server.table, backend
+        self._own = ImmediatePipeline(server, backend.own, self._check, on_rejected_exec=backend.exec_rejected)
+        self._transactions = Transactions(server, backend)
+        # By client the request that waits for the client's next batch.
+        self._waiting: dict[int, tuple[Request, Answering]] = {}
+        self.compiled: FastPath | None = None  # there are no stores
+        self.poll: Callable[[Any], None] = backend.poll
+        self.stop: Callable[[], None] = backend.stop
+        server.leave_upstream = self._leave
+
+    def _check(self, context: CommandContext, command: Command, request: Request) -> None:
+        check(context, command, request)
+        self.backend.check(context, command, request)
+
+    def _leave(self, session: Session) -> None:
+        self._waiting.pop(session.id, None)
+        self.backend.leave(session)
+
+    def answer(
+        self,
+        context: CommandContext,
+        requests: list[Request],
+        out: list[bytes],
+        ends_ns: int = NEVER_NS,
+        requests_max: int = sys.maxsize,
+    ) -> IncompleteReply | None:
+        """Answer requests in order; see `Pipeline`."""
+        session, backend = context.session, self.backend
+        batch = backend.new_batch(session)
+        answered, later, delayed, protocol = 0, None, None, session.protocol
+        for request in requests[:requests_max]:
+            answered += 1
+            index = len(batch)
+            try:
+                waiting, answering = self._waiting.pop(session.id, (None, None)) if self._waiting else (None, None)
+                if answering is None or waiting is not request:
+                    if backend.answer_at_once(session, request, batch):
+                        if perf_counter_ns() >= ends_ns:
+                            break
+                        continue
+                    delayed = self._delayed(session, request)
+                    if delayed is not None:
+                        answered -= 1
+                        break
+                    session.begin_command()
+                    answering, begun = backend.answer(context, request, batch), None
+                else:
+                    begun = batch
+                try:
+                    answering.send(begun)
+                except StopIteration as end:
+                    later = None if end.value else self._answer_here(context, request, batch)
+                else:
+                    self._waiting[session.id] = request, answering
+                    answered -= 1
+                    break
+            except Exception as error:  # it fails this request only
+                self._reply_error(session, request, batch, index, error)
+            end_caching(session, self._table, request)
+            must_wait = batch.is_last or (backend.orders_by_protocol and session.protocol != protocol)
+            is_over = must_wait or session.is_closing or self._server.pause.delays_all or perf_counter_ns() >= ends_ns
+            if later is not None or is_over:
+                break
+        session.calls += answered
+        del requests[:answered]
+        incomplete = self._finish(batch, later, session.protocol, out)
+        return delayed if incomplete is None else incomplete
+
+    def _delayed(self, session: Session, request: Request) -> Retry | None:
+        backend, delayed = self.backend, None
+        if self._server.pause.until_ms:
+            delayed = delayed_by_pause(self._server, session, request, backend.may_replicate)
+        return delayed or backend.delayed(session, request)
+
+    @staticmethod
+    def _finish(batch: ReplyBatch, later: Sliced | None, protocol: int, out: list[bytes]) -> IncompleteReply | None:
+        """Return the batch if it lacks replies of servers; else output its replies, and return the later one."""
+        if batch.missing:
+            if later is None:
+                batch.seal()
+            else:
+                batch.end_with(SlicedEncoder(later, protocol))
+            return batch
+        out += map(as_bytes, batch.replies())
+        return later
+
+    def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
+        """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
+        if session.transaction is not None:
+            if self._table.role_of(request) is Role.EXEC:
+                session.end_transaction()
+            else:
+                session.transaction.is_aborted = True
+        batch.refuse(index, error)
+
+    def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Sliced | None:
+        """Answer a request that the backend does not. Returns a reply in steps, which is sent after the batch."""
+        if self._transactions.answer(context, request, batch):
+            batch.is_last = True
+            return None
+        session, reply = context.session, self._own.reply_to(context, request)
+        if isinstance(reply, Sliced):
+            reply.is_suppressed = session.replies_suppressed
+            if reply.is_suppressed and not reply.has_effect:
+                reply.release()
+                return None
+            return reply
+        if isinstance(reply, Pending):
+            batch.is_last |= session.replies_suppressed  # a later request would end CLIENT REPLY SKIP first
+            batch.answer(partial(resolved, context, reply), session.replies_suppressed)
+            return None
+        assert isinstance(reply, bytes)
+        batch.add(b"" if session.replies_suppressed else reply)
+        return None
+
+    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | ReplyStream:
+        """Return a resolved reply, encoded at once or in steps."""
+        return pending.joined() if isinstance(pending, ReplyBatch) else pending_reply(context, pending)
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return an encoded error reply, and count it."""
+        return error_reply(self._server, error)
+
+
+async def resolved(context: CommandContext, pending: Pending) -> Answer:
+    """Return a pending reply once it is resolved, or after its time limit an error."""
+    await Called(partial(_call_when_resolved, pending))
+    try:
+        return Answer(pending_reply(context, pending))
+    except Exception as error:
+        return Answer(error_reply(context.server, error))
+
+
+def _call_when_resolved(pending: Pending, then: Callable[[], None]) -> None:
+    """Call back once a reply is resolved, or after its time limit."""
+
+    def end() -> None:
+        late.cancel()
+        pending.when_resolved(None)
+        then()
+
+    loop = asyncio.get_running_loop()
+    late: asyncio.Handle = loop.call_later(pending.seconds_max, end)
+    if pending.is_resolved:
+        late.cancel()
+        late = loop.call_soon(end)
+    else:
+        pending.when_resolved(end)
