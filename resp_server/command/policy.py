@@ -33,7 +33,7 @@ class Destination(Enum):
     # Of requests with keys, at a proxy with an upstream:
     BY_KEYS = auto()  # the owners of the keys, which the router finds: only in a `RoutedCommand`, never in a `Route`
     BOTH = auto()  # the state servers and the upstream, each for its own keys
-    ALIASED = auto()  # the state servers, by a request that has the states' own names of its keys
+    ALIASED = auto()  # the state servers, by a request with their keys in place of aliases
     PREFERRED = auto()  # the state servers if they have the only key, otherwise the upstream
     DROPPED = auto()  # this process: a write that gets OK and is not run
     DENIED = auto()  # this process, by an error: only in a `RoutedCommand`, never in a `Route`

@@ -200,13 +200,13 @@ def _earlier_end(replies: Sequence[RawReply]) -> RawReply:
     return min(ends, key=lambda each: int(each[1:])) if ends else NEVER
 
 
-def with_state_keys(request: Request, names: Mapping[int, StateKey]) -> Request:
-    """Return a request with the states' names of keys in place of the clients'.
+def with_state_keys(request: Request, state_keys: Mapping[int, StateKey]) -> Request:
+    """Return a request with the states' keys in place of aliases.
 
     Args:
-        names: The names, by position.
+        state_keys: The states' keys, by the position of their aliases.
     """
     made = list(request)
-    for at, name in names.items():
-        made[at] = name.key
+    for at, state_key in state_keys.items():
+        made[at] = state_key.key
     return LongRequest(made, request.size_bytes) if type(request) is LongRequest else made

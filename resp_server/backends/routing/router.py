@@ -272,16 +272,16 @@ def _check_swap(request: Request, table: RoutingTable) -> None:
 
 
 def request_of_states(request: Request, at: int, table: RoutingTable, database: int = 0) -> Request:
-    """Return a request that only states answer, with the state's name of its key; GenericError for another key."""
+    """Return a request that only states answer, with its key in place of an alias; GenericError for another key."""
     table.check_known()
     found = table.keys.decider(database)(request[at])
-    names = _state_keys(request, [(at, found)])
+    state_keys = _state_keys(request, [(at, found)])
     is_upstreams = found.owner is Owner.UPSTREAM
-    if is_upstreams or (at in names and names[at].field is not None):
+    if is_upstreams or (at in state_keys and state_keys[at].field is not None):
         what = "keys of the upstream" if is_upstreams else "fields of a state's key"
         name = b" ".join(request[:at]).decode("utf-8", "replace").upper()
         raise GenericError(f"{name} is not available for {what}: {table.owners_text(request, [at], database)}")
-    return with_state_keys(request, names)
+    return with_state_keys(request, state_keys)
 
 
 class _KeyedRequest:
@@ -367,15 +367,15 @@ class _KeyedRequest:
     def _states(self) -> Route:
         """Return the route of a request with keys of states only."""
         routed, request = self._routed, self._request
-        names = _state_keys(request, self._owned)
-        if not names:
+        state_keys = _state_keys(request, self._owned)
+        if not state_keys:
             return Route(Destination.STATES, routed)
-        if routed.policy.role is Role.WATCH or all(name.field is None for name in names.values()):
-            return Route(Destination.ALIASED, routed, request=with_state_keys(request, names))
+        if routed.policy.role is Role.WATCH or all(state_key.field is None for state_key in state_keys.values()):
+            return Route(Destination.ALIASED, routed, request=with_state_keys(request, state_keys))
         if routed.is_split and len(self._owned) > 1:
             return self._both(self._owned)
-        (at, name), *others = names.items()
-        read = None if others or name.field is None else field_read(routed.name, request, name.key, name.field)
+        (at, (key, field)), *others = state_keys.items()
+        read = None if others or field is None else field_read(routed.name, request, key, field)
         if read is None:
             raise GenericError(
                 f"command '{routed.name}' is not available for fields of a state's key: {self._owners_text([at])}"
@@ -396,20 +396,20 @@ class _KeyedRequest:
             if found.owner is Owner.PREFER_STATE
         }
         of_states = [(at, found) for at, found in others if at not in preferred]
-        names, is_fenced = _state_keys(request, of_states), self._table.keys.has_exactly_cached
-        if not names:
+        state_keys, is_fenced = _state_keys(request, of_states), self._table.keys.has_exactly_cached
+        if not state_keys:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}
-        for at, (key, field) in names.items():
+        for at, (key, field) in state_keys.items():
             if field is None or routed.policy.role is Role.WATCH:
                 continue
             read = field_read(routed.name, request, key, field)
             if read is not None:
                 fields[at] = read.request
         owned = [at for at in owned if at not in fields]
-        named = with_state_keys(request, names)
+        sent = with_state_keys(request, state_keys)
         return Route(
-            Destination.BOTH, routed, owned, preferred=preferred, request=named, fields=fields, is_fenced=is_fenced
+            Destination.BOTH, routed, owned, preferred=preferred, request=sent, fields=fields, is_fenced=is_fenced
         )
 
     def _write(self) -> Route:
@@ -646,33 +646,33 @@ def _shadowed(
         key, is_mget = request[at], routed.policy.role is Role.MGET
         alone: Request = (b"GET", key) if is_mget else request
         name = alone[0].lower().decode("latin-1") if is_mget else routed.name
-        state_name = decided.state_key_of(key)
-        if state_name.field is None:
-            read: FieldRead | None = FieldRead(with_state_keys(alone, {1 if is_mget else at: state_name}))
+        state_key = decided.state_key_of(key)
+        if state_key.field is None:
+            read: FieldRead | None = FieldRead(with_state_keys(alone, {1 if is_mget else at: state_key}))
         else:
-            read = field_read(name, alone, state_name.key, state_name.field)
+            read = field_read(name, alone, state_key.key, state_key.field)
         if read is not None:
-            found.append(Shadowed(decided, number, key, name, alone, state_name.key, read.request, read.convert))
+            found.append(Shadowed(decided, number, key, name, alone, state_key.key, read.request, read.convert))
     return found
 
 
 def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Decision) -> StateRead:
     """Return the states' part of a read of the key at a position, whose rule is `prefer-state`."""
     assert decision.rule is not None
-    name = decision.rule.state_key_of(request[at])
-    exists = exists_request(name)
+    state_key = decision.rule.state_key_of(request[at])
+    exists = exists_request(state_key)
     if not routed.is_served:
         return StateRead(exists, ())
-    if name.field is None:
-        return StateRead(exists, [with_state_keys(request, {at: name})])
-    read = field_read(routed.name, request, name.key, name.field)
+    if state_key.field is None:
+        return StateRead(exists, [with_state_keys(request, {at: state_key})])
+    read = field_read(routed.name, request, state_key.key, state_key.field)
     if read is None:
         return StateRead(exists, ())
     return StateRead(exists, [read.request] if read.of_key is None else [read.request, read.of_key], read.convert)
 
 
 def _state_keys(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateKey]:
-    """Return the states' names of the keys that clients know by another name, by position."""
+    """Return the states' keys of the aliases among the keys, by position."""
     found = {}
     for at, decision in others:
         if decision.rule is not None and decision.rule.alias is not None:
