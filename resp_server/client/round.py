@@ -76,8 +76,8 @@ class Round:
                 else:
                     groups[prefix] = [client]
         for group in groups.values():
-            for at in range(0, len(group), CLIENTS_PER_BATCH):
-                self._answer_group(group[at : at + CLIENTS_PER_BATCH])
+            for first in range(0, len(group), CLIENTS_PER_BATCH):
+                self._answer_group(group[first : first + CLIENTS_PER_BATCH])
 
     def _answer_group(self, clients: Sequence[Connection]) -> None:
         """Answer clients whose first requests have the same command; leave input that also has other commands."""

@@ -146,7 +146,7 @@ def reasons_of(facts: Readiness, lag_s_max: float | None) -> list[str]:
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Return the method, the target and the headers of a request; of other input, texts that get 405 or 404."""
+    """Return the method, the target and the headers of a request. Other input has texts that get 405 or 404."""
     first, *lines = head.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
     pairs = (line.partition(":") for line in lines if ":" in line)

@@ -34,7 +34,7 @@ SeenEpochs = Callable[[], Epochs]
 
 
 class Answer(NamedTuple):
-    """A reply. epochs: those that it is from; a reply of the proxy itself has none."""
+    """A reply, and the epochs that it is from; a reply of the proxy itself has none."""
 
     reply: RawReply
     epochs: ReplyEpochs = NO_EPOCHS
@@ -65,7 +65,8 @@ def no_epochs() -> Epochs:
 class ReplyFuture(ReplySink, Wait):
     """The answer to one request, or its exception. `await` returns the answer, or raises the exception.
 
-    is_finished: whether either has arrived.
+    Attributes:
+        is_finished: The answer or the exception has arrived.
     """
 
     __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_finished")

@@ -1,4 +1,4 @@
-"""Encodes long requests in steps, as pieces that are sent one after another and never joined."""
+"""Encodes long requests in steps, as chunks that are sent one after another and never joined."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import cast
 
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.request_parser import LongWord, Request
+from resp_server.protocol.request_parser import CHUNK_WORDS, CHUNK_WORDS_BYTES, LongWord, Request
 
 # An encoded request: one text, or several.
 Packed = bytes | Sequence[bytes]
-# The words that are encoded in one step (guess: 0.1 ms).
-WORDS_AT_ONCE = 1024
-WORDS_BYTES_AT_ONCE = 256 << 10
 
 
 def texts_of(packed: Packed) -> Sequence[bytes]:
@@ -39,29 +36,29 @@ def pack_in_steps(request: Request) -> Steps[Packed]:
         texts.append(some)
         size += len(some)
         yield
-    return texts if size > WORDS_BYTES_AT_ONCE else b"".join(texts)
+    return texts if size > CHUNK_WORDS_BYTES else b"".join(texts)
 
 
 def packed_texts(request: Request) -> Iterator[bytes]:
-    """Encode a request; its long words are not copied."""
+    """Encode a request; its long arguments are not copied."""
     yield b"*%d\r\n" % len(request)
-    words: list[bytes] = []
+    arguments: list[bytes] = []
     size = 0
-    for word in cast("Sequence[bytes | LongWord]", request):
-        if isinstance(word, LongWord):
-            yield from _without_count(words)
-            words, size = [], 0
-            yield b"$%d\r\n" % len(word)
-            yield from word.texts
+    for argument in cast("Sequence[bytes | LongWord]", request):
+        if isinstance(argument, LongWord):
+            yield from _without_count(arguments)
+            arguments, size = [], 0
+            yield b"$%d\r\n" % len(argument)
+            yield from argument.texts
             continue
-        words.append(word)
-        size += len(word)
-        if len(words) >= WORDS_AT_ONCE or size >= WORDS_BYTES_AT_ONCE:
-            yield from _without_count(words)
-            words, size = [], 0
-    yield from _without_count(words)
+        arguments.append(argument)
+        size += len(argument)
+        if len(arguments) >= CHUNK_WORDS or size >= CHUNK_WORDS_BYTES:
+            yield from _without_count(arguments)
+            arguments, size = [], 0
+    yield from _without_count(arguments)
 
 
-def _without_count(words: list[bytes]) -> Iterator[bytes]:
-    if words:
-        yield pack(words).partition(b"\r\n")[2]
+def _without_count(arguments: list[bytes]) -> Iterator[bytes]:
+    if arguments:
+        yield pack(arguments).partition(b"\r\n")[2]

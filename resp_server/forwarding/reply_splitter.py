@@ -235,8 +235,8 @@ def items_of(answer: RawReply) -> Steps[list[RawReply]]:
 
 def _chunks_of_texts(texts: Sequence[bytes]) -> Iterator[bytes]:
     for text in texts:
-        for at in range(0, len(text), STEP_BYTES):
-            yield text[at : at + STEP_BYTES]
+        for start in range(0, len(text), STEP_BYTES):
+            yield text[start : start + STEP_BYTES]
 
 
 def sum_of_replies(answers: Sequence[RawReply]) -> bytes:

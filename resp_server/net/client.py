@@ -21,9 +21,9 @@ TIMEOUT_S = 5.0
 READ_BYTES = 65_536
 
 
-def pack_request(*words: str | bytes) -> bytes:
+def pack_request(*arguments: str | bytes) -> bytes:
     """Return an encoded request."""
-    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
+    packed: bytes = hiredis.pack_command(arguments)  # type: ignore[arg-type]  # its stub has a tuple of one
     return packed
 
 
@@ -106,11 +106,11 @@ class Client:
             plain.close()
             raise ClientError(f"cannot connect to {self.address}: {reason_of(error)}") from None
 
-    def call(self, *words: str | bytes, timeout_s: float | None = None) -> Any:
+    def call(self, *arguments: str | bytes, timeout_s: float | None = None) -> Any:
         """Send one command and return its reply; ClientError if the reply is an error or too late."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            self._socket.sendall(pack_request(*words))
+            self._socket.sendall(pack_request(*arguments))
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
                 if not received:
@@ -118,7 +118,7 @@ class Client:
                 self._has_received = True
                 self._reader.feed(received)
         except OSError as error:
-            raise ClientError(f"{self.address} did not reply to {words[0]!s}: {reason_of(error)}") from None
+            raise ClientError(f"{self.address} did not reply to {arguments[0]!s}: {reason_of(error)}") from None
         if isinstance(reply, ClientError):
             if str(reply).startswith("NOAUTH"):  # Redis' text for HELLO is about its own arguments
                 raise ErrorReplyError(f"{self.address} wants a password: give it in the URL, or in {PASSWORD_VARIABLE}")

@@ -56,8 +56,8 @@ class HistoryRequest:
 
     def line(self) -> bytes:
         """Return the request as a line for the process."""
-        words = {**asdict(self), "key": self.key.decode("latin-1"), "lines": log_lines.inherited()}
-        return json.dumps(words).encode() + b"\n"
+        fields = {**asdict(self), "key": self.key.decode("latin-1"), "lines": log_lines.inherited()}
+        return json.dumps(fields).encode() + b"\n"
 
 
 class Histories:

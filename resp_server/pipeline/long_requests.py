@@ -1,8 +1,8 @@
 """Long requests: each is split into chunks, which are requests of the same command, and the replies are joined.
 
-All code that iterates over the words (ACL check, slots, tracking, the command itself) handles a bounded number at a
+All code that iterates over the arguments (ACL check, slots, tracking, the command itself) handles a bounded number at a
 time, and other clients are answered in between. All chunks are checked before the first one runs, and all read one
-view. A command whose replies cannot be joined accepts fewer words.
+view. A command whose replies cannot be joined accepts fewer arguments.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ SHAPES: Mapping[Joined, type] = {
 }
 
 
-def request_chunks(command: Command, split: Split, request: Request, words: int = CHUNK_WORDS) -> Iterator[Request]:
-    """Split a request into chunks of so many words."""
+def request_chunks(command: Command, split: Split, request: Request, size: int = CHUNK_WORDS) -> Iterator[Request]:
+    """Split a request into chunks of so many arguments."""
     start = command.words + split.prefix_size
     prefix = request[:start]
-    for at in range(start, len(request), words):
-        for chunk in of_bounded_size(request[at : at + words]):
+    for first in range(start, len(request), size):
+        for chunk in of_bounded_size(request[first : first + size]):
             yield [*prefix[:-1], b"%d" % len(chunk), *chunk] if split.is_counted else [*prefix, *chunk]
 
 
-def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Split words into parts of bounded size."""
-    if sum(map(len, words)) <= CHUNK_WORDS_BYTES:
-        yield words
+def of_bounded_size(arguments: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Split arguments into chunks of bounded size."""
+    if sum(map(len, arguments)) <= CHUNK_WORDS_BYTES:
+        yield arguments
         return
-    part: list[bytes] = []
+    chunk: list[bytes] = []
     size = 0
-    for word in words:
-        part.append(word)
-        size += len(word)
+    for argument in arguments:
+        chunk.append(argument)
+        size += len(argument)
         if size > CHUNK_WORDS_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def first_chunk(request: Request) -> Request:
-    """Return the first words of a long request, which are checked first; a short request as it is."""
+    """Return the first arguments of a long request, which are checked first; a short request as it is."""
     if may_run_unsplit(request):
         return request
     return next(of_bounded_size(request[:CHUNK_WORDS]))
@@ -82,13 +82,13 @@ def may_run_unsplit(request: Request) -> bool:
     return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
 
 
-def _check_limits(context: CommandContext, command: Command, words: Sequence[bytes]) -> None:
+def _check_limits(context: CommandContext, command: Command, names: Sequence[bytes]) -> None:
     """Raise GenericError if a session would have more subscriptions or watched keys than it may have."""
     channels = command.policy.channels
     if channels is not None and channels.verb is Verb.SUBSCRIBE:
-        _check_subscriptions(context, SubscriptionKind(channels.kind), words)
+        _check_subscriptions(context, SubscriptionKind(channels.kind), names)
     elif command.policy.role is Role.WATCH:
-        _check_watch(context, words)
+        _check_watch(context, names)
 
 
 def _check_subscriptions(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
@@ -115,11 +115,11 @@ def split_of(command: Command, request: Request) -> Split | None:
     return None
 
 
-def too_long(command: Command, words_max: int = UNSPLIT_WORDS_MAX) -> GenericError:
+def too_long(command: Command, arguments_max: int = UNSPLIT_WORDS_MAX) -> GenericError:
     """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
     bytes_max = f"{UNSPLIT_BYTES_MAX >> 20} MiB"
-    return GenericError(f"'{name}' takes {words_max} arguments of {bytes_max} at once; split the request")
+    return GenericError(f"'{name}' takes {arguments_max} arguments of {bytes_max} at once; split the request")
 
 
 def _is_counted(command: Command, split: Split, request: Request) -> bool:

@@ -39,14 +39,14 @@ class SlowRequests:
         """Apply changed settings."""
         self.log.cut(self._config().slowlog_max_len)
 
-    def record(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
+    def record(self, session: Session, command: Command, request: Sequence[bytes], nanoseconds: int) -> None:
         """Record a request, if it was slow."""
         config, flags = self._config(), command.facts.flags
         microseconds = nanoseconds // 1000
         if 0 <= config.slowlog_log_slower_than <= microseconds and "skip_slowlog" not in flags:
             now_ms, entries_max = self._clock(), config.slowlog_max_len
-            words = redacted(command.policy.redaction, words)
-            self.log.add(now_ms, microseconds, words, session.address, session.name, entries_max)
+            shown = redacted(command.policy.redaction, request)
+            self.log.add(now_ms, microseconds, shown, session.address, session.name, entries_max)
         self.record_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
 
     def record_event(self, name: str, milliseconds: int) -> None:

@@ -97,9 +97,13 @@ class ServerEndedError(Exception):
 class StateServerProcess:
     """The child process; an asynchronous context manager.
 
-    port: None before the first start. control_port, announcements_port: None if it takes no drivers, or no writers.
-    stores: those that it serves; the proxy reads them, too. is_loaded: set when all jobs were loaded once. is_unused:
-    set when the process has ended because no driver needs it.
+    Attributes:
+        port: None before the first start.
+        control_port: None if it takes no drivers.
+        announcements_port: None if it takes no writers.
+        stores: The stores that it serves; the proxy reads them, too.
+        is_loaded: Set when all jobs were loaded once.
+        is_unused: Set when the process has ended because no driver needs it.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:

@@ -215,7 +215,7 @@ def _make_appliers(
     folder: Path,
     slots: SlotSet,
 ) -> Appliers:
-    """Return the appliers of the logs, which are not started yet, and which the server has look for what it needs."""
+    """Return the appliers of the logs, not started yet. The server asks them for the epochs that it needs."""
     appliers = Appliers(
         LocalJobCatalog(keyspace),
         list(roots),

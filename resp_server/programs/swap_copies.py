@@ -124,8 +124,8 @@ class _CopyScan:
         with ProgressBar(noun) as progress:
             for node in range(self._upstream.node_count):
                 async for batch in self._upstream.scan(node):
-                    for at in range(0, len(batch), KEYS_AT_ONCE):
-                        await self._take(batch[at : at + KEYS_AT_ONCE])
+                    for first in range(0, len(batch), KEYS_AT_ONCE):
+                        await self._take(batch[first : first + KEYS_AT_ONCE])
                     count += len(batch)
                     progress.show(count, total)
         return self.copies

@@ -75,9 +75,9 @@ class UpstreamCalls:
         """The number of nodes, each with keys of its own."""
         return self._upstream.node_count
 
-    async def call(self, node: int, *words: bytes) -> Any:
+    async def call(self, node: int, *arguments: bytes) -> Any:
         """Return a node's reply; UpstreamError if it is an error. The request may be sent twice."""
-        (reply,) = await self.call_all([(node, words)])
+        (reply,) = await self.call_all([(node, arguments)])
         if isinstance(reply, hiredis.ReplyError):
             raise UpstreamError(f"the upstream {self.address}: {reply}")
         if isinstance(reply, Exception):  # its text names the upstream
@@ -87,8 +87,8 @@ class UpstreamCalls:
     async def call_all(self, requests: Sequence[tuple[int, Sequence[bytes]]]) -> Sequence[Any]:
         """Return the replies to requests to nodes, which are sent together. Errors are among them."""
         replies = _Replies(len(requests))
-        for index, (node, words) in enumerate(requests):
-            self._upstream.send_to_node(node, CLIENT, PROTOCOL, pack(tuple(words)), replies, index)
+        for index, (node, arguments) in enumerate(requests):
+            self._upstream.send_to_node(node, CLIENT, PROTOCOL, pack(tuple(arguments)), replies, index)
         return await replies.all
 
     async def scan(self, node: int) -> AsyncIterator[Sequence[FoundKey]]:

@@ -116,17 +116,18 @@ class FirstOf:
 class Sliced:
     """A reply that is computed in steps, so that it neither blocks the event loop nor has to be in memory at once.
 
-    chunks   each chunk is one step of well below a millisecond; a chunk that is LongItems becomes several steps. A
-             Pending among the chunks is waited for, and is a chunk of one item
-    release  called once at the end, also at an early end
-    shape    list, dict, ReplySet: the chunks contain the items (dict: key, value, key, ...). Pairs: the chunks are
-             Pairs, or LongItems of LongPairs. int: the chunks contain numbers; the reply is their sum. FirstOf: the
-             reply is the first item. Frames: the chunks contain complete replies, sent after the last chunk
-    count    the number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it
-             is computed. None: it is sent when it is complete
-    on_finished  called after the last step with the total time of the steps in nanoseconds
-    has_effect   computing the reply has an effect, so it is computed even if it is suppressed
-    is_suppressed    CLIENT REPLY suppresses the reply
+    Args:
+        chunks: The items of the reply, made in steps of well below a millisecond: one for each chunk, and several for a
+            chunk that is LongItems. A Pending among the chunks is waited for; its result is a chunk of one item.
+        release: Called once at the end, also at an early end.
+        shape: For list, dict and ReplySet, the chunks contain the items (dict: key, value, key, ...). For Pairs, they
+            are Pairs, or LongItems of LongPairs. For int, they contain numbers, whose sum is the reply. For FirstOf,
+            the first item is the reply. For Frames, they contain complete replies, sent after the last chunk.
+        count: The number of items or pairs, or an iterator of numbers whose sum it is: the reply is sent while it is
+            computed. None: the reply is sent when it is complete.
+        on_finished: Called after the last step with the total time of the steps in nanoseconds.
+        has_effect: Computing the reply has an effect, so it is computed even if it is suppressed.
+        is_suppressed: CLIENT REPLY suppresses the reply.
     """
 
     chunks: Iterator[Sequence[Reply] | Pending]

@@ -28,9 +28,9 @@ HIDDEN_FLAGS = ("admin", "skip_monitor")
 # A batch of lines for the other workers (guess).
 BATCH_BYTES_MAX = 1 << 20
 
-# Longer words and longer requests are shortened (guesses; Redis shortens none).
-WORDS_MAX = 1024
-WORD_BYTES_MAX = 16 << 10
+# Longer arguments and longer requests are shortened (guesses; Redis shortens none).
+ARGUMENTS_MAX = 1024
+ARGUMENT_BYTES_MAX = 16 << 10
 LINE_BYTES_MAX = 64 << 10
 
 ESCAPES = {code: f"\\x{code:02x}".encode() for code in range(256) if not 32 <= code < 127}
@@ -121,12 +121,12 @@ class Monitors:
         """Send an answered request to the monitors."""
         if not self or any(flag in command.facts.flags for flag in HIDDEN_FLAGS):
             return
-        first_words = request[: WORDS_MAX + 3]
-        keys = [first_words[at] for at, _ in command.keys_in(first_words)] if command.facts.key_specs else []
-        word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
-        words = truncated(redacted(command.policy.redaction, request), WORDS_MAX, word_bytes_max)
-        line = line_of(self._clock(), session.db, session.address, words)
-        self._lines.append(MonitorLine(line, keys[: WORDS_MAX + 1], session.user.name))
+        first = request[: ARGUMENTS_MAX + 3]
+        keys = [first[index] for index, _ in command.keys_in(first)] if command.facts.key_specs else []
+        argument_bytes_max = min(ARGUMENT_BYTES_MAX, LINE_BYTES_MAX // min(len(request), ARGUMENTS_MAX))
+        arguments = truncated(redacted(command.policy.redaction, request), ARGUMENTS_MAX, argument_bytes_max)
+        line = line_of(self._clock(), session.db, session.address, arguments)
+        self._lines.append(MonitorLine(line, keys[: ARGUMENTS_MAX + 1], session.user.name))
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._send)
@@ -196,23 +196,23 @@ class Monitors:
 
 def may_see(session: Session, line: MonitorLine) -> bool:
     """Return whether a monitor may see a request."""
-    if len(line.keys) > WORDS_MAX:
+    if len(line.keys) > ARGUMENTS_MAX:
         return session.user.reads_all_keys
     if line.keys:
         return all(map(session.user.can_read, line.keys))
     return session.user.reads_all_keys or session.user.name == line.user
 
 
-def line_of(now_ms: int, db: int, address: str, words: Sequence[bytes]) -> bytes:
+def line_of(now_ms: int, db: int, address: str, arguments: Sequence[bytes]) -> bytes:
     """Return a request as a line of MONITOR."""
     seconds, milliseconds = divmod(now_ms, 1000)
     prefix = f"+{seconds}.{milliseconds:03}000 [{db} {address}]".encode("utf-8", "surrogateescape")
-    return b" ".join([prefix, *map(quoted, words)]) + b"\r\n"
+    return b" ".join([prefix, *map(quoted, arguments)]) + b"\r\n"
 
 
-def quoted(word: bytes) -> bytes:
-    """Return a word in quotes, escaped as Redis does; printable ASCII is not escaped."""
-    word = bytes(word)
-    if word.isalnum() and word.isascii():
-        return b'"%b"' % word
-    return b'"%b"' % b"".join([ESCAPES.get(code) or bytes((code,)) for code in word])
+def quoted(argument: bytes) -> bytes:
+    """Return an argument in quotes, escaped as Redis does; printable ASCII is not escaped."""
+    argument = bytes(argument)
+    if argument.isalnum() and argument.isascii():
+        return b'"%b"' % argument
+    return b'"%b"' % b"".join([ESCAPES.get(code) or bytes((code,)) for code in argument])

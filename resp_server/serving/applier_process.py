@@ -142,11 +142,13 @@ class ApplierProcess:
 
     While the job is at rest (see `state_backend.apply.idle_job`) it has no applier process; this process polls the log.
 
-    owned: the desired slots that are readable. visible: an epoch that all readers have reached. Both are None until the
-    job is served; `changed` is called when they may have changed.
-
     Args:
         log_watch: Notices this process of new files in the folders that the process reports.
+
+    Attributes:
+        owned: The desired slots that are readable. None: the job is not served yet.
+        visible: An epoch that all readers have reached. None: the job is not served yet.
+        changed: Called when `owned` or `visible` may have changed.
     """
 
     def __init__(

@@ -10,10 +10,10 @@ from typing import Any
 class Account(ABC):
     """A session's user (see `resp_server.acl.rules.User`). All of its fields but the name may change at any time.
 
-    is_open: no password is needed. is_unrestricted: no request has to be checked.
-
-    Args:
-        rate_limiter: None without a limit.
+    Attributes:
+        is_open: No password is needed.
+        is_unrestricted: No request has to be checked.
+        rate_limiter: None: there is no limit.
         compiled: The rules in the form of the compiled core.
     """
 

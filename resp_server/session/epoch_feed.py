@@ -35,12 +35,12 @@ REMOVED: JobEpoch = (-1, -1)
 
 
 def epochs_text(epochs: Iterable[JobEpoch]) -> bytes:
-    """Return the terms and epochs as one word of the protocol between proxies and servers."""
+    """Return the terms and epochs as one argument of the protocol between proxies and servers."""
     return ",".join(f"{term}:{epoch}" for term, epoch in epochs).encode()
 
 
 def epochs_in(text: bytes) -> list[JobEpoch]:
-    """Parse a word of `epochs_text`; ValueError if it is malformed."""
+    """Parse a result of `epochs_text`; ValueError if it is malformed."""
     pairs = [each.split(b":") for each in text.split(b",") if each]
     return [(int(term), int(epoch)) for term, epoch in pairs]
 

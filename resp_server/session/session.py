@@ -51,20 +51,24 @@ else:
 class Session(SessionFields):
     """The state of one client's connection.
 
-    user: has the client's rights.
-
-    can_use_fast_path: the client is authenticated as an unrestricted user without a rate limit; it is in database 0 and
-    not closing; its replies are on; it has no transaction, subscription or tracking; and this server does not redirect
-    it. (A replica in a cluster redirects clients until they send READONLY.) can_use_checked_fast_path: the same, but
-    the user may be restricted, and the client may track keys. can_be_forwarded: as can_use_fast_path, but in any
-    database. Only a proxy's forwarder uses it: it keeps databases apart. is_observed: the fast path is off for all
-    connections, because requests are monitored, timed or paused one by one. is_paused: CLIENT PAUSE stopped the client.
-    calls: the answered requests, counted with their batch. input_bytes, output_bytes: what the connection received and
-    was sent, or will be. seen: the epochs of the replies so far; only a proxy fills it, because its servers may be an
-    epoch apart.
-
     Args:
         default_user: The user of a new connection.
+
+    Attributes:
+        user: It has the client's rights.
+        can_use_fast_path: The client is authenticated as an unrestricted user without a rate limit; it is in database 0
+            and not closing; its replies are on; it has no transaction, subscription or tracking; and this server does
+            not redirect it. (A replica in a cluster redirects clients until they send READONLY.)
+        can_use_checked_fast_path: The same, but the user may be restricted, and the client may track keys.
+        can_be_forwarded: As `can_use_fast_path`, but in any database. Only a proxy's forwarder uses it: it keeps
+            databases apart.
+        is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
+            one.
+        is_paused: CLIENT PAUSE stopped the client.
+        calls: The answered requests, counted with their batch.
+        input_bytes: The bytes that the connection has received.
+        output_bytes: The bytes that were sent, or will be.
+        seen: The epochs of the replies so far. Only a proxy fills it, because its servers may be an epoch apart.
     """
 
     # Read with few cache misses, as in `Connection`.

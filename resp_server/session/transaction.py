@@ -19,9 +19,11 @@ WATCHED_BYTES_MAX = 16 << 20
 class Transaction:
     """The commands that a client queued since MULTI.
 
-    is_aborted: a command was refused, so EXEC will be refused, too. needs_state: a command cannot run while jobs are
-    loading, so EXEC replies LOADING then. slots: the slots of the queued commands' keys, in order. db: the database
-    that a queued SELECT names, at a proxy with an upstream; None: there is no such command.
+    Attributes:
+        is_aborted: A command was refused, so EXEC will be refused, too.
+        needs_state: A command cannot run while jobs are loading, so EXEC replies LOADING then.
+        slots: The slots of the queued commands' keys, in order.
+        db: The database that a queued SELECT names, at a proxy with an upstream. None: there is no such command.
     """
 
     def __init__(self) -> None:

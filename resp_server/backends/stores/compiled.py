@@ -1,7 +1,8 @@
 """The connection of a server to the compiled core: users' rights to read, and the recording of slow requests.
 
 A buffer goes to the core first (`native.core.FastPath`). The core answers as many of the first requests as it can, and
-splits the others into words. Those take the general path (see `pipeline`), as do all requests if the core is not built.
+splits the others into arguments. Those take the general path (see `pipeline`), as do all requests if the core is not
+built.
 """
 
 from __future__ import annotations
