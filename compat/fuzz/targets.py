@@ -16,7 +16,7 @@ from unittest.mock import patch
 from compat.fuzz.loop import Loop
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.backends.servers.connection import ProxyConnection
-from resp_server.backends.servers.pubsub_relay import connect_pubsub
+from resp_server.backends.servers.proxy_message_bus import connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster

@@ -16,7 +16,7 @@ import pytest
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from resp_server.backends.servers.pubsub_relay import CHECK_S, SILENT_TIMEOUTS_MAX
+from resp_server.backends.servers.relay_connection import CHECK_S, SILENT_TIMEOUTS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
