@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from typing import NamedTuple, cast
 
 from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
-from resp_server.forwarding.reply_stages import (
+from resp_server.forwarding.reply_sinks import (
     MALFORMED_REPLY_ERRORS,
     Defer,
     Merge,

@@ -18,7 +18,7 @@ from resp_server.forwarding.raw_replies import (
     as_bytes,
     chunks_of,
 )
-from resp_server.forwarding.reply_stages import ReplySink, UnansweredError
+from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, indexes_behind

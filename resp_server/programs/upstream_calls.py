@@ -11,8 +11,8 @@ import hiredis
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.key_patterns_found import FoundKey
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.errors import SparkisError
 

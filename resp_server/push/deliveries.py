@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from resp_server.forwarding.reply_stages import Defer
+from resp_server.forwarding.reply_sinks import Defer
 from resp_server.limits import STEP_NS_MAX
 
 

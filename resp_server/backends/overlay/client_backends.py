@@ -19,8 +19,8 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import SeenEpochs, deliver
+from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.request_parser import Request
 from resp_server.session.account import Account
 from resp_server.session.session import Session

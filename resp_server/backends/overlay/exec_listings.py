@@ -13,7 +13,7 @@ from functools import partial
 from resp_server.backends.overlay.keyspace import KeyspaceBackends
 from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.protocol.request_parser import Request
 
 

@@ -33,8 +33,8 @@ from resp_server.forwarding.answers import (
 )
 from resp_server.forwarding.packing import pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError

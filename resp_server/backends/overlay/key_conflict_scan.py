@@ -18,8 +18,8 @@ from resp_server.backends.routing.key_patterns import glob_of
 from resp_server.backends.routing.ownership import EXAMPLES_MAX, NewFormat, Ownership
 from resp_server.forwarding.answers import Called, ask, in_background, in_steps
 from resp_server.forwarding.raw_replies import as_bytes, is_error, text_of
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.protocol.errors import internal_error
 from state_backend.model.descriptor import KeyFormat
 

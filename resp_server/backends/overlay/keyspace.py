@@ -21,14 +21,14 @@ from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Replies, ReplyFuture, ask, deliver, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
-from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
-from resp_server.forwarding.reply_stages import (
+from resp_server.forwarding.reply_sinks import (
     MALFORMED_REPLY_ERRORS,
     Defer,
     ReplySink,
     malformed_reply,
     merge_or_error,
 )
+from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode

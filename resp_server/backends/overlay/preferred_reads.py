@@ -15,7 +15,7 @@ from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.request_policy import merge_parts
 from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, all_of, ask, deliver
 from resp_server.forwarding.raw_replies import is_error
-from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import ReplyEpochs

@@ -33,8 +33,8 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply

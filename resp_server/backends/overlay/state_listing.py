@@ -16,8 +16,8 @@ from resp_server.backends.servers.field_names import FIELDS_AT_ONCE, FieldRules,
 from resp_server.backends.servers.request_policy import NO_KEY
 from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, epochs_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, text_of
+from resp_server.forwarding.reply_sinks import Defer, merge_or_error
 from resp_server.forwarding.reply_splitter import items_of
-from resp_server.forwarding.reply_stages import Defer, merge_or_error
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import union_of

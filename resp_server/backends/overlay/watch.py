@@ -12,8 +12,8 @@ from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.watch import watch_states
 from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
+from resp_server.forwarding.reply_sinks import Defer
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session

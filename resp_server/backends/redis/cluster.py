@@ -26,8 +26,8 @@ from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, deliver, in_steps, joined
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.forwarding.reply_sinks import Defer, Merge, ReplySink, merge_or_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer, Merge, ReplySink, merge_or_error
 from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request

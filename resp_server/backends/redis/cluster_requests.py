@@ -18,8 +18,8 @@ from resp_server.backends.redis.url import Address
 from resp_server.command.keys import key_runs
 from resp_server.command.policy import Joined, Split
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.reply_sinks import Merge
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
-from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from state_backend.model.slots import slot_of

@@ -29,8 +29,8 @@ from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver, in
 from resp_server.forwarding.handshake import BUSY
 from resp_server.forwarding.packing import Packed, pack_in_steps
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX, UPSTREAM_CONNECTIONS, UPSTREAM_TIMEOUT_S
 from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import ReplyError

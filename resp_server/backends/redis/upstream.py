@@ -16,7 +16,7 @@ from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_stages import Defer, ReplySink
+from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
 

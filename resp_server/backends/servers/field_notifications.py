@@ -30,8 +30,8 @@ from resp_server.backends.servers.field_names import (
     texts_in,
 )
 from resp_server.forwarding.raw_replies import RawReply, is_error, text_of
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import items_of
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request

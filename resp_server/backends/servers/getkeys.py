@@ -11,8 +11,8 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import GetkeysCache
 from resp_server.forwarding.answers import ReplyFuture
 from resp_server.forwarding.raw_replies import as_bytes, is_error
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.request_parser import Request
 
 # The reply to COMMAND GETKEYS for a request without keys.

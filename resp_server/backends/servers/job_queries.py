@@ -23,8 +23,8 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of
 from resp_server.forwarding.raw_replies import as_bytes
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
 from state_backend.model.slot_set import NONE, SlotSet

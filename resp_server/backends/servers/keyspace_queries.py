@@ -19,8 +19,8 @@ from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
 from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, merged
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
+from resp_server.forwarding.reply_sinks import Merge
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Merge
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
 from state_backend.model.slots import HASH_BITS, SLOTS

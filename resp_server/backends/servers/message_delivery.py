@@ -12,8 +12,8 @@ from resp_server.backends.servers.field_notifications import FieldListeners, Fie
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.raw_replies import Steps
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of

@@ -10,8 +10,8 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.forwarding.answers import Answer, ReplyFuture, deliver
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ClusterDownError, GenericError
 from resp_server.protocol.replies import Frames, Pending, Reply

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from resp_server.forwarding.answers import Replies, deliver
 from resp_server.forwarding.raw_replies import RawReply
+from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.forwarding.reply_splitter import array_in_order, pack
-from resp_server.forwarding.reply_stages import Defer, ReplySink
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.slots import slot_of

@@ -28,7 +28,7 @@ from resp_server.backends.servers.transaction_plan import (
 )
 from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.batched import resolved
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.exec_runner import NOTHING_RUN, ExecContext

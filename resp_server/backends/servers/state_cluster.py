@@ -32,8 +32,8 @@ from resp_server.backends.servers.stalled_jobs import StalledJobs
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.forwarding.answers import Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import as_bytes
+from resp_server.forwarding.reply_sinks import Defer
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import Defer
 from resp_server.pipeline.histories import HISTORIES_MAX
 from resp_server.protocol.errors import ClusterDownError, GenericError, TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest

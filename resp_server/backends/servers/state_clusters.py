@@ -11,8 +11,8 @@ import hiredis
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.forwarding.answers import in_background
 from resp_server.forwarding.raw_replies import as_bytes, is_error
+from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import MALFORMED_REPLY_ERRORS
 from resp_server.protocol.errors import GenericError, LoadingError
 
 logger = logging.getLogger("sparkis.proxy")

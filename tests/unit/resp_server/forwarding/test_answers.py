@@ -20,7 +20,7 @@ from resp_server.forwarding.answers import (
     started,
 )
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
-from resp_server.forwarding.reply_stages import ReplySink
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import GenericError
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs

@@ -9,8 +9,8 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.backends.overlay.key_conflict_scan import COUNT, STEPS_MAX, KeyConflictScans
 from resp_server.backends.routing.ownership import NewFormat, Ownership
+from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.forwarding.reply_stages import ReplySink
 from resp_server.protocol.replies import encode
 
 FORMATS = {"new": {"sum": "sum:<day>", "mean": "mean:<day>"}}
