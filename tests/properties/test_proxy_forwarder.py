@@ -20,8 +20,8 @@ from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.command.policy import Destination
 from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.forwarding.reply_sinks import UnansweredError
+from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import RequestParser

@@ -10,8 +10,8 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
 from resp_server.forwarding.answers import Answer, ReplyFuture
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_sinks import ReplySink
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session

@@ -28,8 +28,8 @@ from resp_server.command.policy import Destination, Role
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, deliver
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_sinks import ReplySink
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.effects import keys_read

@@ -10,8 +10,8 @@ import hiredis
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.forwarding.answers import ask, in_background
 from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_sinks import UnansweredError
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of

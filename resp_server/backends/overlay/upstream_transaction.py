@@ -20,8 +20,8 @@ from resp_server.backends.servers.transaction_plan import EXEC, MULTI
 from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.packing import Packed, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_sinks import UnansweredError
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session

@@ -21,8 +21,8 @@ from resp_server.forwarding.handshake import HandshakeError
 from resp_server.forwarding.packing import Packed, prefixed, size_of
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
+from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of

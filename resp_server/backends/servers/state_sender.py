@@ -32,8 +32,8 @@ from resp_server.forwarding.answers import (
     deliver,
 )
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.forwarding.reply_sinks import Merge
+from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read

@@ -18,8 +18,8 @@ from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import ReplyFuture
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
-from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.forwarding.reply_sinks import ReplySink
+from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.protocol.errors import ClusterDownError, GenericError, ReplyError
 from resp_server.protocol.request_parser import Request
