@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from resp_server.backends.redis.dedicated_connection import DISCARD
+from resp_server.backends.redis.dedicated_connection import DISCARD, DedicatedConnection
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
-from resp_server.forwarding.answers import Answer, ReplyFuture
-from resp_server.forwarding.reply_sinks import ReplySink
+from resp_server.forwarding.answers import Answer, Called, ReplyFuture, ask, deliver
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.request_parser import Request
@@ -73,19 +73,14 @@ class DedicatedRequests:
             return False
         index = batch.expect(session.replies_suppressed)
         for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
-            own.with_upstream_id(_Unblock(request, session, batch if not number else DISCARD, index, pool))
+            deliver(_unblocked(request, session, pool, own), DISCARD if number else batch, index)
         return True
 
 
-class _Unblock:
-    """A CLIENT UNBLOCK that waits for the blocked connection's id at the upstream."""
-
-    def __init__(self, request: Request, session: Session, sink: ReplySink, index: int, pool: UpstreamPool) -> None:
-        self._request, self._session, self._sink, self._index, self._pool = request, session, sink, index, pool
-
-    def __call__(self, upstream_id: int | None) -> None:
-        if upstream_id is None:
-            self._sink.put(self._index, NOT_BLOCKED)
-            return
-        packed = pack((*self._request[:2], b"%d" % upstream_id, *self._request[3:]))
-        self._pool.send(self._session.id, self._session.protocol, packed, self._sink, self._index, is_read=False)
+async def _unblocked(request: Request, session: Session, pool: UpstreamPool, own: DedicatedConnection) -> Answer:
+    """Return the upstream's reply to CLIENT UNBLOCK, which is sent once the id of the blocked connection is known."""
+    await Called(lambda then: own.with_upstream_id(lambda upstream_id: then()))
+    if own.upstream_id is None:
+        return Answer(NOT_BLOCKED)
+    packed = pack((*request[:2], b"%d" % own.upstream_id, *request[3:]))
+    return await ask(partial(pool.send, session.id, session.protocol, packed, is_read=False))

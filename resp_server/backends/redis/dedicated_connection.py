@@ -50,6 +50,7 @@ class DedicatedConnection(UpstreamConnection):
         client: The client's id, or that of its listener.
 
     Attributes:
+        upstream_id: The id that CLIENT UNBLOCK at the upstream takes; None: it is not known.
         watched: The keys that WATCH watches there.
         is_dirty: One of them has another owner now, so EXEC must run nothing.
         is_monitor: MONITOR was sent.
@@ -65,7 +66,7 @@ class DedicatedConnection(UpstreamConnection):
         self._owner = owner
         self._failure = ""
         self.client = client
-        self._upstream_id: int | None = None
+        self.upstream_id: int | None = None
         self._wait_for_id: list[Callable[[int | None], None]] | None = []  # None: the upstream has replied
         self._has_marked_write = False
         self.watched: set[bytes] = set()
@@ -106,13 +107,13 @@ class DedicatedConnection(UpstreamConnection):
         CLIENT ID is the connection's first request. When its reply arrives, the command that was sent with it blocks.
         """
         if self._wait_for_id is None:
-            then(self._upstream_id)
+            then(self.upstream_id)
         else:
             self._wait_for_id.append(then)
 
     def set_upstream_id(self, upstream_id: int | None) -> None:
         """Set the id. None: the upstream has refused to tell it, or the connection has failed."""
-        waiting, self._upstream_id, self._wait_for_id = self._wait_for_id or (), upstream_id, None
+        waiting, self.upstream_id, self._wait_for_id = self._wait_for_id or (), upstream_id, None
         for then in waiting:
             then(upstream_id)
 
