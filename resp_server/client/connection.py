@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import chain
 from time import perf_counter_ns
-from typing import Protocol, cast
+from typing import cast
 
 from resp_server import native
 from resp_server.acl.rate_limits import RateLimiter
@@ -56,7 +57,7 @@ TURN_BYTES_MAX = 256 * 1024
 BLOCKED_INPUT_BYTES_MAX = 1024 * 1024
 
 
-class ConnectionHost(Protocol):
+class ConnectionHost(ABC):
     """The server that a connection belongs to.
 
     Attributes:
@@ -69,9 +70,11 @@ class ConnectionHost(Protocol):
     write_queue: WriteQueue
     turn_scheduler: TurnScheduler
 
+    @abstractmethod
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
         """Return the error for a client that is not admitted, or None."""
 
+    @abstractmethod
     def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
         """Return the session of a new client.
 
@@ -79,12 +82,15 @@ class ConnectionHost(Protocol):
             session_id: The id of the session. None: it gets the next one.
         """
 
+    @abstractmethod
     def add(self, connection: Connection) -> None:
         """Register a new client."""
 
+    @abstractmethod
     def remove(self, session_id: int) -> None:
         """Remove a client whose connection ended."""
 
+    @abstractmethod
     def keep_sending_epochs(self, connection: Connection) -> None:
         """Send new epochs to a client until it ends STATE FOLLOW."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import randrange
-from typing import Protocol
 
 from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
@@ -70,13 +69,6 @@ def _rank(context: ReadContext, name: str, key: bytes, member: bytes, words: Seq
     if name == "zrevrank":
         rank = snapshot.sorted_size(key) - 1 - rank
     return [rank, snapshot.scores(key, (member,))[0]] if words else rank
-
-
-class MemberRange(Protocol):
-    """A range of members."""
-
-    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        """Return the range as ranks from the lowest score, first and end (exclusive), in a set of `size` members."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +158,11 @@ class TextRange:
 
     def _is_below_high(self, member: bytes) -> bool:
         return self.high is None or (member < self.high if self.excludes_high else member <= self.high)
+
+
+# A range of members. `ranks` returns it as ranks from the lowest score, first and end (exclusive), in a set of `size`
+# members.
+MemberRange = RankRange | ScoreRange | TextRange
 
 
 @dataclass

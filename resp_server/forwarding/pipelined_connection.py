@@ -7,6 +7,7 @@ batch until the end of the round.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,13 +33,21 @@ class Sent(Protocol):
 InFlight = TypeVar("InFlight", bound=Sent)
 
 
-class Link(Protocol):
+class Link(ABC):
     """The socket of a connection."""
 
     @property
-    def output_bytes(self) -> int: ...
-    def write(self, data: bytes) -> None: ...
-    def cut(self, reason: str) -> None: ...
+    @abstractmethod
+    def output_bytes(self) -> int:
+        """How many bytes wait to be sent."""
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+
+    @abstractmethod
+    def cut(self, reason: str) -> None:
+        """Close the connection now; `reason` is logged."""
 
 
 class PipelinedConnection(Generic[InFlight]):

@@ -12,7 +12,7 @@ from typing import Any
 
 from resp_server import native
 from resp_server.acl.users import Users
-from resp_server.client.connection import Connection
+from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.client.round import Round
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import WriteQueue
@@ -47,7 +47,7 @@ QUIET_S_MAX = 1.0
 DRAIN_POLL_S = 0.02
 
 
-class Server(Clients):
+class Server(Clients, ConnectionHost):
     """Answers clients from a keyspace.
 
     Runs on the event loop that `start` is called on; the keyspace is changed on that loop's thread only.

@@ -11,7 +11,7 @@ from typing import Any, cast
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.forwarding.handshake import Handshake
 from resp_server.forwarding.packing import size_of
-from resp_server.forwarding.pipelined_connection import PipelinedConnection
+from resp_server.forwarding.pipelined_connection import Link, PipelinedConnection
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
 from resp_server.limits import KEEPALIVE_S
@@ -29,7 +29,7 @@ TURN_BYTES_MAX = 1 << 20
 open_addresses: set[bytes] = set()
 
 
-class UpstreamProtocol(asyncio.Protocol):
+class UpstreamProtocol(asyncio.Protocol, Link):
     """The socket of a connection."""
 
     _transport: asyncio.Transport

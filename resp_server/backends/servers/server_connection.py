@@ -24,7 +24,7 @@ from resp_server.backends.servers.reconnecting import Reconnecting
 from resp_server.backends.servers.requests import PING, ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.forwarding.handshake import Handshake, HandshakeError
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
+from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, Link, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
@@ -513,7 +513,7 @@ class ReplyReceiver(Protocol):
         """Handle the loss of the connection."""
 
 
-class ServerProtocol(asyncio.Protocol):
+class ServerProtocol(asyncio.Protocol, Link):
     """A socket to a server. It belongs to a connection, until it is left to a long reply."""
 
     _transport: asyncio.Transport
