@@ -102,7 +102,11 @@ class ReplyFuture(ReplySink, Wait):
         return self._seen()
 
     def when_finished(self, then: Callable[[], None], failed: Callable[[], None] | None = None) -> None:
-        """Call back when the answer or the exception arrives. failed: is called in place of `then` by an exception."""
+        """Call back when the answer or the exception arrives.
+
+        Args:
+            failed: Is called in place of `then` by an exception.
+        """
         self._then, self._failed = then, failed or then
 
     @property
@@ -132,7 +136,11 @@ async def arrived(future: ReplyFuture) -> Answer:
 
 
 def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) -> ReplyFuture:
-    """Send a request. send: takes the sink of the reply and its index; what it raises is the future's exception."""
+    """Send a request.
+
+    Args:
+        send: Takes the sink of the reply and its index. What it raises is the future's exception.
+    """
     future = ReplyFuture(seen)
     try:
         send(future, 0)

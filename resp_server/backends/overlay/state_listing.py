@@ -87,9 +87,11 @@ async def listed_names(listing: StateListing, keys: Answer, to_owner: ToOwner, d
 
 
 class _Names:
-    """The clients' names of listed keys. found: encoded. reads: for the names that depend on a key's type or fields.
+    """The clients' names of listed keys. Its steps return an error, or nothing.
 
-    Its steps return an error, or nothing.
+    Attributes:
+        found: The encoded names.
+        reads: The reads for names that depend on a key's type or fields.
     """
 
     def __init__(self, listing: StateListing) -> None:

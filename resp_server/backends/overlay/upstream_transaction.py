@@ -30,8 +30,9 @@ from resp_server.session.session import Session
 class UpstreamTransaction:
     """The commands of one EXEC for the upstream. It is made when EXEC arrives, over the connection that watches keys.
 
-    refusals: the databases that the upstream does not have, with its errors. changed: the keys that the commands may
-    change, if any keys are cached; None: all keys.
+    Attributes:
+        refusals: The databases that the upstream does not have, with its errors.
+        changed: The keys that the commands may change, if any keys are cached; None: all keys.
     """
 
     def __init__(self, upstream: Upstream, session: Session) -> None:

@@ -97,7 +97,7 @@ class FieldEvent(NamedTuple):
     reads_all: bool
 
     def chunks(self) -> Iterator[Sequence[bytes]]:
-        """Iterate over the fields to check, in chunks of at most `FIELDS_MAX`."""
+        """Iterate over the fields to check, in batches of at most `FIELDS_MAX`."""
         return (self.fields[at : at + FIELDS_MAX] for at in range(0, len(self.fields), FIELDS_MAX))
 
     def requests(self) -> Iterator[Request]:
@@ -110,7 +110,8 @@ class FieldEvent(NamedTuple):
 class FieldReads(ReplySink):
     """The reads for some events, keyed by the index of the pushed frame that carries the event.
 
-    on_complete: called once, when all replies have arrived.
+    Attributes:
+        on_complete: Is called once, when all replies have arrived.
     """
 
     def __init__(self, events: Mapping[int, FieldEvent]) -> None:

@@ -123,7 +123,8 @@ class StateSender:
     def answer_history(self, request: Request, session: Session, batch: ReplyBatch, cached_key: bytes) -> None:
         """Request a key's history after all earlier replies. It may take long, so later requests wait for it.
 
-        cached_key: the name by which the client caches the key.
+        Args:
+            cached_key: The name by which the client caches the key.
         """
         batch.is_last = True
         if session.replies_suppressed:  # a read whose reply is suppressed has no effect
@@ -138,7 +139,11 @@ class StateSender:
     async def slow_answer(
         self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
     ) -> Answer:
-        """Answer a slow read of one key. cached_key: the name by which the client caches it."""
+        """Answer a slow read of one key.
+
+        Args:
+            cached_key: The name by which the client caches the key.
+        """
         number, slot = self.target_of(key)
         cluster, future, tracking_state = self._clusters[number], ReplyFuture(seen), session.tracking_state
         deadline_s = cluster.deadline_s(is_long=True)
@@ -158,7 +163,11 @@ class StateSender:
         tracking_state: TrackingState | None = None,
         cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
     ) -> Answer:
-        """Answer a request by its parts. cached_keys: returns the names by which the client caches a part's keys."""
+        """Answer a request by its parts.
+
+        Args:
+            cached_keys: Returns the names by which the client caches a part's keys.
+        """
         replies, turns = Replies(seen, len(parts)), Turns(self._defer)
         for index, part in enumerate(parts):
             if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:

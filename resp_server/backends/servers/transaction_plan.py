@@ -42,7 +42,11 @@ ReplyPlaces = tuple[tuple[int, int], ...] | None
 
 
 class QueuedCommands(Protocol):
-    """Finds queued commands and the owners of their keys. own: runs those that the proxy itself answers."""
+    """Finds queued commands and the owners of their keys.
+
+    Attributes:
+        own: Runs the commands that the proxy itself answers.
+    """
 
     own: StoresBackend
 
