@@ -192,6 +192,8 @@ class World:
             (folder / name).mkdir()
         self.log, self._rules = folder / "log", folder / "rules.toml"
         self.is_cluster = upstream == "cluster"
+        # A pause has no other effect: the nodes of a cluster and sentinels would see a failure.
+        self.may_pause = upstream in ("single", "TLS")
         self.upstream = UPSTREAMS[upstream](folder / "upstream", stack)
         self.reference = stack.enter_context(redis_server(folder / "reference"))
         # The last change of each key, or of each field.

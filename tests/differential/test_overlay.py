@@ -218,7 +218,7 @@ class Overlay(RuleBasedStateMachine):
     def ask_while_upstream_hangs(self, number: int, asked: list[Line]) -> None:
         """States' keys are answered while the upstream does not answer."""
         client = self._client(number)
-        if not client.is_plain or client.facts()["db"] != "0":
+        if not self.world.may_pause or not client.is_plain or client.facts()["db"] != "0":
             return
         for node in self.world.upstream.nodes:
             node.process.send_signal(signal.SIGSTOP)
