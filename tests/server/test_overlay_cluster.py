@@ -15,7 +15,7 @@ from compat.conformance.wire import Connection, replies_to, request
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import VALUES, Swap
+from tests.server.swap import Swap
 
 NAMES = [f"key{number}" for number in range(300)]
 
@@ -37,36 +37,6 @@ def client(cluster: RedisCluster, proxy: Running) -> Iterator[Connection]:
         cluster.call(node, "FLUSHALL")
     with proxy.connect() as connection:
         yield connection
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_cluster_requests_go_to_masters_of_their_keys(cluster: RedisCluster, client: Connection, protocol: int) -> None:
-    client.call("HELLO", protocol)
-    for name in NAMES:
-        assert client.call("SET", name, name).plain == b"OK"
-    assert [client.call("GET", name).plain for name in NAMES] == [name.encode() for name in NAMES]
-    sizes = [int(cluster.call(node, "DBSIZE")) for node in cluster.nodes]
-    assert sum(sizes) == len(NAMES) and all(sizes)
-    assert client.call("GET", "job:speed:2").plain == b"20"
-
-
-def test_cluster_request_of_several_slots_is_split_and_joined_in_order(client: Connection) -> None:
-    words = [word for name in NAMES for word in (name, f"of {name}")]
-    assert client.call("MSET", *words).plain == b"OK"
-    assert client.call("MGET", *NAMES, "none", NAMES[0]).plain == [
-        *(f"of {name}".encode() for name in NAMES),
-        None,
-        b"of key0",
-    ]
-    mixed = [word for name in NAMES[:8] for word in (name, f"job:speed:{name[3:]}")]
-    assert client.call("MGET", *mixed).plain == [
-        value for number in range(8) for value in (b"of key%d" % number, b"%d" % (10 * number))
-    ]
-    assert client.call("EXISTS", *NAMES, "none").plain == len(NAMES)
-    assert client.call("TOUCH", *NAMES[:10], "job:speed:1").plain == 11
-    assert client.call("DEL", *NAMES[:100]).plain == 100
-    assert client.call("UNLINK", *NAMES).plain == len(NAMES) - 100
-    assert client.call("MSET", "{a}", "1", "{a}b").plain == b"ERR wrong number of arguments for 'mset' command"
 
 
 def test_cluster_write_with_states_key_runs_at_no_node(client: Connection) -> None:
@@ -131,14 +101,6 @@ def test_cluster_script_kill_ends_script_at_any_node(cluster: RedisCluster, prox
         cluster.call(node, "CONFIG", "SET", "busy-reply-threshold", 5000)
 
 
-def test_cluster_blocking_command_waits_at_master_of_its_key(proxy: Running, client: Connection) -> None:
-    with proxy.connect() as other:
-        for name in ("l1", "l2", "l3"):
-            client.send(b"BLPOP %b 0\r\n" % name.encode())
-            assert other.call("RPUSH", name, "x").plain == 1
-            assert client.read().plain == [name.encode(), b"x"]
-
-
 def test_cluster_transaction_runs_at_master_of_its_keys(proxy: Running, client: Connection) -> None:
     for name in ("t1", "t2", "t3"):
         found = [client.call(*line.split()).plain for line in (f"WATCH {{{name}}}", "MULTI", f"INCR {{{name}}}")]
@@ -162,39 +124,6 @@ def test_cluster_transaction_runs_at_master_of_its_keys(proxy: Running, client: 
     assert client.call("EXISTS", "a", "b").plain == 0
 
 
-def test_cluster_transaction_lists_keys_of_all_nodes(client: Connection) -> None:
-    client.call("MSET", *(word for name in NAMES for word in (name, "x")))
-    lines = [
-        "MULTI",
-        "SET {a}new 1",
-        "DBSIZE",
-        "KEYS key1*",
-        "KEYS {a}*",
-        "SELECT 1",
-        "SELECT 0",
-        "GET job:speed:2",
-        "EXEC",
-    ]
-    size, keys, new, *others = [client.call(*line.split()).plain for line in lines][-1][1:]
-    assert size == len(NAMES) + 1 + len(VALUES)
-    assert sorted(keys) == sorted(name.encode() for name in NAMES if name.startswith("key1"))
-    assert new == [b"{a}new"]
-    assert others == [b"ERR SELECT is not allowed in cluster mode", b"OK", b"20"]
-
-
-def test_cluster_messages_arrive_from_any_node(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
-    client.call("HELLO", 3)
-    assert client.call("SUBSCRIBE", "news").plain == [b"subscribe", b"news", 1]
-    for node in cluster.nodes:
-        cluster.call(node, "PUBLISH", "news", "x")
-        assert client.read().plain == [b"message", b"news", b"x"]
-    with proxy.connect() as other:
-        assert other.call("PUBLISH", "news", "y").plain == 1
-        assert client.read().plain == [b"message", b"news", b"y"]
-    assert client.call("SET", "{s}1", "v").plain == client.call("SET", "{u}1", "v").plain == b"OK"
-    assert client.call("UNSUBSCRIBE").plain == [b"unsubscribe", b"news", 0]
-
-
 NAMES_OF_NODES = ("a", "b", "c")  # each is in a slot of another node
 
 
@@ -203,52 +132,6 @@ def notifying(cluster: RedisCluster) -> None:
     assert len({cluster.master_of(name).port for name in NAMES_OF_NODES}) == 3
     for node in cluster.nodes:
         cluster.call(node, "CONFIG", "SET", "notify-keyspace-events", "KEA")
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_cluster_notifications_arrive_from_all_nodes_and_messages_once(
-    cluster: RedisCluster, proxy: Running, client: Connection, notifying: None, protocol: int
-) -> None:
-    client.call("HELLO", protocol)
-    client.send(request("SUBSCRIBE", "news", "__keyspace@0__:b") + request("PSUBSCRIBE", "*"))
-    assert [client.read().plain[2] for _ in range(3)] == [1, 2, 3]
-    with proxy.connect() as other:
-        for name in NAMES_OF_NODES:
-            assert other.call("SET", name, "1").plain == b"OK"
-            events = [
-                (b"pmessage", b"__keyspace@0__:" + name.encode(), b"set"),
-                (b"pmessage", b"__keyevent@0__:set", name.encode()),
-            ]
-            if name == "b":
-                events.append((b"message", b"__keyspace@0__:b", b"set"))
-            found = [client.read().plain for _ in events]
-            assert sorted((each[0], *each[-2:]) for each in found) == sorted(events)
-        assert other.call("PUBLISH", "news", "x").plain == 2
-        found = [client.read().plain for _ in range(2)]
-        assert sorted(found) == [[b"message", b"news", b"x"], [b"pmessage", b"*", b"news", b"x"]]
-        client.send(request("UNSUBSCRIBE") + request("PUNSUBSCRIBE"))
-        assert sorted(client.read().plain[2] for _ in range(3)) == [0, 1, 2]
-        for name in NAMES_OF_NODES:
-            assert other.call("DEL", name).plain == 1
-            assert cluster.call(cluster.master_of(name), "PUBSUB", "NUMPAT") == b"0"
-        assert other.call("PUBLISH", "news", "y").plain == 0
-    assert client.call("PING").plain == b"PONG"
-
-
-def test_cluster_shard_channels_are_at_masters_of_their_slots(
-    cluster: RedisCluster, proxy: Running, client: Connection
-) -> None:
-    client.call("HELLO", 3)
-    client.send(request("SSUBSCRIBE", *NAMES_OF_NODES))
-    assert [client.read().plain for _ in range(3)] == [[b"ssubscribe", b"abc"[at : at + 1], at + 1] for at in range(3)]
-    with proxy.connect() as other:
-        for name in NAMES_OF_NODES:
-            assert other.call("SPUBLISH", name, "x").plain == 1
-            assert client.read().plain == [b"smessage", name.encode(), b"x"]
-            assert cluster.call(cluster.master_of(name), "SPUBLISH", name, "y") == b"1"
-            assert client.read().plain == [b"smessage", name.encode(), b"y"]
-        assert client.call("SUNSUBSCRIBE", "b").plain == [b"sunsubscribe", b"b", 2]
-        assert [other.call("SPUBLISH", name, "x").plain for name in NAMES_OF_NODES] == [1, 0, 1]
 
 
 def test_cluster_subscriber_of_resp2_is_refused_at_all_nodes(client: Connection, notifying: None) -> None:

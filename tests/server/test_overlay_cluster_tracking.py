@@ -53,21 +53,6 @@ def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
     return pushes, found
 
 
-def test_tracking_invalidates_keys_of_all_nodes(cluster: RedisCluster, tracking: Connection) -> None:
-    names = NAMES[:30]
-    assert tracking.call("MGET", *names, "job:speed:1").plain == [None] * 30 + [b"10"]
-    found = {tracking.read().plain[1][0] for _ in range(31)}  # reads of both sides are not cached
-    assert found == {name.encode() for name in (*names, "job:speed:1")}
-    for name in names:
-        assert tracking.call("GET", name).plain is None
-    for name in names:
-        cluster.call(cluster.master_of(name), "SET", name, "1")
-    assert {tracking.read().plain[1][0] for _ in names} == {name.encode() for name in names}
-    for name in names:
-        cluster.call(cluster.master_of(name), "SET", name, "2")  # they were not read again
-    assert tracking.call("PING").plain == b"PONG"
-
-
 def test_tracking_invalidation_of_each_node_precedes_newer_reply(cluster: RedisCluster, tracking: Connection) -> None:
     names = NAMES[:6]
     assert len({cluster.master_of(name).port for name in names}) == 3
@@ -82,21 +67,6 @@ def test_tracking_invalidation_of_each_node_precedes_newer_reply(cluster: RedisC
             pushes, reply = read_until_reply(tracking)
             assert reply.plain == b"%d" % number
             assert [b"invalidate", [name.encode()]] in [each.plain for each in pushes]
-
-
-def test_tracking_bcast_covers_all_nodes_until_off(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
-    with proxy.connect() as listener:
-        listener.call("HELLO", 3)
-        assert listener.call("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "key").plain == b"OK"
-        client.call("MSET", *(word for name in NAMES[:20] for word in (name, "1")))
-        found: set[bytes] = set()
-        while len(found) < 20:
-            found |= set(listener.read().plain[1])
-        assert listener.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
-        client.call("SET", NAMES[0], "2")
-        assert listener.call("PING").plain == b"PONG"
-        assert listener.call("CLIENT", "TRACKING", "ON", "PREFIX", "a").plain.startswith(b"ERR PREFIX option requires")
-        assert listener.call("GET", NAMES[0]).plain == b"2"
 
 
 def test_tracking_follows_moved_keys_to_new_node(cluster: RedisCluster, proxy: Running, tracking: Connection) -> None:
