@@ -16,6 +16,7 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.backends.routing.key_matcher import ForwardedKeys
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.command.keys import keys_of
@@ -50,7 +51,8 @@ class Scene:
         self.server = Server(keyspace, ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         self.proxy = Server(Keyspace(), ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         self.view = keyspace.view(NOW_MS)
-        cluster = SimpleNamespace(connection_numbers=bytes(SLOTS), open_connections=[None])
+        connections = SimpleNamespace(numbers=bytes(SLOTS), connections=[None])
+        cluster = SimpleNamespace(slot_connections=connections, epochs=ClusterEpochs())
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
         commands.set_patterns({0: forwarded})
