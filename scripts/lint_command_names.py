@@ -27,7 +27,7 @@ OTHER_NAMES = (
     "acl/rules.py",
     "acl/users.py",
     "backends/servers/field_notifications.py",
-    "backends/servers/pubsub_relay.py",
+    "backends/servers/relay_connection.py",
     "push/keyspace_notifications.py",
     "push/pubsub.py",
     "backends/redis/pushed_frames.py",
