@@ -396,7 +396,9 @@ class _KeyedRequest:
             if found.owner is Owner.PREFER_STATE
         }
         of_states = [(at, found) for at, found in others if at not in preferred]
-        state_keys, is_fenced = _state_keys(request, of_states), self._table.keys.has_exactly_cached
+        state_keys = _state_keys(request, of_states)
+        has_upstreams = len(of_states) < len(self._positions)
+        is_fenced = has_upstreams and self._table.keys.has_exactly_cached
         if not state_keys:
             return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
         fields = {}

@@ -339,3 +339,13 @@ def test_any_cached_key_may_change_by_a_long_write_of_several_keys(
 ) -> None:
     route, _ = routed_in_steps(name, *THEIRS, by=router_with_cache())
     assert route is not None and route.changed == changed and not route.cache_s
+
+
+def test_read_of_fields_of_states_waits_for_no_changes_of_exactly_cached_keys() -> None:
+    made = Ownership()
+    field = '[[rule]]\nkeys = "fact/<n>/<m>"\nowner = "state"\nstate_key = "job:facts:<n>"\nfield = "<m>"\n'
+    made.take_rules(parse_rules(f'{field}[[rule]]\nkeys = "page:<n>"\nowner = "upstream"\ncache = "tracking"\n', ""))
+    made.complete()
+    for line, is_fenced in ((b"EXISTS fact/7/a fact/7/b", False), (b"EXISTS fact/7/a page:1", True)):
+        route = Router(TABLE, made).route(line.split())
+        assert route is not None and route.is_fenced is is_fenced
