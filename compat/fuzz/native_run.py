@@ -70,7 +70,7 @@ NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"99999999999999999
 
 def request(rng: random.Random) -> list[bytes]:
     """Return a request of a command that the core answers, or a similar one."""
-    name, least, most = rng.choice(native.core.NAMES)  # type: ignore[union-attr]
+    name, least, most, *_ = rng.choice(native.core.ROWS)  # type: ignore[union-attr]
     count = rng.randint(least, least + 3 if most < 0 else most)
     if rng.random() < 0.03:
         count = rng.choice((0, 1, 600, 1_023))

@@ -80,7 +80,7 @@ def hlen(context: ReadContext, key: bytes) -> Reply:
     """Returns the number of fields in a hash."""
     numbers = list(islice(context.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
     if len(numbers) < COUNTS_AT_ONCE_MAX:
-        return sum(numbers)
+        return context.counted(sum(numbers) or None) or 0
     # Many expired fields are not removed yet, so they are counted in steps.
     return sliced_reply(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 

@@ -23,9 +23,7 @@ cdef enum:
     ENTRIES_MAX = 512  # of a range; the general path sends longer ones, in steps
     SELECTORS_MAX = 8
 
-cdef enum:
-    GET, MGET, HGET, HMGET, HGETALL, LRANGE, LINDEX, EXISTS, STRLEN, SISMEMBER, SMISMEMBER, ZSCORE, ZMSCORE
-    ZRANK, ZREVRANK, ZRANGE, ZREVRANGE, TTL, PTTL, TYPE, PING, STATE_MGET, COMMANDS
+    COMMANDS_MAX = 64
 
 cdef struct Request:
     const uint8_t* at
@@ -51,9 +49,23 @@ cdef struct Record:  # a record with its header parsed
     const uint8_t* payload
     size_t size
 
+cdef struct Member:  # of a hash, a set or a sorted set
+    const uint8_t* at  # its value
+    size_t size
+    bint is_encoded  # for a reply
+    double score
+    int64_t rank  # -1: not computed
+
+cdef struct RankRange:
+    bint is_by_score, is_reversed, has_scores
+    int64_t first, last  # as in the request, or ranks from the lowest (last: exclusive)
+    double low, high
+    bint excludes_low, excludes_high
+    int64_t offset, count  # of LIMIT; count: negative for all
+
 cdef class Rules:
     cdef int selectors
-    cdef uint32_t commands[SELECTORS_MAX]  # of each selector, one bit per command
+    cdef uint64_t commands[SELECTORS_MAX]  # of each selector, one bit per command
     cdef list patterns  # of each selector; None: all keys
     cdef bint allow(self, int command, const Word* keys, size_t count)
     cdef bint allow_keys(self, list patterns, const Word* keys, size_t count)
@@ -89,10 +101,12 @@ cdef class Core:
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped at the limit of the output
     cdef readonly bint is_incomplete  # it stopped at an incomplete request
-    cdef uint64_t calls[COMMANDS]  # since the last call of `FastPath.collect`
-    cdef uint64_t answered[COMMANDS]  # by the last call of `answer_all`
+    cdef uint64_t calls[COMMANDS_MAX]  # since the last call of `FastPath.collect`
+    cdef uint64_t answered[COMMANDS_MAX]  # by the last call of `answer_all`
     cdef uint64_t hits, misses
     cdef readonly int last_command
+    cdef object session  # whose requests are answered
+    cdef uint64_t random  # of RANDOM
 
     cdef size_t answer_all(
         self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
@@ -118,17 +132,26 @@ cdef class Core:
     cdef const uint8_t* reply_all(
         self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
     ) except NULL
+    cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1
+    cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2
     cdef int count_lookup(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
-    cdef int64_t ttl_of(self, int64_t milliseconds, bint is_seconds) noexcept
-    cdef int put_type(self, int found, int form) except -2
-    cdef int reply_mget(self, Request* request) except -2
-    cdef int reply_of_map(self, Request* request, int found, Record* record) except -2
-    cdef int reply_of_list(self, Request* request, int found, Record* record) except -2
-    cdef int reply_of_set(self, Request* request, int found, Record* record) except -2
-    cdef int reply_of_members(self, Request* request, int found, Record* record) except -2
+    cdef int reply_to_keys(self, Request* request) except -2
+    cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2
+    cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2
+    cdef int find_member(
+        self, Request* request, size_t index, int found, const Record* record, Member* member
+    ) except -2
+    cdef int put_member(self, Request* request, int has, const Record* record, const Member* member) except -2
+    cdef int reply_of_list(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2
     cdef int64_t size_of(self, const Record* record) noexcept
-    cdef int reply_of_range(self, Request* request, int found, Record* record) except -2
+    cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2
+    cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
+    cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1
+    cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2
     cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1
     cdef int put_members(
         self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
@@ -149,8 +172,8 @@ cdef class FastPath:
     cdef Core core
     cdef Output output
     cdef list command_stats_of, names
-    cdef uint64_t nanoseconds[COMMANDS]
-    cdef uint64_t times[COMMANDS][64]
+    cdef uint64_t nanoseconds[COMMANDS_MAX]
+    cdef uint64_t times[COMMANDS_MAX][64]
     cdef bint was_tried  # the core has parsed the last buffer
     cdef object last_user  # of the last lookahead
     cdef Rules last_rules

@@ -5,7 +5,8 @@ from typing import Any
 
 from resp_server.protocol.request_parser import Request
 
-NAMES: Sequence[tuple[bytes, int, int]]
+ROWS: Sequence[tuple[bytes, int, int, int, int, int, bool]]
+NAMES: Sequence[bytes]
 
 class Rules:
     def __init__(self, selectors: Sequence[tuple[Sequence[bytes], Sequence[bytes] | None]]) -> None: ...

@@ -11,16 +11,17 @@ The core uses no socket and no session. It holds the GIL, and copies values into
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.conversion cimport PyOS_double_to_string
+from cpython.conversion cimport PyOS_double_to_string, PyOS_string_to_double
 from cpython.mem cimport PyMem_Free
 from cpython.time cimport monotonic_ns
-from libc.math cimport fabs, signbit
+from libc.math cimport INFINITY, fabs, nextafter, signbit
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memchr, memcmp, memcpy, memmove, strlen
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strlen
+from posix.strings cimport strcasecmp
 
 from resp_server.native.wire cimport (
-    NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec, write_line
+    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve, write_line
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport (
@@ -49,24 +50,118 @@ cdef enum:
     LARGE_SET = 8
     LARGE_SORTED_SET = 9
 
-# In the order of the commands' numbers (`core.pxd`), each with the minimum and maximum of words after its name; -1: any
-# number.
-NAMES = (
-    (b"get", 1, 1), (b"mget", 1, -1), (b"hget", 2, 2), (b"hmget", 2, -1), (b"hgetall", 1, 1), (b"lrange", 3, 3),
-    (b"lindex", 2, 2), (b"exists", 1, -1), (b"strlen", 1, 1), (b"sismember", 2, 2), (b"smismember", 2, -1),
-    (b"zscore", 2, 2), (b"zmscore", 2, -1), (b"zrank", 2, 2), (b"zrevrank", 2, 2), (b"zrange", 3, 4),
-    (b"zrevrange", 3, 4), (b"ttl", 1, 1), (b"pttl", 1, 1), (b"type", 1, 1), (b"ping", 0, 1), (b"state|mget", 1, -1),
+# The kinds of keys.
+cdef enum:
+    ANY_KIND, STRING, HASH, LIST, SET, SORTED_SET
+
+# The form of a kind's small records, whose elements are in the record, and that of its large ones.
+cdef int[6] SMALL_FORMS = [-1, VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET]
+cdef int[6] LARGE_FORMS = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARGE_SORTED_SET]
+
+# What of a key a command reads. The arguments after the key are members (or fields), a range's ends and options, or none.
+cdef enum:
+    NOTHING  # it has no key
+    TRANSACTION  # MULTI or EXEC
+    KEYS  # all arguments are keys
+    FACT  # the type, or the expiry
+    SIZE  # the number of elements, or of a value's bytes
+    WHOLE
+    MEMBERS
+    RANKS  # a range by index or rank
+    SCORES  # a range by score
+    RANDOM  # one element
+
+# What the reply has.
+cdef enum:
+    TEXTS  # values, elements or members; one, or nil, where the command reads one
+    FIELDS
+    PAIRS
+    FLAGS  # whether something exists
+    LENGTHS
+    SCORES_OF
+    RANKS_OF
+    REVERSED_RANKS_OF
+    TYPES
+    SECONDS
+    MILLISECONDS
+    SECONDS_AT  # a time, not a duration
+    MILLISECONDS_AT
+    FROM_LOWEST  # elements from the lowest rank, or from the highest
+    FROM_HIGHEST
+
+# Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
+# keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
+ROWS = (
+    (b"get", 1, 1, STRING, WHOLE, TEXTS, False),
+    (b"mget", 1, -1, STRING, KEYS, TEXTS, True),
+    (b"state|mget", 1, -1, STRING, KEYS, TEXTS, True),
+    (b"strlen", 1, 1, STRING, SIZE, LENGTHS, False),
+    (b"getrange", 3, 3, STRING, RANKS, TEXTS, False),
+    (b"substr", 3, 3, STRING, RANKS, TEXTS, False),
+    (b"hget", 2, 2, HASH, MEMBERS, TEXTS, False),
+    (b"hmget", 2, -1, HASH, MEMBERS, TEXTS, True),
+    (b"hexists", 2, 2, HASH, MEMBERS, FLAGS, False),
+    (b"hstrlen", 2, 2, HASH, MEMBERS, LENGTHS, False),
+    (b"hlen", 1, 1, HASH, SIZE, LENGTHS, False),
+    (b"hgetall", 1, 1, HASH, WHOLE, PAIRS, False),
+    (b"hkeys", 1, 1, HASH, WHOLE, FIELDS, False),
+    (b"hvals", 1, 1, HASH, WHOLE, TEXTS, False),
+    (b"hrandfield", 1, 1, HASH, RANDOM, TEXTS, False),
+    (b"llen", 1, 1, LIST, SIZE, LENGTHS, False),
+    (b"lindex", 2, 2, LIST, RANKS, TEXTS, False),
+    (b"lrange", 3, 3, LIST, RANKS, TEXTS, True),
+    (b"scard", 1, 1, SET, SIZE, LENGTHS, False),
+    (b"smembers", 1, 1, SET, WHOLE, TEXTS, False),
+    (b"sismember", 2, 2, SET, MEMBERS, FLAGS, False),
+    (b"smismember", 2, -1, SET, MEMBERS, FLAGS, True),
+    (b"srandmember", 1, 1, SET, RANDOM, TEXTS, False),
+    (b"zcard", 1, 1, SORTED_SET, SIZE, LENGTHS, False),
+    (b"zscore", 2, 2, SORTED_SET, MEMBERS, SCORES_OF, False),
+    (b"zmscore", 2, -1, SORTED_SET, MEMBERS, SCORES_OF, True),
+    (b"zrank", 2, 2, SORTED_SET, MEMBERS, RANKS_OF, False),
+    (b"zrevrank", 2, 2, SORTED_SET, MEMBERS, REVERSED_RANKS_OF, False),
+    (b"zrange", 3, 8, SORTED_SET, RANKS, FROM_LOWEST, True),
+    (b"zrevrange", 3, 4, SORTED_SET, RANKS, FROM_HIGHEST, True),
+    (b"zrangebyscore", 3, 7, SORTED_SET, SCORES, FROM_LOWEST, True),
+    (b"zrevrangebyscore", 3, 7, SORTED_SET, SCORES, FROM_HIGHEST, True),
+    (b"zcount", 3, 3, SORTED_SET, SCORES, LENGTHS, False),
+    (b"zrandmember", 1, 1, SORTED_SET, RANDOM, TEXTS, False),
+    (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
+    (b"touch", 1, -1, ANY_KIND, KEYS, FLAGS, False),
+    (b"type", 1, 1, ANY_KIND, FACT, TYPES, False),
+    (b"ttl", 1, 1, ANY_KIND, FACT, SECONDS, False),
+    (b"pttl", 1, 1, ANY_KIND, FACT, MILLISECONDS, False),
+    (b"expiretime", 1, 1, ANY_KIND, FACT, SECONDS_AT, False),
+    (b"pexpiretime", 1, 1, ANY_KIND, FACT, MILLISECONDS_AT, False),
+    (b"ping", 0, 1, ANY_KIND, NOTHING, TEXTS, False),
+    (b"echo", 1, 1, ANY_KIND, NOTHING, TEXTS, False),
+    (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
+    (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
 )
+NAMES = tuple(row[0] for row in ROWS)
 
-cdef Spec specs[COMMANDS]
+cdef struct Row:
+    int kind
+    int part
+    int shape
+    bint is_array
+    bint is_two_words  # its name is a container's and a subcommand's
+
+cdef Specs specs
+cdef Row rows[COMMANDS_MAX]
+cdef int COMMANDS = 0
 
 
-def _fill_specs():
-    for number, (name, least, most) in enumerate(NAMES):
-        set_spec(&specs[number], name, least, <uint32_t><int>most)
+def _fill_rows():
+    global COMMANDS
+    cdef int command
+    for name, least, most, kind, part, shape, is_array in ROWS:
+        command = add_spec(&specs, name, least, <uint32_t><int>most)
+        rows[command] = Row(kind, part, shape, is_array, b"|" in name)
+        COMMANDS = command + 1
 
 
-_fill_specs()
+_fill_rows()
 
 # The result of a request. GENERAL: the general path has to answer it.
 cdef enum:
@@ -88,6 +183,10 @@ cdef enum:
 # A tree that is not damaged is not deeper. A damaged one may have a cycle.
 cdef enum:
     TREE_DEPTH_MAX = 16
+
+# A score, as in a request, that is longer is parsed by the general path.
+cdef enum:
+    SCORE_BYTES_MAX = 40
 
 # Whether a key, field or member exists and has not expired.
 cdef enum:
@@ -172,12 +271,48 @@ cdef inline bint is_word(const Word* word, const char* lower, size_t size) noexc
     return True
 
 
+cdef bint score_of(const Word* word, double* score, bint* is_exclusive) except -1:
+    """Parse the end of a range by score; False for what the general path parses, such as an invalid one."""
+    cdef char text[SCORE_BYTES_MAX + 1]
+    cdef size_t i, size = word.size
+    cdef const uint8_t* at = word.at
+    is_exclusive[0] = size > 0 and at[0] == c"("
+    if is_exclusive[0]:
+        at, size = at + 1, size - 1
+    if not 0 < size <= SCORE_BYTES_MAX:
+        return False
+    memcpy(text, at, size)
+    text[size] = 0
+    if strcasecmp(text, b"inf") == 0 or strcasecmp(text, b"+inf") == 0:
+        score[0] = INFINITY
+        return True
+    if strcasecmp(text, b"-inf") == 0:
+        score[0] = -INFINITY
+        return True
+    for i in range(size):
+        if not (c"0" <= text[i] <= c"9" or text[i] in (c"-", c"+", c".", c"e", c"E")):
+            return False
+    try:
+        score[0] = PyOS_string_to_double(text, NULL, NULL)
+    except ValueError:
+        return False
+    return score[0] not in (INFINITY, -INFINITY)
+
+
 cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
     """Return the number of a request's command; -1 for one that the core does not answer."""
-    cdef int command = command_of(specs, STATE_MGET, words)
-    if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
-        return STATE_MGET
-    return command
+    cdef uint8_t name[COMMAND_BYTES_MAX]
+    cdef Word both
+    cdef int command = command_of(&specs, words)
+    if command >= 0 or count < 2 or not is_word(words, b"state", 5):
+        return command
+    both.at, both.size = name, words[0].size + 1 + words[1].size
+    if both.size > COMMAND_BYTES_MAX:
+        return -1
+    memcpy(name, words[0].at, words[0].size)
+    name[words[0].size] = c"|"
+    memcpy(name + words[0].size + 1, words[1].at, words[1].size)
+    return command_of(&specs, &both)
 
 
 # --- access control ---------------------------------------------------------------------------------------------------
@@ -258,9 +393,8 @@ cdef class Rules:
         """selectors: for each, the names of allowed commands, and the patterns of readable keys; None: all keys."""
         cdef int i = 0
         self.patterns = []
-        names = [name for name, _, _ in NAMES]
         for allowed, patterns in selectors[:SELECTORS_MAX]:
-            self.commands[i] = sum(1 << names.index(name) for name in allowed if name in names)
+            self.commands[i] = sum(1 << NAMES.index(name) for name in allowed if name in NAMES)
             self.patterns.append(None if patterns is None else list(patterns))
             i += 1
         self.selectors = i
@@ -360,7 +494,7 @@ cdef class KeyFilter:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-cdef inline int read_registry_file(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
+cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
     """Parse a record: LIVE, ABSENT, or GENERAL if another name has the same hash, or the record is damaged."""
     cdef uint32_t name_size
     record.form, record.expire_at_ms, record.payload, record.size = -1, 0, NULL, 0
@@ -548,6 +682,7 @@ cdef class Core:
     def __cinit__(self):
         self.view, self.routes_version, self.jobs, self.job_by_prefix = None, 0, [], {}
         self.only_job, self.last_job, self.last_command = NO_JOB, 0, -1
+        self.random = <uint64_t>monotonic_ns() | 1
 
     cdef size_t answer_all(
         self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
@@ -559,9 +694,7 @@ cdef class Core:
         cdef Lookahead* lookahead
         cdef uint32_t first, end_request
         self.limit = self.out.used + OUTPUT_BYTES_MAX
-        cdef int command
-        for command in range(COMMANDS):
-            self.answered[command] = 0
+        memset(self.answered, 0, COMMANDS * sizeof(uint64_t))
         self.is_resp3, self.is_incomplete, self.is_full = protocol >= 3, False, False
         while at < end and self.out.used < self.limit:
             if self.has_lookahead(at):
@@ -691,7 +824,6 @@ cdef class Core:
         cdef Word* words
         cdef Request* request
         cdef int command
-        cdef const Spec* spec
         while self.request_count < REQUESTS_MAX:
             words = self.words + self.word_count
             if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX:
@@ -705,17 +837,16 @@ cdef class Core:
             command = command_at(words, count)
             if command < 0:
                 break
-            names = 2 if command == STATE_MGET else 1
-            spec = &specs[command]
-            if not spec.least <= count - names <= spec.most:
+            names = 2 if rows[command].is_two_words else 1
+            if not specs.rows[command].least <= count - names <= specs.rows[command].most:
                 break
             request = &self.requests[self.request_count]
             request.at, request.command, request.words = at, command, <uint32_t>(count - names)
             request.first_word = <uint32_t>(self.word_count + names)
             request.keys = 1
-            if command in (MGET, EXISTS, STATE_MGET):
+            if rows[command].part == KEYS:
                 request.keys = request.words
-            elif command == PING:
+            elif rows[command].part <= TRANSACTION:
                 request.keys = 0
             request.first_lookup = <uint32_t>self.lookup_count
             request.members = 0
@@ -768,7 +899,7 @@ cdef class Core:
             slot = slot_of(key.at, key.size)
             if i == 0:
                 first_slot = slot
-            if self.is_node and slot != first_slot and request.command != STATE_MGET:
+            if self.is_node and slot != first_slot and not rows[request.command].is_two_words:
                 return False
             if self.owned_slots != NULL and not self.owned_slots[slot]:
                 return False
@@ -791,7 +922,7 @@ cdef class Core:
         return True
 
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept:
-        return read_registry_file(&self.lookups[index], name, self.clock_of[index], record)
+        return read_record(&self.lookups[index], name, self.clock_of[index], record)
 
     cdef int read_key(self, size_t index, const Word* key, Record* record) noexcept:
         """Read a key's record. With a filter of keys, the general path answers about missing ones."""
@@ -836,14 +967,9 @@ cdef class Core:
         cdef int form
         for i in range(self.request_count):
             request = &self.requests[i]
-            if request.command in (HGET, HMGET):
-                form = LARGE_MAP
-            elif request.command in (SISMEMBER, SMISMEMBER):
-                form = LARGE_SET
-            elif request.command in (ZSCORE, ZMSCORE, ZRANK, ZREVRANK):
-                form = LARGE_SORTED_SET
-            else:
+            if rows[request.command].part != MEMBERS:
                 continue
+            form = LARGE_FORMS[rows[request.command].kind]
             if self.read(request.first_lookup, &self.words[request.first_word], &record) != LIVE:
                 continue
             if record.form != form or record.size < 24 or request.words - 1 > LOOKUPS_MAX - self.lookup_count:
@@ -870,7 +996,7 @@ cdef class Core:
         cdef Word* word
         for i in range(self.request_count):
             request = &self.requests[i]
-            if request.members and (request.command == ZRANK or request.command == ZREVRANK):
+            if request.members and rows[request.command].shape in (RANKS_OF, REVERSED_RANKS_OF):
                 word = &self.words[request.first_word + 1]
                 self.read(request.first_lookup, &self.words[request.first_word], &key)
                 if self.read(request.first_member, word, &member) == LIVE and member.size == 8:
@@ -915,31 +1041,65 @@ cdef class Core:
         self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
     ) except NULL:
         """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins."""
-        cdef size_t i, before
+        cdef uint32_t i = first, last, j
+        cdef size_t before, k
         cdef Request* request
         cdef uint64_t hits, misses
+        cdef int outcome
         cdef const uint8_t* end = stopped
-        for i in range(first, end_request):
+        while i < end_request:
             request = &self.requests[i]
-            before, hits, misses = self.out.used, self.hits, self.misses
-            if self.reply_to(request) == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
+            before, hits, misses, last = self.out.used, self.hits, self.misses, i
+            if rows[request.command].part == TRANSACTION:
+                last = <uint32_t>self.exec_of(i, end_request)
+                outcome = self.reply_to_transaction(i, last) if last > i else GENERAL
+            else:
+                outcome = self.reply_to(request)
+            if outcome == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
                 self.out.used, self.hits, self.misses = before, hits, misses
                 end = request.at
                 break
-            self.answered[request.command] += 1
-            self.last_command = request.command
-            if keys_read is not None:
-                for j in range(request.keys):
-                    keys_read.append(
-                        PyBytes_FromStringAndSize(
-                            <const char*>self.words[request.first_word + j].at, self.words[request.first_word + j].size
-                        )
-                    )
-            if self.out.used > self.limit and i + 1 < end_request:
-                end = self.requests[i + 1].at
+            for j in range(i, last + 1):
+                request = &self.requests[j]
+                self.answered[request.command] += 1
+                self.last_command = request.command
+                if keys_read is not None:
+                    for k in range(request.first_word, request.first_word + request.keys):
+                        keys_read.append(PyBytes_FromStringAndSize(<const char*>self.words[k].at, self.words[k].size))
+            i = last + 1
+            if self.out.used > self.limit and i < end_request:
+                end = self.requests[i].at
                 self.is_full = True
                 break
         return end
+
+    cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
+        """Return the index of the EXEC that ends the transaction of a MULTI; `first` if the general path answers it.
+
+        The general path answers a transaction of which a part is in another buffer, or is not for the core, and all of
+        a client that watches keys, or of a node, which compares the slots of all keys.
+        """
+        cdef uint32_t i
+        if rows[self.requests[first].command].is_array or self.is_node:  # an EXEC without MULTI
+            return first
+        for i in range(first + 1, end_request):
+            if rows[self.requests[i].command].part == TRANSACTION:
+                if not rows[self.requests[i].command].is_array or self.session.watched:
+                    return first
+                return i if self.session.read_point is None else first
+        return first
+
+    cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2:
+        """Reply to MULTI, to the commands that it queues, and to EXEC, which runs them in the view of all requests."""
+        cdef uint32_t i
+        put(self.out, b"+OK\r\n", 5)
+        for i in range(multi + 1, exec_):
+            put(self.out, b"+QUEUED\r\n", 9)
+        put_line(self.out, c"*", exec_ - multi - 1)
+        for i in range(multi + 1, exec_):
+            if self.reply_to(&self.requests[i]) == GENERAL:
+                return GENERAL
+        return ANSWERED
 
     cdef int count_lookup(self, bint is_hit) noexcept:
         if is_hit:
@@ -949,97 +1109,90 @@ cdef class Core:
         return is_hit
 
     cdef int reply_to(self, Request* request) except -2:
-        cdef int command = request.command
-        cdef Output* out = self.out
-        cdef Word* word
+        cdef const Row* row = &rows[request.command]
+        cdef Word* word = &self.words[request.first_word]
         cdef Record record
         cdef int found
-        cdef size_t i, count
-        if command == MGET or command == STATE_MGET:
-            return self.reply_mget(request)
-        if command == EXISTS:
-            count = 0
-            for i in range(request.keys):
-                word = &self.words[request.first_word + i]
-                found = self.read_key(request.first_lookup + i, word, &record)
-                if found == GENERAL:
-                    return GENERAL
-                count += self.count_lookup(found == LIVE)
-            put_line(out, c":", count)
-            return ANSWERED
-        word = &self.words[request.first_word]
-        if command == PING:
+        cdef int64_t size
+        if row.part == KEYS:
+            return self.reply_to_keys(request)
+        if row.part == NOTHING:
             if request.words:
-                put_bulk(out, word.at, word.size)
+                put_bulk(self.out, word.at, word.size)
             else:
-                put(out, b"+PONG\r\n", 7)
+                put(self.out, b"+PONG\r\n", 7)
             return ANSWERED
         found = self.read_key(request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
-        if command == GET:
-            if not self.count_lookup(found == LIVE):
-                put_nil(out, self.is_resp3)
-            elif record.form == VALUE:
-                put_bulk(out, record.payload, record.size)
-            else:
-                return GENERAL
-            return ANSWERED
-        if command in (HGET, HMGET, HGETALL):
-            return self.reply_of_map(request, found, &record)
-        if command in (LRANGE, LINDEX):
-            return self.reply_of_list(request, found, &record)
-        if command in (SISMEMBER, SMISMEMBER):
-            return self.reply_of_set(request, found, &record)
-        if command in (ZSCORE, ZMSCORE, ZRANK, ZREVRANK):
-            return self.reply_of_members(request, found, &record)
-        if command in (ZRANGE, ZREVRANGE):
-            return self.reply_of_range(request, found, &record)
-        self.count_lookup(found == LIVE)
-        if command == STRLEN:
-            if found == LIVE and record.form != VALUE:
-                return GENERAL
-            put_line(out, c":", record.size if found == LIVE else 0)
-        elif command == TYPE:
-            return self.put_type(found, record.form)
-        elif found != LIVE:
-            put_line(out, c":", -2)
-        elif record.expire_at_ms == 0:
-            put_line(out, c":", -1)
-        else:
-            put_line(out, c":", self.ttl_of(record.expire_at_ms - self.now_ms, command == TTL))
-        return ANSWERED
-
-    cdef int64_t ttl_of(self, int64_t milliseconds, bint is_seconds) noexcept:
-        return (milliseconds + 500) // 1000 if is_seconds else milliseconds
-
-    cdef int put_type(self, int found, int form) except -2:
-        if found != LIVE:
-            put(self.out, b"+none\r\n", 7)
-        elif form in (VALUE, LONG_VALUE):
-            put(self.out, b"+string\r\n", 9)
-        elif form in (SMALL_MAP, LARGE_MAP):
-            put(self.out, b"+hash\r\n", 7)
-        elif form in (SHORT_LIST, LONG_LIST):
-            put(self.out, b"+list\r\n", 7)
-        elif form in (SMALL_SET, LARGE_SET):
-            put(self.out, b"+set\r\n", 6)
-        elif form in (SMALL_SORTED_SET, LARGE_SORTED_SET):
-            put(self.out, b"+zset\r\n", 7)
-        else:
+        if row.part == FACT:
+            self.count_lookup(found == LIVE)
+            return self.reply_of_fact(row.shape, found, &record)
+        if found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
-        return ANSWERED
+        if row.part == MEMBERS:
+            return self.reply_of_members(request, found, &record)
+        if row.kind == SORTED_SET and row.part in (RANKS, SCORES):
+            return self.reply_of_range(request, found, &record)
+        if row.kind == LIST and row.part == RANKS:
+            return self.reply_of_list(request, found, &record)
+        if row.part == SIZE:
+            size = self.size_of(&record) if found == LIVE else 0
+            if size < 0:
+                return GENERAL
+            self.count_lookup(found == LIVE)
+            return put_line(self.out, c":", size) + ANSWERED
+        if found == LIVE and record.form != SMALL_FORMS[row.kind]:
+            return GENERAL
+        if row.part == RANDOM:
+            return self.reply_of_random(request, found, &record)
+        return self.reply_of_whole(request, found, &record)
 
-    cdef int reply_mget(self, Request* request) except -2:
-        cdef size_t i, before = self.out.used
+    cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2:
+        """Reply with a key's type or expiry."""
+        cdef Output* out = self.out
+        cdef int64_t number
+        if shape == TYPES:
+            if found != LIVE:
+                return put(out, b"+none\r\n", 7) + ANSWERED
+            if record.form in (VALUE, LONG_VALUE):
+                return put(out, b"+string\r\n", 9) + ANSWERED
+            if record.form in (SMALL_MAP, LARGE_MAP):
+                return put(out, b"+hash\r\n", 7) + ANSWERED
+            if record.form in (SHORT_LIST, LONG_LIST):
+                return put(out, b"+list\r\n", 7) + ANSWERED
+            if record.form in (SMALL_SET, LARGE_SET):
+                return put(out, b"+set\r\n", 6) + ANSWERED
+            if record.form in (SMALL_SORTED_SET, LARGE_SORTED_SET):
+                return put(out, b"+zset\r\n", 7) + ANSWERED
+            return GENERAL
+        if found != LIVE or record.expire_at_ms == 0:
+            return put_line(out, c":", -1 if found == LIVE else -2) + ANSWERED
+        number = record.expire_at_ms
+        if shape in (SECONDS, MILLISECONDS):
+            number -= self.now_ms
+        if shape in (SECONDS, SECONDS_AT):
+            number = (number + 500) // 1000
+        return put_line(out, c":", number) + ANSWERED
+
+    cdef int reply_to_keys(self, Request* request) except -2:
+        """Reply with values of keys, or with the number of existing ones."""
+        cdef bint has_values = rows[request.command].is_array
+        cdef size_t i, count = 0, before = self.out.used
         cdef Record record
         cdef int found
-        if request.keys > ENTRIES_MAX:
-            return GENERAL
-        put_line(self.out, c"*", request.keys)
+        if has_values:
+            if request.keys > ENTRIES_MAX:
+                return GENERAL
+            put_line(self.out, c"*", request.keys)
         for i in range(request.keys):
             found = self.read_key(request.first_lookup + i, &self.words[request.first_word + i], &record)
-            if found == GENERAL or (found == LIVE and record.form == LONG_VALUE):
+            if found == GENERAL:
+                return GENERAL
+            if not has_values:
+                count += self.count_lookup(found == LIVE)
+                continue
+            if found == LIVE and record.form == LONG_VALUE:
                 return GENERAL
             # A key of another type is nil, as in Redis.
             if self.count_lookup(found == LIVE and record.form == VALUE):
@@ -1048,80 +1201,188 @@ cdef class Core:
                 put_nil(self.out, self.is_resp3)
             if self.out.used - before > REPLY_BYTES_MAX:
                 return GENERAL
+        if not has_values:
+            put_line(self.out, c":", count)
         return ANSWERED
 
-    cdef int reply_of_map(self, Request* request, int found, Record* record) except -2:
+    cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2:
+        """Reply with all of a small record, or with a range of a value's bytes."""
         cdef Output* out = self.out
-        cdef ByteRange part = ByteRange(NULL, 0)
-        cdef size_t i, count
-        cdef int has
-        cdef Record field
-        if found == LIVE and record.form != SMALL_MAP and (record.form != LARGE_MAP or request.command == HGETALL):
-            return GENERAL
-        if found == LIVE and record.form == LARGE_MAP and request.members != request.words - 1:
-            return GENERAL
-        if request.command == HGETALL:
-            self.count_lookup(found == LIVE)
-            if found != LIVE:
-                return put_line(out, c"%" if self.is_resp3 else c"*", 0) + ANSWERED
-            if record.size < 2:
+        cdef const Row* row = &rows[request.command]
+        cdef size_t count = 0, i, start, at, end, size = 0
+        cdef Py_ssize_t took
+        cdef char type_byte = c"*"
+        if row.part == RANKS:
+            return self.reply_of_string_range(request, found, record)
+        self.count_lookup(found == LIVE)
+        if row.kind == STRING:
+            return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
+        if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
+            type_byte = c"~" if row.kind == SET else c"%"
+        if found != LIVE:
+            return put_line(out, type_byte, 0) + ANSWERED
+        if row.kind == SET:
+            if list_count(record) < 0:
                 return GENERAL
+            count = <size_t>list_count(record)
+            start = 4 + 4 * count
+        elif record.size < 2:
+            return GENERAL
+        else:
             count = u16(record.payload)
-            if record.size < 2 + 4 * count or record.size > REPLY_BYTES_MAX:
+            start = 2 + 4 * count
+        if record.size < start or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
+            return GENERAL
+        put_line(out, type_byte, 2 * count if row.shape == PAIRS and not self.is_resp3 else count)
+        if row.kind == SET or row.shape == PAIRS:
+            return put(out, record.payload + start, record.size - start) + ANSWERED
+        for i in range(count):
+            at = start + u32(record.payload + 2 + 4 * i)
+            end = start + u32(record.payload + 6 + 4 * i) if i + 1 < count else record.size
+            if end > record.size or at >= end:
                 return GENERAL
-            put_line(out, c"%" if self.is_resp3 else c"*", count if self.is_resp3 else 2 * count)
-            put(out, record.payload + 2 + 4 * count, record.size - 2 - 4 * count)
-            return ANSWERED
-        if request.command == HMGET:
-            if request.words - 1 > ENTRIES_MAX:
+            took = number_line(record.payload + at + 1, record.payload + end, &size)
+            if took <= 0 or at + 1 + took + size + 2 > end:
                 return GENERAL
-            put_line(out, c"*", request.words - 1)
+            size += 1 + took + 2
+            if row.shape == FIELDS:
+                put(out, record.payload + at, size)
+            else:
+                put(out, record.payload + at + size, end - at - size)
+        return ANSWERED
+
+    cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2:
+        """Reply with a range of a value's bytes; negative positions count from the end."""
+        cdef int64_t first = 0, last = 0, size
+        if not integer(&self.words[request.first_word + 1], &first):
+            return GENERAL
+        if not integer(&self.words[request.first_word + 2], &last):
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        size = <int64_t>record.size if found == LIVE else 0
+        if first < 0 and last < 0 and first > last:
+            size = 0
+        first = max(first + size, 0) if first < 0 else first
+        last = min(size, 1 + (max(last + size, 0) if last < 0 else last))
+        if not size or first >= last:
+            return put(self.out, b"$0\r\n\r\n", 6) + ANSWERED
+        return put_bulk(self.out, record.payload + first, last - first) + ANSWERED
+
+    cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2:
+        """Reply with values, scores or ranks of members or fields, or whether they exist."""
+        cdef const Row* row = &rows[request.command]
+        cdef bint is_large = found == LIVE and record.form == LARGE_FORMS[row.kind]
+        cdef size_t i
+        cdef int has
+        cdef Member member
+        if (is_large and request.members != request.words - 1) or request.words - 1 > ENTRIES_MAX:
+            return GENERAL
+        if row.kind == SET or (row.is_array and row.kind == SORTED_SET):
+            self.count_lookup(found == LIVE)
+        if row.is_array:
+            put_line(self.out, c"*", request.words - 1)
         for i in range(request.words - 1):
-            has = ABSENT
-            if found == LIVE and record.form == SMALL_MAP:
-                has = map_value(record, &self.words[request.first_word + 1 + i], &part)
-            elif found == LIVE:
-                has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &field)
+            has = self.find_member(request, i, found, record, &member)
             if has == GENERAL:
                 return GENERAL
-            if request.command == HGET:
+            if row.kind != SET and not row.is_array:
                 self.count_lookup(has == LIVE)
-            if has != LIVE:
-                put_nil(out, self.is_resp3)
-            elif record.form == SMALL_MAP:
-                put(out, part.at, part.size)
-            elif field.form == VALUE:
-                put_bulk(out, field.payload, field.size)
-            else:
+            if self.put_member(request, has, record, &member) == GENERAL:
                 return GENERAL
         return ANSWERED
 
-    cdef int reply_of_list(self, Request* request, int found, Record* record) except -2:
+    cdef int find_member(
+        self, Request* request, size_t index, int found, const Record* record, Member* member
+    ) except -2:
+        """Find a member: LIVE, ABSENT or GENERAL."""
+        cdef const Word* word = &self.words[request.first_word + 1 + index]
+        cdef int kind = rows[request.command].kind
+        cdef Record row
+        cdef ByteRange value
+        cdef int has
+        member.at, member.size, member.is_encoded, member.score, member.rank = NULL, 0, False, 0, -1
+        if found != LIVE:
+            return ABSENT
+        if record.form == SMALL_MAP:
+            has = map_value(record, word, &value)
+            if has == LIVE:
+                member.at, member.size, member.is_encoded = value.at, value.size, True
+            return has
+        if record.form == SMALL_SET:
+            return set_has(record, word)
+        if record.form == SMALL_SORTED_SET:
+            member.rank = index_in_run(record.payload, record.size, word)
+            if member.rank < 0:
+                return ABSENT if member.rank == -1 else GENERAL
+            member.score = f64(record.payload + 4 + 8 * member.rank)
+            return LIVE
+        has = self.read(request.first_member + index, word, &row)
+        if has != LIVE:
+            return has
+        if kind == SORTED_SET:
+            if row.size != 8:
+                return GENERAL
+            member.score, member.rank = f64(row.payload), request.rank
+        elif kind == HASH:
+            if row.form != VALUE:
+                return GENERAL
+            member.at, member.size = row.payload, row.size
+        return LIVE
+
+    cdef int put_member(self, Request* request, int has, const Record* record, const Member* member) except -2:
+        """Write what the reply has of a member."""
         cdef Output* out = self.out
+        cdef int shape = rows[request.command].shape
+        cdef size_t size = 0
+        cdef int64_t count
+        if shape == FLAGS:
+            return put_line(out, c":", has == LIVE) + ANSWERED
+        if shape == LENGTHS:
+            size = member.size
+            if has == LIVE and member.is_encoded and number_line(member.at + 1, member.at + member.size, &size) <= 0:
+                return GENERAL
+            return put_line(out, c":", size if has == LIVE else 0) + ANSWERED
+        if has != LIVE:
+            return put_nil(out, self.is_resp3) + ANSWERED
+        if shape == TEXTS:
+            return (put(out, member.at, member.size) if member.is_encoded else put_bulk(out, member.at, member.size)) + ANSWERED
+        if shape == SCORES_OF:
+            return put_double(out, member.score, self.is_resp3) + ANSWERED
+        if member.rank < 0:
+            return GENERAL
+        if shape == RANKS_OF:
+            return put_line(out, c":", member.rank) + ANSWERED
+        count = self.size_of(record)
+        if member.rank >= count:
+            return GENERAL
+        return put_line(out, c":", count - 1 - member.rank) + ANSWERED
+
+    cdef int reply_of_list(self, Request* request, int found, const Record* record) except -2:
+        """Reply with an element or a range of a short list."""
+        cdef Output* out = self.out
+        cdef bint is_range = rows[request.command].is_array
         cdef int64_t count = 0, first = 0, last = 0
         cdef ByteRange part
-        if found == LIVE and record.form != SHORT_LIST:
-            return GENERAL
         if found == LIVE:
-            count = list_count(record)
+            count = list_count(record) if record.form == SHORT_LIST else -1
             if count < 0:
                 return GENERAL
-        if request.command == LINDEX and found != LIVE:
+        if not is_range and found != LIVE:
             self.misses += 1
             return put_nil(out, self.is_resp3) + ANSWERED
         if not integer(&self.words[request.first_word + 1], &first):
             return GENERAL
+        if is_range and not integer(&self.words[request.first_word + 2], &last):
+            return GENERAL
         self.count_lookup(found == LIVE)
         if first < 0:
             first += count
-        if request.command == LINDEX:
+        if not is_range:
             if not 0 <= first < count:
                 return put_nil(out, self.is_resp3) + ANSWERED
             if list_range(record, first, first + 1, &part) == GENERAL:
                 return GENERAL
             return put(out, part.at, part.size) + ANSWERED
-        if not integer(&self.words[request.first_word + 2], &last):
-            return GENERAL
         last = (last + count if last < 0 else last) + 1
         first, last = max(first, 0), min(last, count)
         if first >= last:
@@ -1132,132 +1393,170 @@ cdef class Core:
         put(out, part.at, part.size)
         return ANSWERED
 
-    cdef int reply_of_set(self, Request* request, int found, Record* record) except -2:
-        cdef size_t i
-        cdef int has
-        cdef Record member
-        if found == LIVE and record.form != SMALL_SET and (record.form != LARGE_SET or request.members != request.words - 1):
-            return GENERAL
-        if request.words - 1 > ENTRIES_MAX:
+    cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2:
+        """Reply with one element of a small record, each as likely as any other."""
+        cdef Output* out = self.out
+        cdef int64_t count = self.size_of(record) if found == LIVE else 0
+        cdef size_t at, end, size = 0
+        cdef Py_ssize_t took
+        cdef int64_t i
+        cdef ByteRange part
+        if count < 0 or (found == LIVE and not count):
             return GENERAL
         self.count_lookup(found == LIVE)
-        if request.command == SMISMEMBER:
-            put_line(self.out, c"*", request.words - 1)
-        for i in range(request.words - 1):
-            has = ABSENT
-            if found == LIVE and record.form == SMALL_SET:
-                has = set_has(record, &self.words[request.first_word + 1 + i])
-            elif found == LIVE:
-                has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &member)
-            if has == GENERAL:
+        if found != LIVE:
+            return put_nil(out, self.is_resp3) + ANSWERED
+        # xorshift64*: its upper half is even enough for at most some thousand elements.
+        self.random ^= self.random >> 12
+        self.random ^= self.random << 25
+        self.random ^= self.random >> 27
+        i = <int64_t>(((self.random * 0x2545F4914F6CDD1DULL) >> 32) % <uint64_t>count)
+        if record.form == SMALL_SORTED_SET:
+            return self.put_members(record.payload, record.size, i, i + 1, False, False)
+        if record.form == SMALL_SET:
+            if list_range(record, i, i + 1, &part) == GENERAL:
                 return GENERAL
-            put_line(self.out, c":", has == LIVE)
-        return ANSWERED
-
-    cdef int reply_of_members(self, Request* request, int found, Record* record) except -2:
-        """Reply with scores or ranks of a sorted set's members."""
-        cdef Output* out = self.out
-        cdef size_t i
-        cdef int64_t at
-        cdef double score = 0
-        cdef int64_t count
-        cdef int has
-        cdef Record member
-        cdef Word* word
-        if found == LIVE and record.form != SMALL_SORTED_SET and (record.form != LARGE_SORTED_SET or request.members != request.words - 1):
+            return put(out, part.at, part.size) + ANSWERED
+        if record.size < 2 + 4 * <size_t>count:
             return GENERAL
-        if request.words - 1 > ENTRIES_MAX:
+        at = 2 + 4 * <size_t>count + u32(record.payload + 2 + 4 * i)
+        end = record.size
+        if at >= end:
             return GENERAL
-        if request.command == ZMSCORE:
-            self.count_lookup(found == LIVE)
-            put_line(out, c"*", request.words - 1)
-        for i in range(request.words - 1):
-            word = &self.words[request.first_word + 1 + i]
-            has, at = ABSENT, -1
-            if found == LIVE and record.form == SMALL_SORTED_SET:
-                at = index_in_run(record.payload, record.size, word)
-                if at == -2:
-                    return GENERAL
-                has = LIVE if at >= 0 else ABSENT
-                score = f64(record.payload + 4 + 8 * at) if at >= 0 else 0
-            elif found == LIVE:
-                has = self.read(request.first_member + i, word, &member)
-                if has == GENERAL or (has == LIVE and member.size != 8):
-                    return GENERAL
-                score = f64(member.payload) if has == LIVE else 0
-                at = request.rank
-            if request.command != ZMSCORE:
-                self.count_lookup(has == LIVE)
-            if has != LIVE:
-                put_nil(out, self.is_resp3)
-            elif request.command in (ZSCORE, ZMSCORE):
-                put_double(out, score, self.is_resp3)
-            elif at < 0:
-                return GENERAL
-            elif request.command == ZRANK:
-                put_line(out, c":", at)
-            else:
-                count = self.size_of(record)
-                if at >= count:
-                    return GENERAL
-                put_line(out, c":", count - 1 - at)
-        return ANSWERED
+        took = number_line(record.payload + at + 1, record.payload + end, &size)
+        if took <= 0 or at + 1 + took + size + 2 > end:
+            return GENERAL
+        return put(out, record.payload + at, 1 + took + size + 2) + ANSWERED
 
     cdef int64_t size_of(self, const Record* record) noexcept:
-        """Return the number of members of a sorted set; -1 if it is damaged."""
+        """Return the number of elements of a record, or of a value's bytes; -1 if it is damaged."""
         cdef uint64_t count
+        if record.form == VALUE:
+            return record.size
+        if record.form == SMALL_MAP:
+            return u16(record.payload) if record.size >= 2 else -1
+        if record.form in (SHORT_LIST, SMALL_SET):
+            return list_count(record)
         if record.form == SMALL_SORTED_SET:
             return members_in_run(record.payload, record.size)
+        if record.size < 16 or (record.form == LONG_LIST and record.size < 24):
+            return -1
         count = u64(record.payload + 8)
+        if record.form == LONG_LIST:  # its first index, and the one after its last
+            count = u64(record.payload + 16) - count
         return <int64_t>count if count <= <uint64_t>RANKS_MAX else -1
 
-    cdef int reply_of_range(self, Request* request, int found, Record* record) except -2:
-        """Reply with the members of a rank range."""
+    cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2:
+        """Return how many members have a lower score; -1 if the set is damaged. is_after: those with this score, too."""
+        cdef Word no_member = Word(NULL, 0)
+        if is_after:
+            if score == INFINITY:
+                return self.size_of(record)
+            score = nextafter(score, INFINITY)
+        if record.form == SMALL_SORTED_SET:
+            return rank_in_run(record.payload, record.size, score, &no_member, False)
+        return self.rank_in_tree(job, u64(record.payload), score, &no_member)
+
+    cdef bint parse_range(self, Request* request, RankRange* wanted) except -1:
+        """Parse a range of a sorted set and its options; False: the general path parses it."""
+        cdef const Row* row = &rows[request.command]
+        cdef Word* words = &self.words[request.first_word]
+        cdef size_t at = 3, low = 1, high = 2
+        cdef bint has_options = row.part == RANKS and row.shape == FROM_LOWEST, has_limit = False
+        wanted.is_by_score, wanted.is_reversed, wanted.has_scores = row.part == SCORES, row.shape == FROM_HIGHEST, False
+        wanted.offset, wanted.count = 0, -1
+        while at < request.words:
+            if is_word(&words[at], b"withscores", 10):
+                wanted.has_scores = True
+            elif has_options and not wanted.is_reversed and is_word(&words[at], b"rev", 3):
+                wanted.is_reversed = True
+            elif has_options and not wanted.is_by_score and is_word(&words[at], b"byscore", 7):
+                wanted.is_by_score = True
+            elif request.words - at > 2 and is_word(&words[at], b"limit", 5):
+                if not integer(&words[at + 1], &wanted.offset) or not integer(&words[at + 2], &wanted.count):
+                    return False
+                has_limit = True
+                at += 2
+            else:
+                return False
+            at += 1
+        if not wanted.is_by_score:
+            return not has_limit and integer(&words[1], &wanted.first) and integer(&words[2], &wanted.last)
+        if wanted.is_reversed:
+            low, high = high, low
+        return (
+            wanted.offset >= 0
+            and score_of(&words[low], &wanted.low, &wanted.excludes_low)
+            and score_of(&words[high], &wanted.high, &wanted.excludes_high)
+        )
+
+    cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1:
+        """Turn a range into ranks from the lowest, the last one exclusive; False if the set is damaged."""
+        cdef int64_t count = self.size_of(record), length
+        if count < 0:
+            return False
+        if not wanted.is_by_score:
+            wanted.first = wanted.first + count if wanted.first < 0 else wanted.first
+            wanted.last = (wanted.last + count if wanted.last < 0 else wanted.last) + 1
+            wanted.first, wanted.last = max(wanted.first, 0), min(wanted.last, count)
+            if wanted.is_reversed:
+                wanted.first, wanted.last = count - wanted.last, count - wanted.first
+            return True
+        wanted.first = self.rank_of_score(job, record, wanted.low, wanted.excludes_low)
+        wanted.last = self.rank_of_score(job, record, wanted.high, not wanted.excludes_high)
+        if wanted.first < 0 or wanted.last < 0:
+            return False
+        length = max(0, wanted.last - wanted.first - wanted.offset) if wanted.last > wanted.first else 0
+        if 0 <= wanted.count < length:
+            length = wanted.count
+        if wanted.is_reversed:
+            wanted.last -= wanted.offset
+            wanted.first = wanted.last - length
+        else:
+            wanted.first += wanted.offset
+            wanted.last = wanted.first + length
+        return True
+
+    cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2:
+        """Reply with the members of a range by rank or by score, or with their number."""
         cdef Output* out = self.out
-        cdef int64_t first = 0, last = 0, count = 0, at, start = 0, stop, i
-        cdef bint has_scores = request.words == 4, is_reversed = request.command == ZREVRANGE
+        cdef int job = self.job_of[request.first_lookup]
+        cdef int64_t first = 0, last = 0, at, start = 0, stop, i
+        cdef RankRange wanted
         cdef Lookup leaf
-        if has_scores and not is_word(&self.words[request.first_word + 3], b"withscores", 10):
+        if not self.parse_range(request, &wanted):
             return GENERAL
-        if not integer(&self.words[request.first_word + 1], &first):
-            return GENERAL
-        if not integer(&self.words[request.first_word + 2], &last):
-            return GENERAL
-        if found == LIVE and record.form != SMALL_SORTED_SET and (record.form != LARGE_SORTED_SET or record.size < 24):
+        if found == LIVE and record.form == LARGE_SORTED_SET and record.size < 24:
             return GENERAL
         self.count_lookup(found == LIVE)
         if found == LIVE:
-            count = self.size_of(record)
-            if count < 0:
+            if not self.range_in(job, record, &wanted):
                 return GENERAL
-        first = first + count if first < 0 else first
-        last = (last + count if last < 0 else last) + 1
-        first, last = max(first, 0), min(last, count)
+            first, last = wanted.first, wanted.last
+        if rows[request.command].shape == LENGTHS:
+            return put_line(out, c":", max(0, last - first)) + ANSWERED
         if first >= last:
             return put(out, b"*0\r\n", 4) + ANSWERED
         if last - first > ENTRIES_MAX:
             return GENERAL
-        put_line(out, c"*", (last - first) * (2 if has_scores and not self.is_resp3 else 1))
-        if is_reversed:
-            first, last = count - last, count - first
+        put_line(out, c"*", (last - first) * (2 if wanted.has_scores and not self.is_resp3 else 1))
         if record.form == SMALL_SORTED_SET:
-            return self.put_members(record.payload, record.size, first, last, is_reversed, has_scores)
+            return self.put_members(record.payload, record.size, first, last, wanted.is_reversed, wanted.has_scores)
         # Leaf by leaf, from the lowest rank or from the highest.
         while first < last:
-            at = last - 1 if is_reversed else first
-            if not self.leaf_at(self.job_of[request.first_lookup], u64(record.payload), at, &leaf, &start):
+            at = last - 1 if wanted.is_reversed else first
+            if not self.leaf_at(job, u64(record.payload), at, &leaf, &start):
                 return GENERAL
             stop = start + members_in_run(leaf.record, leaf.size - 1)
             if not start <= at < stop:
                 return GENERAL
-            if is_reversed:
-                i = max(first, start)
-                if self.put_members(leaf.record, leaf.size - 1, i - start, last - start, True, has_scores) == GENERAL:
+            i = max(first, start) if wanted.is_reversed else min(last, stop)
+            if wanted.is_reversed:
+                if self.put_members(leaf.record, leaf.size - 1, i - start, last - start, True, wanted.has_scores) == GENERAL:
                     return GENERAL
                 last = i
             else:
-                i = min(last, stop)
-                if self.put_members(leaf.record, leaf.size - 1, first - start, i - start, False, has_scores) == GENERAL:
+                if self.put_members(leaf.record, leaf.size - 1, first - start, i - start, False, wanted.has_scores) == GENERAL:
                     return GENERAL
                 first = i
         return ANSWERED
@@ -1345,7 +1644,7 @@ cdef class FastPath:
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError
-        self.names = [name.decode() for name, _, _ in NAMES]
+        self.names = [name.decode() for name in NAMES]
         self.command_stats_of = [server.stats.command_stats(name) for name in self.names]
         self.stats.collectors.append(self.collect)
 
@@ -1464,13 +1763,13 @@ cdef class FastPath:
                 return 0
             tracking_state, epoch_feed, rules = session.tracking_state, session.epoch_feed, self.rules_of(session.user)
             if tracking_state is not None:
-                if tracking_state.redirect or tracking_state.is_optin or tracking_state.is_optout:
+                if tracking_state.redirect or tracking_state.is_caching_set:
                     return 0
                 if tracking_state.records_reads:
                     keys = []
         self.was_tried = True
         started_ns = monotonic_ns()
-        core.out, core.monotonic_ms = out, started_ns // 1_000_000
+        core.out, core.monotonic_ms, core.session = out, started_ns // 1_000_000, session
         try:
             took = core.answer_all(data, size, session.protocol, rules, keys)
         except Exception as error:

@@ -7,6 +7,8 @@ from libc.string cimport memcpy
 cdef enum:
     NUMBER_LINE_BYTES = 24  # a type byte, a sign, 19 digits and a line end are 23
     COMMAND_BYTES_MAX = 16
+    SPECS_MAX = 255
+    NAME_HASHES = 512
 
 cdef struct Word:
     const uint8_t* at
@@ -23,6 +25,12 @@ cdef struct Spec:  # a command, and the minimum and maximum of words in its requ
     uint32_t size
     uint32_t least
     uint32_t most
+    uint8_t next  # the index + 1 of the next command whose name has the same hash; 0: none
+
+cdef struct Specs:
+    Spec rows[SPECS_MAX]
+    uint8_t first[NAME_HASHES]  # the index + 1 of the first command for each hash of a name; 0: none
+    int count
 
 
 cdef inline int reserve(Output* out, size_t more) except -1:
@@ -134,32 +142,53 @@ cdef inline Py_ssize_t cut(
     return at - start
 
 
-cdef inline int set_spec(Spec* spec, bytes name, uint32_t least, uint32_t most) except -1:
-    """Fill in a command's row; its name has at most COMMAND_BYTES_MAX bytes."""
+cdef inline uint32_t name_hash(const uint64_t* name) noexcept nogil:
+    """Return a hash of a name in any case, padded with zeros."""
+    cdef uint64_t bits = 0x2020202020202020ULL
+    cdef uint64_t mixed = (name[0] | bits) * 0x9E3779B97F4A7C15ULL ^ (name[1] | bits) * 0xC2B2AE3D27D4EB4FULL
+    return <uint32_t>(mixed >> 55)
+
+
+cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most) except -1:
+    """Add a command; return its index. Its name has at most COMMAND_BYTES_MAX bytes."""
     cdef bytes padded = name.ljust(COMMAND_BYTES_MAX, b"\0")
-    cdef uint8_t* case_bits = <uint8_t*>spec.case_bits
-    cdef int i
+    cdef int i, index = specs.count
+    cdef Spec* spec
+    cdef uint8_t* case_bits
+    cdef uint32_t hash_of_name
+    if index == SPECS_MAX:
+        raise ValueError(f"at most {SPECS_MAX} commands have a row")
+    spec = &specs.rows[index]
+    case_bits = <uint8_t*>spec.case_bits
     spec.size, spec.least, spec.most = len(name), least, most
     memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
     for i in range(COMMAND_BYTES_MAX):
         case_bits[i] = 0x20 if c"a" <= padded[i] <= c"z" else 0
-    return 0
+    hash_of_name = name_hash(spec.name)
+    spec.next = specs.first[hash_of_name]
+    specs.first[hash_of_name] = <uint8_t>(index + 1)
+    specs.count += 1
+    return index
 
 
-cdef inline int command_of(const Spec* specs, int count, const Word* name) noexcept nogil:
+cdef inline int command_of(const Specs* specs, const Word* name) noexcept nogil:
     """Return the index of the command with a name, in any case; -1: none of the commands has it."""
     cdef uint64_t typed[2]
-    cdef int i
+    cdef const Spec* spec
+    cdef int index
     if name.size > COMMAND_BYTES_MAX:
         return -1
     typed[0] = typed[1] = 0
     memcpy(typed, name.at, name.size)
-    for i in range(count):
+    index = specs.first[name_hash(typed)]
+    while index:
+        spec = &specs.rows[index - 1]
         # With its case bit set, a byte equals a letter of the name only if it is that letter, in either case.
         if (
-            specs[i].size == name.size
-            and (typed[0] | specs[i].case_bits[0]) == specs[i].name[0]
-            and (typed[1] | specs[i].case_bits[1]) == specs[i].name[1]
+            spec.size == name.size
+            and (typed[0] | spec.case_bits[0]) == spec.name[0]
+            and (typed[1] | spec.case_bits[1]) == spec.name[1]
         ):
-            return i
+            return index - 1
+        index = spec.next
     return -1

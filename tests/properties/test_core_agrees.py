@@ -87,6 +87,41 @@ def changes(turn: int) -> list[Change]:
     return put
 
 
+scores = st.sampled_from(
+    [
+        *SCORES,
+        b"+inf",
+        b"-INF",
+        b"(7",
+        b"(-inf",
+        b"(0",
+        b"-0",
+        b"1.5e2",
+        b".5",
+        b"3.",
+        b"0x1",
+        b"nan",
+        b"(",
+        b"",
+        b"x",
+        b"1e999",
+    ]
+)
+limits = st.sampled_from(
+    [
+        [],
+        [],
+        [b"LIMIT", b"0", b"2"],
+        [b"limit", b"1", b"-1"],
+        [b"LIMIT", b"-1", b"3"],
+        [b"LIMIT", b"290", b"5"],
+        [b"LIMIT", b"1"],
+    ]
+)
+range_options = st.lists(
+    st.sampled_from([b"WITHSCORES", b"withscores", b"REV", b"rev", b"BYSCORE", b"byscore", b"BYLEX", b"nonsense"]),
+    max_size=3,
+)
 keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
 members = st.sampled_from([b"m0", b"m1", b"m7", b"m280", b"m299", b"nobody", b""])
 numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"-120", b"-1000", b"289", b"100000", b"x"])
@@ -109,6 +144,21 @@ reads = st.one_of(
     st.tuples(
         st.just(b"ZRANGE"), st.sampled_from(RANK_KEYS), numbers, numbers, st.just(b"REV"), st.just(b"WITHSCORES")
     ).map(list),
+    st.builds(
+        lambda name, key, ends, limit, options: [name, key, *ends, *limit, *options],
+        st.sampled_from([b"ZRANGE", b"ZRANGEBYSCORE", b"ZREVRANGEBYSCORE"]),
+        st.sampled_from(RANK_KEYS),
+        st.one_of(st.tuples(scores, scores), st.tuples(numbers, numbers)),
+        limits,
+        range_options,
+    ),
+    st.tuples(st.sampled_from([b"ZCOUNT", b"ZRANGEBYSCORE", b"zrevrangebyscore"]), keys, scores, scores).map(list),
+    st.tuples(
+        st.sampled_from([b"HLEN", b"LLEN", b"HKEYS", b"hvals", b"EXPIRETIME", b"pexpiretime", b"ECHO", b"strlen"]), keys
+    ).map(list),
+    st.tuples(st.sampled_from([b"HEXISTS", b"HSTRLEN"]), keys, st.sampled_from([b"f0", b"f1", b"f7", b""])).map(list),
+    st.tuples(st.sampled_from([b"GETRANGE", b"SUBSTR"]), keys, numbers, numbers).map(list),
+    st.lists(keys, max_size=4).map(lambda some: [b"TOUCH", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
     st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"STATE", b"MGET", *some]),
@@ -118,6 +168,14 @@ reads = st.one_of(
     st.tuples(
         st.sampled_from([b"HMGET", b"ZMSCORE", b"SMISMEMBER"]), keys, st.sampled_from([b"f0", b"m0", b"m299"]), members
     ).map(list),
+)
+transactions = st.builds(
+    lambda queued, before, last: [*before, [b"MULTI"], *queued, *last],
+    st.lists(
+        st.one_of(reads, st.sampled_from([[b"MULTI"], [b"SET", b"a", b"b"], [b"NOPE"], [b"CLIENT", b"ID"]])), max_size=4
+    ),
+    st.sampled_from([[], [], [[b"WATCH", b"j:v:0"]], [[b"CLIENT", b"CACHING", b"YES"]]]),
+    st.sampled_from([[[b"EXEC"]], [[b"EXEC"]], [[b"exec"], [b"exec"]], [[b"DISCARD"]], []]),
 )
 runs = st.lists(keys, min_size=1, max_size=8).map(lambda some: [[b"GET", key] for key in some])
 others = st.sampled_from(
@@ -130,7 +188,7 @@ others = st.sampled_from(
     ]
 )  # fmt: skip
 requests_sent = st.lists(
-    st.one_of(runs, reads.map(lambda read: [read]), others.map(lambda line: [line.split()])), max_size=8
+    st.one_of(runs, transactions, reads.map(lambda read: [read]), others.map(lambda line: [line.split()])), max_size=8
 ).map(lambda groups: [request for group in groups for request in group])
 endings = st.sampled_from(
     [
@@ -311,7 +369,16 @@ COMPILED = [
     b"ZMSCORE j:z:large m7 nobody", b"ZRANK j:z:small m1", b"ZRANK j:z:large m250", b"ZREVRANK j:z:large m250",
     b"ZRANGE j:z:small 0 -1", b"ZRANGE j:z:large 100 299 WITHSCORES", b"ZREVRANGE j:z:large 0 9", b"TTL j:v:0",
     b"PTTL j:m:small", b"TYPE j:z:large", b"PING", b"STATE MGET j:v:0 j:v:1",
+    b"HLEN j:m:small", b"HLEN j:m:large", b"HLEN j:m:ttl", b"HEXISTS j:m:small f0", b"HEXISTS j:m:large f9",
+    b"HSTRLEN j:m:small f0", b"HSTRLEN j:m:large f9", b"HKEYS j:m:small", b"HVALS j:m:small", b"HRANDFIELD j:m:small",
+    b"LLEN j:l:short", b"LLEN j:l:long", b"SCARD j:s:small", b"SMEMBERS j:s:small", b"SRANDMEMBER j:s:small",
+    b"ZCARD j:z:small", b"ZCARD j:z:large", b"ZCOUNT j:z:small -inf (2", b"ZCOUNT j:z:large 7 1.5e2",
+    b"ZRANGEBYSCORE j:z:large (5 20 WITHSCORES LIMIT 1 3", b"ZREVRANGEBYSCORE j:z:large +inf -inf LIMIT 0 5",
+    b"ZRANGE j:z:large 20 5 BYSCORE REV LIMIT 0 2", b"ZRANGE j:z:small 0 -1 REV", b"ZRANDMEMBER j:z:small",
+    b"GETRANGE j:v:0 0 1", b"SUBSTR j:v:0 -3 -1", b"STRLEN j:v:long", b"TOUCH j:v:0 j:nope", b"EXPIRETIME j:v:0",
+    b"PEXPIRETIME j:v:0", b"ECHO hello",
 ]  # fmt: skip
+TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]
 
 
 @pytest.mark.parametrize("protocol", [b"2", b"3"])
@@ -324,7 +391,22 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
         left.extend(taken)
         return answer(self, call, iter(taken), out, *rest)
 
-    chunks = [requests([[b"HELLO", protocol]]), *(requests([line.split()]) for line in COMPILED)]
+    chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION)]
+    chunks += [requests([line.split()]) for line in COMPILED]
     with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
         asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, (), True))
     assert left == [[b"HELLO", protocol]]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "elements"),
+    [
+        (b"HRANDFIELD j:m:small", {b"f0", b"f1", b"f2"}),
+        (b"SRANDMEMBER j:s:small", {b"m0", b"m1", b"m2"}),
+        (b"ZRANDMEMBER j:z:small", {b"m0", b"m1", b"m2", b"m3"}),
+    ],
+)
+def test_a_random_element_is_any_of_all(request_line: bytes, elements: set[bytes]) -> None:
+    chunk = requests([request_line.split()] * 200)
+    replies, *_ = asyncio.run(answered(ServerConfig(), [chunk], False, NO_CLUSTER, (), True))
+    assert {each.value for each in replies_in(replies)} == elements

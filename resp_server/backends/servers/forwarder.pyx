@@ -27,8 +27,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport COMMANDS, FastPath, InputInterceptor, KeyFilter, SessionFields, glob
-from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
+from resp_server.native.core cimport COMMANDS_MAX as CORE_COMMANDS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob
+from resp_server.native.wire cimport Output, SPECS_MAX, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination
@@ -50,7 +50,6 @@ cdef enum:
     WORD_BYTES_MAX = 16384
     BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies
     ITEMS_MAX = 2048
-    COMMANDS_MAX = 255
     CONNECTIONS_MAX = 512
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
@@ -629,16 +628,15 @@ cdef class Forwarder:
     cdef dict patterns_by_database
     cdef KeyPatterns first_patterns, other_patterns  # of database 0, and of databases without patterns of their own
     cdef object upstream_connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
-    cdef Plan plans[COMMANDS_MAX]
+    cdef Plan plans[SPECS_MAX]
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
     cdef readonly object cluster
     cdef object slot_connections, epochs
     cdef object server, stats
     cdef list names, command_stats
-    cdef Spec specs[COMMANDS_MAX]
-    cdef int commands
-    cdef uint64_t calls[COMMANDS_MAX]
+    cdef Specs specs
+    cdef uint64_t calls[SPECS_MAX]
     cdef uint64_t input_bytes, output_bytes  # of clients
     cdef Word words[WORDS_MAX]
     cdef Item items[ITEMS_MAX]
@@ -666,15 +664,11 @@ cdef class Forwarder:
 
     cdef int add_command(self, name, least, most, command_stats) except -1:
         """Add a command that the forwarder forwards; return its index."""
-        cdef int i = self.commands
-        if i == COMMANDS_MAX:
-            raise ValueError(f"the forwarder forwards at most {COMMANDS_MAX} commands")
-        set_spec(&self.specs[i], name.encode(), least, most)
+        cdef int i = add_spec(&self.specs, name.encode(), least, most)
         memset(&self.plans[i], 0, sizeof(Plan))
         self.names.append(name)
         self.command_stats.append(command_stats)
         self.command_indexes[name] = i
-        self.commands += 1
         return i
 
     def set_upstream(self, upstream, cache_of, commands):
@@ -687,11 +681,11 @@ cdef class Forwarder:
         """
         cdef int i
         self.upstream, self.cache_of = upstream, cache_of
-        for i in range(self.commands):
+        for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
         for name, is_read, has_many_keys, command_stats in commands:
             if name not in self.command_indexes:
-                if self.commands == COMMANDS_MAX:
+                if self.specs.count == SPECS_MAX:
                     continue  # the general path answers it
                 self.add_command(name, 2, WORDS_MAX, command_stats)
             i = self.command_indexes[name]
@@ -799,7 +793,7 @@ cdef class Forwarder:
             if took <= 0:
                 self.has_partial = took == 0
                 break
-            command = command_of(self.specs, self.commands, self.words)
+            command = command_of(&self.specs, self.words)
             if command < 0 or count < 2:
                 break
             plan = &self.plans[command]
@@ -838,7 +832,7 @@ cdef class Forwarder:
             else:
                 if backend != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
                     break
-                if not self.specs[command].least <= count <= self.specs[command].most:
+                if not self.specs.rows[command].least <= count <= self.specs.rows[command].most:
                     break
                 count = count - 1 if plan.has_many_keys else 1
                 if first + count > ITEMS_MAX:
@@ -977,7 +971,7 @@ cdef class Forwarder:
         self.stats.input_bytes += self.input_bytes
         self.stats.output_bytes += self.output_bytes
         self.input_bytes = self.output_bytes = 0
-        for i in range(self.commands):
+        for i in range(self.specs.count):
             self.command_stats[i].calls += self.calls[i]
             self.calls[i] = 0
 
@@ -1108,14 +1102,14 @@ cdef class StoredReads(FastPath):
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
         cdef int command, total = 0
-        for command in range(COMMANDS):
+        for command in range(CORE_COMMANDS_MAX):
             self.core.calls[command] += self.core.answered[command]
             total += self.core.answered[command]
         return total
 
     def collect(self):
         cdef int command
-        for command in range(COMMANDS):
+        for command in range(CORE_COMMANDS_MAX):
             if self.core.calls[command]:
                 self.command_stats_of[command].calls += self.core.calls[command]
                 self.core.calls[command] = 0

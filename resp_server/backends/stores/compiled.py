@@ -41,7 +41,7 @@ def rules_of(user: User, table: CommandTable) -> Any:
     assert native.core is not None
     selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
     for selector in user.selectors:
-        commands = [(name, table.get(name)) for name, _, _ in native.core.NAMES]
+        commands = [(name, table.get(name)) for name in native.core.NAMES]
         names = [name for name, command in commands if command is not None and selector.allows(command)]
         patterns = list(selector.patterns(KeyAccess.READ))
         selectors.append((names, None if b"*" in patterns else patterns))
