@@ -52,6 +52,8 @@ def info(context: CommandContext, *names: bytes) -> Reply:
         ]
         return Verbatim("\r\n".join(texts).encode())
 
+    if requested.isdisjoint(COUNTING):
+        return merge([])
     return context.server.gather(process_stats, None, merge)
 
 
@@ -544,3 +546,5 @@ SECTIONS: dict[str, tuple[str, Callable[[CommandContext, ProcessStats], Section]
     PROXY: ("Proxy", _proxy),
 }
 DEFAULT = set(SECTIONS) - {"commandstats", "latencystats"}
+# Sections with counters of all processes that serve the port. For the others no process is asked.
+COUNTING = {"clients", "memory", "stats", "cpu", "commandstats", "errorstats", "latencystats"}

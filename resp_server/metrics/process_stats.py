@@ -76,8 +76,9 @@ class ProcessStats:
     @classmethod
     def total(cls, each_process: Iterable[Self]) -> Self:
         """Return the sum of several processes' stats."""
-        total = cls()
-        for each in each_process:
+        remaining = iter(each_process)
+        total = next(remaining, None) or cls()
+        for each in remaining:
             largest_bytes = max(total.largest_output_bytes, each.largest_output_bytes)
             for name in vars(total).keys() - {"stats"}:
                 setattr(total, name, getattr(total, name) + getattr(each, name))

@@ -107,6 +107,8 @@ cdef class Core:
     cdef readonly int last_command
     cdef object session  # whose requests are answered
     cdef uint64_t random  # of RANDOM
+    cdef object count_keys, read_clock  # see `FastPath`; the server's clock
+    cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
 
     cdef size_t answer_all(
         self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
@@ -137,6 +139,9 @@ cdef class Core:
     cdef int count_lookup(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
     cdef int reply_to_keys(self, Request* request) except -2
+    cdef int reply_without_key(self, Request* request) except -2
+    cdef int reply_of_encoding(self, int found, const Record* record) except -2
+    cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2
     cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2

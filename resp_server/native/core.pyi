@@ -21,7 +21,11 @@ class FastPath:
     @property
     def is_incomplete(self) -> bool: ...
     def __init__(
-        self, server: Any, make_rules: Callable[[Any], Rules], record_slow: Callable[[Any, bytes, int], None]
+        self,
+        server: Any,
+        make_rules: Callable[[Any], Rules],
+        record_slow: Callable[[Any, bytes, int], None],
+        count_keys: Callable[[Any, Any], int | None],
     ) -> None: ...
     def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]: ...
 

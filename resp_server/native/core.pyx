@@ -70,6 +70,7 @@ cdef enum:
     RANKS  # a range by index or rank
     SCORES  # a range by score
     RANDOM  # one element
+    SCAN  # elements from a cursor on
 
 # What the reply has.
 cdef enum:
@@ -82,12 +83,17 @@ cdef enum:
     RANKS_OF
     REVERSED_RANKS_OF
     TYPES
+    ENCODINGS
     SECONDS
     MILLISECONDS
     SECONDS_AT  # a time, not a duration
     MILLISECONDS_AT
     FROM_LOWEST  # elements from the lowest rank, or from the highest
     FROM_HIGHEST
+    CLIENT_ID
+    CLOCK
+    DATABASE
+    KEY_COUNT  # of all jobs
 
 # Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
 # keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
@@ -107,6 +113,7 @@ ROWS = (
     (b"hkeys", 1, 1, HASH, WHOLE, FIELDS, False),
     (b"hvals", 1, 1, HASH, WHOLE, TEXTS, False),
     (b"hrandfield", 1, 1, HASH, RANDOM, TEXTS, False),
+    (b"hscan", 2, 4, HASH, SCAN, PAIRS, True),
     (b"llen", 1, 1, LIST, SIZE, LENGTHS, False),
     (b"lindex", 2, 2, LIST, RANKS, TEXTS, False),
     (b"lrange", 3, 3, LIST, RANKS, TEXTS, True),
@@ -115,6 +122,7 @@ ROWS = (
     (b"sismember", 2, 2, SET, MEMBERS, FLAGS, False),
     (b"smismember", 2, -1, SET, MEMBERS, FLAGS, True),
     (b"srandmember", 1, 1, SET, RANDOM, TEXTS, False),
+    (b"sscan", 2, 4, SET, SCAN, TEXTS, True),
     (b"zcard", 1, 1, SORTED_SET, SIZE, LENGTHS, False),
     (b"zscore", 2, 2, SORTED_SET, MEMBERS, SCORES_OF, False),
     (b"zmscore", 2, -1, SORTED_SET, MEMBERS, SCORES_OF, True),
@@ -126,15 +134,21 @@ ROWS = (
     (b"zrevrangebyscore", 3, 7, SORTED_SET, SCORES, FROM_HIGHEST, True),
     (b"zcount", 3, 3, SORTED_SET, SCORES, LENGTHS, False),
     (b"zrandmember", 1, 1, SORTED_SET, RANDOM, TEXTS, False),
+    (b"zscan", 2, 4, SORTED_SET, SCAN, PAIRS, True),
     (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"touch", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"type", 1, 1, ANY_KIND, FACT, TYPES, False),
+    (b"object|encoding", 1, 1, ANY_KIND, FACT, ENCODINGS, False),
     (b"ttl", 1, 1, ANY_KIND, FACT, SECONDS, False),
     (b"pttl", 1, 1, ANY_KIND, FACT, MILLISECONDS, False),
     (b"expiretime", 1, 1, ANY_KIND, FACT, SECONDS_AT, False),
     (b"pexpiretime", 1, 1, ANY_KIND, FACT, MILLISECONDS_AT, False),
     (b"ping", 0, 1, ANY_KIND, NOTHING, TEXTS, False),
     (b"echo", 1, 1, ANY_KIND, NOTHING, TEXTS, False),
+    (b"select", 1, 1, ANY_KIND, NOTHING, DATABASE, False),
+    (b"client|id", 0, 0, ANY_KIND, NOTHING, CLIENT_ID, False),
+    (b"time", 0, 0, ANY_KIND, NOTHING, CLOCK, True),
+    (b"dbsize", 0, 0, ANY_KIND, NOTHING, KEY_COUNT, False),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
     (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
 )
@@ -146,6 +160,7 @@ cdef struct Row:
     int shape
     bint is_array
     bint is_two_words  # its name is a container's and a subcommand's
+    bint has_any_slots  # its keys may be in several slots of a cluster
 
 cdef Specs specs
 cdef Row rows[COMMANDS_MAX]
@@ -157,7 +172,7 @@ def _fill_rows():
     cdef int command
     for name, least, most, kind, part, shape, is_array in ROWS:
         command = add_spec(&specs, name, least, <uint32_t><int>most)
-        rows[command] = Row(kind, part, shape, is_array, b"|" in name)
+        rows[command] = Row(kind, part, shape, is_array, b"|" in name, name == b"state|mget")
         COMMANDS = command + 1
 
 
@@ -183,6 +198,18 @@ cdef enum:
 # A tree that is not damaged is not deeper. A damaged one may have a cycle.
 cdef enum:
     TREE_DEPTH_MAX = 16
+
+# Redis' limits of compact encodings (see `commands.object`).
+cdef enum:
+    EMBEDDED_BYTES_MAX = 44
+    COMPACT_ITEMS_MAX = 128
+    COMPACT_ITEM_BYTES_MAX = 64
+    COMPACT_LIST_BYTES_MAX = 8192
+    NUMBERS_MAX = 512
+
+# The keys of the view were not counted yet.
+cdef enum:
+    NOT_COUNTED = -2
 
 # A score, as in a request, that is longer is parsed by the general path.
 cdef enum:
@@ -261,6 +288,20 @@ cdef int integer(const Word* word, int64_t* number) noexcept nogil:
     return True
 
 
+cdef bint is_number(const Word* word) noexcept nogil:
+    """Return whether a text is an integer in its canonical form that has 64 bits."""
+    cdef size_t digits, i
+    cdef bint is_negative = word.size > 0 and word.at[0] == c"-"
+    cdef const uint8_t* at = word.at + is_negative
+    digits = word.size - is_negative
+    if not 0 < digits <= 19 or (at[0] == c"0" and word.size > 1):
+        return False
+    for i in range(digits):
+        if not c"0" <= at[i] <= c"9":
+            return False
+    return digits < 19 or memcmp(at, b"9223372036854775808" if is_negative else b"9223372036854775807", 19) <= 0
+
+
 cdef inline bint is_word(const Word* word, const char* lower, size_t size) noexcept nogil:
     cdef size_t i
     if word.size != size:
@@ -304,7 +345,9 @@ cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
     cdef uint8_t name[COMMAND_BYTES_MAX]
     cdef Word both
     cdef int command = command_of(&specs, words)
-    if command >= 0 or count < 2 or not is_word(words, b"state", 5):
+    if command >= 0 or count < 2:
+        return command
+    if not (is_word(words, b"state", 5) or is_word(words, b"object", 6) or is_word(words, b"client", 6)):
         return command
     both.at, both.size = name, words[0].size + 1 + words[1].size
     if both.size > COMMAND_BYTES_MAX:
@@ -724,10 +767,12 @@ cdef class Core:
         self.is_node = is_node
         if renewal != self.renewal:
             self.drop_lookaheads()  # they read an older epoch
+            self.key_count = NOT_COUNTED
         self.now = view.now_ms
         self.now_ms, self.renewal = self.now, renewal
         if view is not self.view or self.routes_version != <uint64_t>view.routes_version:
             self.drop_lookaheads()
+            self.key_count = NOT_COUNTED
             self.view, self.routes_version = view, view.routes_version
             names = view.job_names()
             self.jobs = [JobPages(name) for name in names]
@@ -850,6 +895,8 @@ cdef class Core:
                 request.keys = 0
             request.first_lookup = <uint32_t>self.lookup_count
             request.members = 0
+            if rows[command].shape == KEY_COUNT and rules is not None:
+                break  # it counts the keys that the user may read
             if rules is not None and not rules.allow(command, words + names, request.keys):
                 break
             if self.key_filter is not None and not self.key_filter.admits(words + names, request.keys):
@@ -899,7 +946,7 @@ cdef class Core:
             slot = slot_of(key.at, key.size)
             if i == 0:
                 first_slot = slot
-            if self.is_node and slot != first_slot and not rows[request.command].is_two_words:
+            if self.is_node and slot != first_slot and not rows[request.command].has_any_slots:
                 return False
             if self.owned_slots != NULL and not self.owned_slots[slot]:
                 return False
@@ -1117,16 +1164,14 @@ cdef class Core:
         if row.part == KEYS:
             return self.reply_to_keys(request)
         if row.part == NOTHING:
-            if request.words:
-                put_bulk(self.out, word.at, word.size)
-            else:
-                put(self.out, b"+PONG\r\n", 7)
-            return ANSWERED
+            return self.reply_without_key(request)
         found = self.read_key(request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
         if row.part == FACT:
             self.count_lookup(found == LIVE)
+            if row.shape == ENCODINGS:
+                return self.reply_of_encoding(found, &record)
             return self.reply_of_fact(row.shape, found, &record)
         if found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
@@ -1146,7 +1191,115 @@ cdef class Core:
             return GENERAL
         if row.part == RANDOM:
             return self.reply_of_random(request, found, &record)
+        if row.part == SCAN:
+            return self.reply_of_scan(request, found, &record)
         return self.reply_of_whole(request, found, &record)
+
+    cdef int reply_without_key(self, Request* request) except -2:
+        """Reply about the connection or the server."""
+        cdef Output* out = self.out
+        cdef Word* word = &self.words[request.first_word]
+        cdef int shape = rows[request.command].shape
+        cdef char line[NUMBER_LINE_BYTES]
+        cdef int64_t clock_ms
+        if shape == TEXTS:
+            return (put_bulk(out, word.at, word.size) if request.words else put(out, b"+PONG\r\n", 7)) + ANSWERED
+        if shape == CLIENT_ID:
+            return put_line(out, c":", self.session.id) + ANSWERED
+        if shape == DATABASE:  # the core answers clients of database 0
+            return put(out, b"+OK\r\n", 5) + ANSWERED if word.size == 1 and word.at[0] == c"0" else GENERAL
+        if shape == KEY_COUNT:
+            if self.key_count == NOT_COUNTED:
+                try:
+                    count = self.count_keys(self.session.user, self.view)
+                except StoreError:
+                    count = None
+                self.key_count = -1 if count is None else count
+            return put_line(out, c":", self.key_count) + ANSWERED if self.key_count >= 0 else GENERAL
+        clock_ms = self.read_clock()
+        put(out, b"*2\r\n", 4)
+        put_bulk(out, line + 1, write_line(line, c"$", clock_ms // 1000) - 3)
+        return put_bulk(out, line + 1, write_line(line, c"$", clock_ms % 1000 * 1000) - 3) + ANSWERED
+
+    cdef int reply_of_encoding(self, int found, const Record* record) except -2:
+        """Reply with the encoding that Redis would choose for a small record (see `commands.object`)."""
+        cdef Output* out = self.out
+        cdef int64_t count, i
+        cdef size_t start, at = 0, end, size = 0, bytes_ = 0
+        cdef bint has_long = False, has_text = False
+        cdef Word word
+        cdef Py_ssize_t took
+        if found != LIVE:
+            return put_nil(out, self.is_resp3) + ANSWERED
+        if record.form == VALUE:
+            word.at, word.size = record.payload, record.size
+            if is_number(&word):
+                return put(out, b"$3\r\nint\r\n", 9) + ANSWERED
+            if record.size <= EMBEDDED_BYTES_MAX:
+                return put(out, b"$6\r\nembstr\r\n", 12) + ANSWERED
+            return put(out, b"$3\r\nraw\r\n", 9) + ANSWERED
+        count = self.size_of(record)
+        if record.form > SMALL_SORTED_SET or count <= 0:
+            return GENERAL
+        if record.form == SMALL_SORTED_SET:
+            for i in range(count):
+                has_long |= u32(record.payload + 4 + 8 * count + 4 * i) > COMPACT_ITEM_BYTES_MAX
+            if count > COMPACT_ITEMS_MAX or has_long:
+                return put(out, b"$8\r\nskiplist\r\n", 14) + ANSWERED
+            return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
+        start = (2 if record.form == SMALL_MAP else 4) + 4 * <size_t>count
+        at = start
+        while at < record.size:  # each text is encoded for a reply
+            took = number_line(record.payload + at + 1, record.payload + record.size, &size)
+            if took <= 0 or at + 1 + took + size + 2 > record.size:
+                return GENERAL
+            word.at, word.size = record.payload + at + 1 + took, size
+            has_long |= size > COMPACT_ITEM_BYTES_MAX
+            has_text |= not is_number(&word)
+            bytes_ += size + 2
+            at += 1 + took + size + 2
+        if record.form == SHORT_LIST:
+            if bytes_ < COMPACT_LIST_BYTES_MAX and count <= COMPACT_LIST_BYTES_MAX // 2:
+                return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
+            return put(out, b"$9\r\nquicklist\r\n", 15) + ANSWERED
+        if record.form == SMALL_SET and not has_text:
+            return put(out, b"$6\r\nintset\r\n", 12) + ANSWERED if count <= NUMBERS_MAX else GENERAL
+        if has_long or (record.form == SMALL_SET and count > COMPACT_ITEMS_MAX):
+            return put(out, b"$9\r\nhashtable\r\n", 15) + ANSWERED
+        return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
+
+    cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2:
+        """Reply with all elements of a small record, at any cursor."""
+        cdef Output* out = self.out
+        cdef Word* words = &self.words[request.first_word]
+        cdef int64_t number = 0, count = 0, i
+        cdef size_t start, text_at, length
+        if not integer(&words[1], &number) or number < 0:
+            return GENERAL
+        if request.words == 3 or (request.words == 4 and not is_word(&words[2], b"count", 5)):
+            return GENERAL
+        if request.words == 4 and (not integer(&words[3], &number) or number < 1):
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        put(out, b"*2\r\n$1\r\n0\r\n", 11)
+        if found != LIVE:
+            return put(out, b"*0\r\n", 4) + ANSWERED
+        count = self.size_of(record)
+        if count < 0 or count > ENTRIES_MAX or record.size > REPLY_BYTES_MAX:
+            return GENERAL
+        put_line(out, c"*", count if rows[request.command].shape == TEXTS else 2 * count)
+        if record.form != SMALL_SORTED_SET:
+            start = (2 if record.form == SMALL_MAP else 4) + 4 * <size_t>count
+            return put(out, record.payload + start, record.size - start) + ANSWERED if start <= record.size else GENERAL
+        text_at = 4 + 12 * <size_t>count
+        for i in range(count):
+            length = u32(record.payload + 4 + 8 * count + 4 * i)
+            if text_at > record.size or length > record.size - text_at:
+                return GENERAL
+            put_bulk(out, record.payload + text_at, length)
+            put_double(out, f64(record.payload + 4 + 8 * i), False)
+            text_at += length
+        return ANSWERED
 
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2:
         """Reply with a key's type or expiry."""
@@ -1635,12 +1788,14 @@ cdef class InputInterceptor:
 cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
-    make_rules: makes the `Rules` of a user. record_slow: records slow requests. (A proxy's fast path needs neither.)
+    make_rules: makes the `Rules` of a user. record_slow: records slow requests. count_keys: returns the number of all keys
+    that a user sees in a view, or None. (A proxy's fast path needs none of these.)
     """
 
-    def __cinit__(self, server, make_rules=None, record_slow=None):
+    def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None):
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
+        self.core.count_keys, self.core.read_clock = count_keys, server.clock
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError

@@ -157,6 +157,15 @@ reads = st.one_of(
         st.sampled_from([b"HLEN", b"LLEN", b"HKEYS", b"hvals", b"EXPIRETIME", b"pexpiretime", b"ECHO", b"strlen"]), keys
     ).map(list),
     st.tuples(st.sampled_from([b"HEXISTS", b"HSTRLEN"]), keys, st.sampled_from([b"f0", b"f1", b"f7", b""])).map(list),
+    st.builds(
+        lambda name, key, cursor, options: [name, key, cursor, *options],
+        st.sampled_from([b"HSCAN", b"SSCAN", b"ZSCAN"]),
+        keys,
+        st.sampled_from([b"0", b"7", b"-1", b"x", b"99999999999999999999"]),
+        st.sampled_from([[], [], [b"COUNT", b"2"], [b"count", b"0"], [b"COUNT"], [b"MATCH", b"f*"], [b"NOVALUES"]]),
+    ),
+    st.tuples(st.just(b"OBJECT"), st.sampled_from([b"ENCODING", b"encoding", b"freq"]), keys).map(list),
+    st.sampled_from([[b"CLIENT", b"ID"], [b"client", b"id"], [b"TIME"], [b"DBSIZE"], [b"SELECT", b"0"]]),
     st.tuples(st.sampled_from([b"GETRANGE", b"SUBSTR"]), keys, numbers, numbers).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"TOUCH", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
@@ -376,7 +385,9 @@ COMPILED = [
     b"ZRANGEBYSCORE j:z:large (5 20 WITHSCORES LIMIT 1 3", b"ZREVRANGEBYSCORE j:z:large +inf -inf LIMIT 0 5",
     b"ZRANGE j:z:large 20 5 BYSCORE REV LIMIT 0 2", b"ZRANGE j:z:small 0 -1 REV", b"ZRANDMEMBER j:z:small",
     b"GETRANGE j:v:0 0 1", b"SUBSTR j:v:0 -3 -1", b"STRLEN j:v:long", b"TOUCH j:v:0 j:nope", b"EXPIRETIME j:v:0",
-    b"PEXPIRETIME j:v:0", b"ECHO hello",
+    b"PEXPIRETIME j:v:0", b"ECHO hello", b"HSCAN j:m:small 0", b"SSCAN j:s:small 0 COUNT 5", b"ZSCAN j:z:small 0",
+    b"OBJECT ENCODING j:v:0", b"OBJECT ENCODING j:v:nope", b"OBJECT ENCODING j:m:small", b"OBJECT ENCODING j:l:short",
+    b"OBJECT ENCODING j:s:small", b"OBJECT ENCODING j:z:small", b"CLIENT ID", b"TIME", b"DBSIZE", b"SELECT 0",
 ]  # fmt: skip
 TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from resp_server import native
 from resp_server.acl.rules import KeyAccess, User
+from resp_server.acl.visibility import Visibility
 from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
+from state_backend.store.keyspace import KeyspaceView
 
 if TYPE_CHECKING:
     from resp_server.native.core import FastPath
@@ -32,7 +34,12 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
         requests = RequestParser().feed(data)
         server.slow_requests.record(session, server.table.find(requests[0]), batch_entry(requests), elapsed_ns)
 
-    fast_path: FastPath = native.core.FastPath(server, lambda user: rules_of(user, server.table), record_slow)
+    def count_keys(user: User, view: KeyspaceView) -> int | None:
+        return Visibility(user, view).key_count()
+
+    fast_path: FastPath = native.core.FastPath(
+        server, lambda user: rules_of(user, server.table), record_slow, count_keys
+    )
     return fast_path
 
 
