@@ -72,6 +72,7 @@ cdef class Rules:
 
 cdef class KeyFilter:
     cdef bint admits(self, const Word* keys, size_t count) noexcept
+    cdef bint admits_transaction_of(self, session) except -1
 
 cdef class Core:
     cdef KeyFilter key_filter  # None: the core answers about all keys, also about missing ones
@@ -119,6 +120,8 @@ cdef class Core:
     cdef bint refresh_job(self, int index) except -1
     cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all)
+    cdef bint is_keyless(self, const Word* words, size_t count) noexcept
+    cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept
     cdef bint prepare_lookups(self, Request* request) except -1
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept
     cdef int read_key(self, size_t index, const Word* key, Record* record) noexcept

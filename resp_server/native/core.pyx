@@ -530,7 +530,11 @@ cdef class KeyFilter:
     """The keys about which a core may answer. It answers only about stored ones, as another process has the others."""
 
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
-        """Return whether the core may answer a request with these keys."""
+        """Return whether the core may answer a request with these keys, at least one."""
+        return False
+
+    cdef bint admits_transaction_of(self, session) except -1:
+        """Return whether the core may answer a client's transactions."""
         return False
 
 
@@ -899,7 +903,7 @@ cdef class Core:
                 break  # it counts the keys that the user may read
             if rules is not None and not rules.allow(command, words + names, request.keys):
                 break
-            if self.key_filter is not None and not self.key_filter.admits(words + names, request.keys):
+            if self.key_filter is not None and not self.is_admitted(command, words + names, request.keys):
                 break
             if not self.prepare_lookups(request):
                 break
@@ -907,6 +911,17 @@ cdef class Core:
             self.request_count += 1
             at += took
         return at
+
+    cdef bint is_keyless(self, const Word* words, size_t count) noexcept:
+        """Return whether a request has no key, and may be answered if there is a filter of keys."""
+        cdef int command = command_at(words, count)
+        return command >= 0 and rows[command].part <= TRANSACTION and self.is_admitted(command, words, 0)
+
+    cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
+        """Return whether a request may be answered if there is a filter of keys: it is not about what others know better."""
+        if count:
+            return self.key_filter.admits(keys, count)
+        return rows[command].part == TRANSACTION or rows[command].shape in (TEXTS, CLIENT_ID)
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
@@ -1128,6 +1143,8 @@ cdef class Core:
         """
         cdef uint32_t i
         if rows[self.requests[first].command].is_array or self.is_node:  # an EXEC without MULTI
+            return first
+        if self.key_filter is not None and not self.key_filter.admits_transaction_of(self.session):
             return first
         for i in range(first + 1, end_request):
             if rows[self.requests[i].command].part == TRANSACTION:

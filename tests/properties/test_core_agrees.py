@@ -386,7 +386,7 @@ COMPILED = [
     b"ZRANGE j:z:large 20 5 BYSCORE REV LIMIT 0 2", b"ZRANGE j:z:small 0 -1 REV", b"ZRANDMEMBER j:z:small",
     b"GETRANGE j:v:0 0 1", b"SUBSTR j:v:0 -3 -1", b"STRLEN j:v:long", b"TOUCH j:v:0 j:nope", b"EXPIRETIME j:v:0",
     b"PEXPIRETIME j:v:0", b"ECHO hello", b"HSCAN j:m:small 0", b"SSCAN j:s:small 0 COUNT 5", b"ZSCAN j:z:small 0",
-    b"OBJECT ENCODING j:v:0", b"OBJECT ENCODING j:v:nope", b"OBJECT ENCODING j:m:small", b"OBJECT ENCODING j:l:short",
+    b"OBJECT ENCODING j:v:0", b"OBJECT ENCODING j:m:small", b"OBJECT ENCODING j:l:short",
     b"OBJECT ENCODING j:s:small", b"OBJECT ENCODING j:z:small", b"CLIENT ID", b"TIME", b"DBSIZE", b"SELECT 0",
 ]  # fmt: skip
 TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]

@@ -1033,7 +1033,12 @@ cdef class StateKeys(KeyFilter):
         for i in range(count):
             if self.forwarder.first_patterns.backend_of(&keys[i]) != STATES:
                 return False
-        return count > 0
+        return True
+
+    cdef bint admits_transaction_of(self, session) except -1:
+        # A client with a connection of its own may watch keys there.
+        upstream = self.forwarder.upstream
+        return upstream is None or upstream(session.id, session.protocol, session.db) is not None
 
 
 cdef class StoredReads(FastPath):
@@ -1055,15 +1060,17 @@ cdef class StoredReads(FastPath):
         self.core.key_filter = keys
 
     cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
-        """Return whether to try to answer. Before `begin`, the first key is looked at: to begin takes longer."""
+        """Return whether to try to answer. Before `begin`, the first request is looked at: to begin takes longer."""
         cdef size_t count = 0
         cdef Word* words = self.forwarder.words
         if not session.can_use_fast_path:
             return False
-        return self.is_fresh or (
-            cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) > 0
-            and count > 1
-            and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
+        if self.is_fresh:
+            return True
+        if cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) <= 0:
+            return False
+        return self.core.is_keyless(words, count) or (
+            count > 1 and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
         )
 
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
