@@ -13,6 +13,7 @@ from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import ReadPoint, Transaction, WatchedVersion
 
 RESP2 = 2
+RESP3 = 3
 
 
 class ReplyMode(Enum):

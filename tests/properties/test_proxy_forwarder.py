@@ -45,13 +45,13 @@ requests = st.one_of(gets, gets, mgets, lengths)
 class ServerConnection:
     """Stands for a connection: keeps what is asked, and is answered by `answer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: int = 2) -> None:
         self.batch: Any = None
         self.batches: list[Any] = []
         self.epochs: Epochs = EMPTY_EPOCHS
         self.pending_count = 0
-        self.key = SimpleNamespace(address="here:1")
-        self.protocol = 2
+        self.key = SimpleNamespace(address="here:1", protocol=protocol)
+        self.protocol = protocol
         # Of connections to an upstream.
         self.follow: Any = None
         self.node_numbers: bytes | None = None
@@ -103,10 +103,12 @@ class Scene:
     def __init__(self) -> None:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
+        self.newer_connections = [ServerConnection(3), ServerConnection(3)]
         self.cluster = SimpleNamespace(
-            slot_connections=SimpleNamespace(
-                numbers=bytes([1, 2] * (SLOTS // 2)), connections=[None, *self.connections]
-            ),
+            slot_connections={
+                protocol: SimpleNamespace(numbers=bytes([1, 2] * (SLOTS // 2)), connections=[None, *connections])
+                for protocol, connections in ((2, self.connections), (3, self.newer_connections))
+            },
             epochs=ClusterEpochs(),
             access=SimpleNamespace(clock=lambda: 0.0),
             deadline_s=lambda: 1.0,
@@ -540,12 +542,13 @@ def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list
     assert took == len(b"".join(map(as_bytes, found)))
 
 
-def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
+def test_a_newer_protocol_has_connections_of_its_own() -> None:
     scene, sink = Scene(), ForwarderSink()
-    data = pack((b"GET", b"k"))
-    assert scene.forwarder.forward(sink, data + pack((b"STRLEN", b"k")), 3) == len(data)
-    connection = scene.connection_of(b"k")
-    connection.asked()
-    connection.batches[0].feed(b"$-1\r\n", 0, NEW)
-    assert sink.replies == [b"_\r\n"]
+    data = pack((b"GET", b"k")) + pack((b"STRLEN", b"k"))
+    assert scene.forwarder.forward(sink, data, 3) == len(data)
+    assert not any(each.asked() for each in scene.connections)
+    connection = scene.newer_connections[scene.connections.index(scene.connection_of(b"k"))]
+    assert connection.asked() == data
+    connection.batches[0].feed(b"_\r\n:0\r\n", 0, NEW)
+    assert sink.replies == [b"_\r\n:0\r\n"]
     assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

@@ -54,8 +54,12 @@ class Scene:
         self.server = Server(keyspace, ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         self.proxy = Server(Keyspace(), ServerConfig(), pipeline_of_stores, clock=lambda: NOW_MS)
         self.view = keyspace.view(NOW_MS)
-        connections = SimpleNamespace(numbers=bytes(SLOTS), connections=[None])
-        cluster = SimpleNamespace(slot_connections=connections, epochs=ClusterEpochs())
+        cluster = SimpleNamespace(
+            slot_connections={
+                protocol: SimpleNamespace(numbers=bytes(SLOTS), connections=[None]) for protocol in (2, 3)
+            },
+            epochs=None,
+        )
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
         commands.set_patterns({0: forwarded})

@@ -576,9 +576,14 @@ cdef class PipelineBatch:
             if self.connection.follow is not None:
                 self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol)
             return request
+        key = self.connection.key
         if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
-            return ServerRequest(PING, 0, 2, self.deadline_s, self, index, self.connection.key.address, sends=SENDS_MAX)
-        return ServerRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+            return ServerRequest(
+                PING, 0, key.protocol, self.deadline_s, self, index, key.address, sends=SENDS_MAX
+            )
+        return ServerRequest(
+            self.text[entry.start : entry.end], entry.slot, key.protocol, self.deadline_s, self, index, sends=1
+        )
 
     def seen_epochs(self, index):
         """Return the epochs that the client has seen."""
@@ -632,7 +637,7 @@ cdef class Forwarder:
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
     cdef readonly object cluster
-    cdef object slot_connections, epochs
+    cdef object slot_connections, epochs  # the connections of the client's protocol version
     cdef object server, stats
     cdef list names, command_stats
     cdef Specs specs
@@ -653,7 +658,7 @@ cdef class Forwarder:
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
-        self.slot_connections, self.epochs = cluster.slot_connections, cluster.epochs
+        self.epochs = cluster.epochs
         self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
         self.command_indexes = {}
         self.set_patterns({})
@@ -732,7 +737,7 @@ cdef class Forwarder:
     ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
-        self.upstream_connection = None
+        self.upstream_connection, self.slot_connections = None, self.cluster.slot_connections[protocol]
         took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
         if not took:
             return 0
@@ -830,7 +835,7 @@ cdef class Forwarder:
                 memset(&self.items[first], 0, sizeof(Item))
                 count = 1
             else:
-                if backend != STATES or not plan.reads_states or not has_numbers or (command > 1 and protocol != 2):
+                if backend != STATES or not plan.reads_states or not has_numbers:
                     break
                 if not self.specs.rows[command].least <= count <= self.specs.rows[command].most:
                     break

@@ -37,6 +37,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.histories import HISTORIES_MAX
 from resp_server.protocol.errors import ClusterDownError, GenericError, TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest
+from resp_server.session.session import RESP2, RESP3
 from state_backend.apply.store_log import StoreLog
 from state_backend.model.slots import SLOTS
 
@@ -86,9 +87,15 @@ class StateCluster:
         self._refreshing: set[str] = set()
         self._server_addresses: frozenset[str] = frozenset()
         self._active, self._min_epochs = ActiveServers(), MinEpochs()
-        self.slot_connections = SlotConnections(self.slots, self._min_epochs, self.epochs, self._main_connection)
+        # By protocol version, so that replies are forwarded unchanged.
+        self.slot_connections = {
+            protocol: SlotConnections(
+                self.slots, self._min_epochs, self.epochs, partial(self._main_connection, protocol=protocol)
+            )
+            for protocol in (RESP2, RESP3)
+        }
         self.stalled_jobs = StalledJobs(
-            self.name, self.epochs, self.connections, self._connections_of_owners, self.slot_connections.invalidate
+            self.name, self.epochs, self.connections, self._connections_of_owners, self._invalidate_slot_connections
         )
         self.long_replies = LongReplies(partial(self.deadline_s, True))
 
@@ -130,7 +137,7 @@ class StateCluster:
             if request.master is None:
                 request.min_epochs = self._min_epochs.by_slot[request.slot]
             else:
-                request.min_epochs = self.slot_connections.min_epochs_of(master)
+                request.min_epochs = self.slot_connections[RESP2].min_epochs_of(master)
             if not self.epochs.is_aligned:
                 of_client = self.epochs.client_min_epochs(request.sink.seen_epochs(request.index))
                 request.min_epochs = latest(request.min_epochs, of_client)
@@ -155,9 +162,13 @@ class StateCluster:
             self.epochs.of_connections[key] = connection.announced
         return connection
 
-    def _main_connection(self, master: str) -> ServerConnection | None:
+    def _invalidate_slot_connections(self) -> None:
+        for each in self.slot_connections.values():
+            each.invalidate()
+
+    def _main_connection(self, master: str, protocol: int = RESP2) -> ServerConnection | None:
         """Return the connection for look-ups to the active server of a master's shard."""
-        return self.connections.get(ConnectionKey(self._active.of(master), 2, False))
+        return self.connections.get(ConnectionKey(self._active.of(master), protocol, False))
 
     def _connections_of_owners(self) -> Iterator[ServerConnection | None]:
         """Iterate over the connections for look-ups to the active servers of all shards with slots."""
@@ -165,7 +176,7 @@ class StateCluster:
 
     def _usable_epochs(self, address: str) -> Epochs | None:
         """Return the epochs of a server; None: it can take no requests."""
-        connection = self.connections.get(ConnectionKey(address, 2, False))
+        connection = self.connections.get(ConnectionKey(address, RESP2, False))
         return connection.epochs if connection is not None and connection.is_usable else None
 
     def has_server(self, address: str) -> bool:
@@ -231,7 +242,7 @@ class StateCluster:
         self._raise_min_epochs_of_moved(before)
         self._server_addresses = frozenset(self.slots.addresses)
         for address in self.slots.addresses:
-            self.connection(ConnectionKey(address, 2, False)).connect()
+            self.connection(ConnectionKey(address, RESP2, False)).connect()
         self._choose_active()
         return True
 
@@ -285,8 +296,8 @@ class StateCluster:
             self.on_new_job(self, connection.key.address)
         if connection.is_connected:
             connection.send_queued()
-            if self.slot_connections.is_some_slot_behind:
-                self.slot_connections.invalidate()
+            if any(each.is_some_slot_behind for each in self.slot_connections.values()):
+                self._invalidate_slot_connections()
         if self.stores is not None:
             self.stores.epoch_announced()
 
@@ -381,7 +392,7 @@ class StateCluster:
                 self.tracking_lost()
                 self._min_epochs.raise_to([int(slot)], dict(self.epochs.seen_of(self._active.of(was))))
             self.slots.moved(int(slot), owner)
-            self.slot_connections.invalidate()
+            self._invalidate_slot_connections()
         self.refresh(address)
         self.moves += 1
         request.redirects += 1
@@ -396,7 +407,7 @@ class StateCluster:
 
     def _stays_open(self, key: ConnectionKey) -> bool:
         """Return whether a connection stays open without requests: the server announces its epochs over it."""
-        return key.protocol == 2 and not key.is_long and key.address in self._server_addresses
+        return key.protocol == RESP2 and not key.is_long and key.address in self._server_addresses
 
     def _choose_active(self) -> None:
         """Choose the active servers, send them requests that are queued for other servers, and drop removed servers."""
@@ -415,7 +426,7 @@ class StateCluster:
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == each.master]
             self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(each.before)))
-        self.slot_connections.invalidate()
+        self._invalidate_slot_connections()
         replaced = {each.before for each in changes}
         for key, connection in list(self.connections.items()):
             if key.address not in self._server_addresses and connection.is_idle:
