@@ -76,9 +76,8 @@ class ProcessStats:
     @classmethod
     def total(cls, each_process: Iterable[Self]) -> Self:
         """Return the sum of several processes' stats."""
-        remaining = iter(each_process)
-        total = next(remaining, None) or cls()
-        for each in remaining:
+        total = cls()
+        for each in each_process:
             largest_bytes = max(total.largest_output_bytes, each.largest_output_bytes)
             for name in vars(total).keys() - {"stats"}:
                 setattr(total, name, getattr(total, name) + getattr(each, name))

@@ -330,7 +330,7 @@ cdef class ClientBatch:
         for i in range(request.items):
             if item[i].number != number:
                 continue
-            if at == end or at[0] != 36:
+            if at == end or (at[0] != c"$" and at[0] != c"_"):
                 return False
             took = reply_bytes(at, end, 0)
             if took <= 0 or not count:
