@@ -185,11 +185,11 @@ class StateSender:
 
     def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Forward an MGET through the forwarder, one request per server; False if this is not possible now."""
-        # The forwarder uses RESP2 connections. Earlier requests of this pipeline must use the same connections;
-        # otherwise they could be answered later, and from a later epoch.
-        if self.forwarder is None or len(request) < 3 or session.protocol != 2:
+        if self.forwarder is None or len(request) < 3:
             return False
-        forwarder, packed, index = self.forwarder, pack(request), batch.expect(session.replies_suppressed)
+        # Earlier requests of this pipeline use the same connections, so they are not answered from a later epoch.
+        forwarder, protocol, packed = self.forwarder, session.protocol, pack(request)
+        index = batch.expect(session.replies_suppressed)
 
         def send_by_slots() -> None:
             found = split_by_slot(command, request, self.target_of)
@@ -197,12 +197,9 @@ class StateSender:
             deliver(self.parts_answer(*found, session, batch.seen), batch, index)
 
         def send() -> None:
-            if forwarder.forward(BatchForwarderSink(batch, index, send_by_slots), packed, 2, is_of_states=True) == len(
-                packed
-            ):
-                self._stats.command_stats(
-                    command.name
-                ).calls -= 1  # both the forwarder and the caller count the request
+            sink = BatchForwarderSink(batch, index, send_by_slots)
+            if forwarder.forward(sink, packed, protocol, is_of_states=True) == len(packed):
+                self._stats.command_stats(command.name).calls -= 1  # the forwarder and the caller count the request
             else:
                 send_by_slots()
 
