@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FUZZED = (
     *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session", "resp_server/backends"),
     # A proxy's requests to an upstream.
-    *("resp_server/forwarding"),
+    "resp_server/forwarding",
     # The path of a request.
     "resp_server/client/connection.py",
     "resp_server/client/input.py",

@@ -16,7 +16,6 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.backends.routing.key_matcher import ForwardedKeys
-from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.command.keys import keys_of
