@@ -9,8 +9,8 @@ from typing import cast
 
 from resp_server.backends.overlay.client_logins import NOT_BY_SUBSCRIBERS
 from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
-from resp_server.backends.overlay.exec_plan import OverlayExec
 from resp_server.backends.overlay.long_requests import chunks_of, is_long
+from resp_server.backends.overlay.overlay_exec import OverlayExec
 from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.watch import watch_both

@@ -47,7 +47,7 @@ SEARCHED_AT_ONCE = 256
 EMPTY = b"*0\r\n"
 
 
-class Single(NamedTuple):
+class SinglePlace(NamedTuple):
     """A queued command that one backend answers: `UPSTREAM` or `STATES`.
 
     Args:
@@ -58,7 +58,7 @@ class Single(NamedTuple):
     at: int
 
 
-class Split(NamedTuple):
+class SplitPlace(NamedTuple):
     """A queued read that both backends answer.
 
     Args:
@@ -70,7 +70,7 @@ class Split(NamedTuple):
     of_states: int
 
 
-class Listing(NamedTuple):
+class ListingPlace(NamedTuple):
     """A queued command about all keys.
 
     Args:
@@ -95,9 +95,9 @@ class OverlayPlan:
 
     def __init__(self, sender: RouteSender, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
         self._sender, self._session, self._upstream, self._seen = sender, session, upstream, seen
-        self.places: list[RawReply | Single | Split] = []
+        self.places: list[RawReply | SinglePlace | SplitPlace] = []
         self.of_states: list[Request] = []
-        self.listings: list[Listing] = []
+        self.listings: list[ListingPlace] = []
         self.shadowed: list[QueuedRead] = []
         self.database = session.db
         self.needs_states = False
@@ -119,7 +119,7 @@ class OverlayPlan:
             return router.route(request, self.database)
         return route
 
-    async def _place_of(self, request: Request) -> RawReply | Single | Split:
+    async def _place_of(self, request: Request) -> RawReply | SinglePlace | SplitPlace:
         """Add a command; return where its reply will be found, or its reply."""
         if type(request) is LongRequest:
             route = await self._route_of_long(request)
@@ -134,7 +134,7 @@ class OverlayPlan:
             if route.shadowed:
                 self._add_shadowed(route, at)
             await self._add_for_upstream(routed, request if route.request is None else route.request)
-            return Single(UPSTREAM, at)
+            return SinglePlace(UPSTREAM, at)
         if destination is Destination.DROPPED:
             return OK
         if destination is Destination.SELECT:
@@ -154,11 +154,11 @@ class OverlayPlan:
         packed = await in_steps(pack_in_steps(request), self._sender.defer) if is_long else pack(request)
         self._upstream.add(routed, request, packed)
 
-    def _add_for_states(self, request: Request) -> Single:
+    def _add_for_states(self, request: Request) -> SinglePlace:
         self.of_states.append(request)
-        return Single(STATES, len(self.of_states) - 1)
+        return SinglePlace(STATES, len(self.of_states) - 1)
 
-    async def _add_split(self, route: Route, request: Request) -> Split:
+    async def _add_split(self, route: Route, request: Request) -> SplitPlace:
         """Add a read that both backends may answer."""
         read = alias_split(route) if route.destination is Destination.ALIASED else split_by_backend(route, request)
         self.needs_states = True
@@ -166,7 +166,7 @@ class OverlayPlan:
         for each in read.upstream:
             await self._add_for_upstream(route.routed, each)
         self.of_states += read.states
-        return Split(read, at, len(self.of_states) - len(read.states))
+        return SplitPlace(read, at, len(self.of_states) - len(read.states))
 
     def _add_shadowed(self, route: Route, at: int) -> None:
         """Remember a read that is to be compared."""
@@ -214,7 +214,7 @@ class OverlayPlan:
             raise
         except ReplyError as error:
             return sender.error_reply(error)
-        self.listings.append(Listing(len(self.places), backends, reply))
+        self.listings.append(ListingPlace(len(self.places), backends, reply))
         return b""
 
 
@@ -290,7 +290,7 @@ class OverlayExec(BackendExec):
 
     async def _merged(self, plan: OverlayPlan, upstream_reply: RawReply) -> Answer:
         """Merge the replies of both backends."""
-        backends = {each.backend if type(each) is Single else None for each in plan.places}
+        backends = {each.backend if type(each) is SinglePlace else None for each in plan.places}
         if backends <= {UPSTREAM}:
             return Answer(upstream_reply, self._states_answer.epochs)
         if backends == {STATES}:
@@ -320,7 +320,9 @@ class OverlayExec(BackendExec):
 
 
 def _joined(
-    places: Sequence[RawReply | Single | Split], of_upstream: Sequence[RawReply], of_states: Sequence[RawReply]
+    places: Sequence[RawReply | SinglePlace | SplitPlace],
+    of_upstream: Sequence[RawReply],
+    of_states: Sequence[RawReply],
 ) -> Steps[RawReply]:
     """Return the reply to EXEC.
 
@@ -329,9 +331,9 @@ def _joined(
     """
     replies: list[RawReply] = []
     for place in places:
-        if isinstance(place, Single):
+        if isinstance(place, SinglePlace):
             replies.append((of_upstream if place.backend == UPSTREAM else of_states)[place.at])
-        elif isinstance(place, Split):
+        elif isinstance(place, SplitPlace):
             read = place.read
             theirs = of_upstream[place.of_upstream : place.of_upstream + len(read.upstream)]
             ours = of_states[place.of_states : place.of_states + len(read.states)]
