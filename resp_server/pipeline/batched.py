@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Adds a request's reply to a batch; False: this process replies. It may wait for the client's next batch, in which the
 # request is the first.
-Answering = Coroutine[None, ReplyBatch | None, bool]
+Handling = Coroutine[None, ReplyBatch | None, bool]
 
 
 class Backend(TransactionBackend, Protocol):
@@ -98,7 +98,7 @@ class BatchedPipeline:
         self._own = ImmediatePipeline(server, backend.own, self._check, on_rejected_exec=backend.exec_rejected)
         self._transactions = Transactions(server, backend)
         # By client the request that waits for the client's next batch.
-        self._waiting: dict[int, tuple[Request, Answering]] = {}
+        self._waiting: dict[int, tuple[Request, Handling]] = {}
         self.compiled: FastPath | None = None  # there are no stores
         self.poll: Callable[[Any], None] = backend.poll
         self.stop: Callable[[], None] = backend.stop

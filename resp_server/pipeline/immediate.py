@@ -142,10 +142,10 @@ class ImmediatePipeline:
         session, server = context.session, self._server
         at, later, is_over = 0, None, False
         end = len(requests) if len(requests) < requests_max else requests_max
-        has_fast_path = not server.loading_waits.may_occur
+        may_answer_runs = not server.loading_waits.may_occur
         while at < end and not is_over:
             request = requests[at]
-            key_command = self.key_command(request[0]) if session.can_use_fast_path and has_fast_path else None
+            key_command = self.key_command(request[0]) if session.can_use_fast_path and may_answer_runs else None
             if key_command is None:
                 later, is_over = self._answer_one(context, request, out, ends_ns)
                 at += not isinstance(later, Retry)

@@ -16,7 +16,7 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.servers.transaction_plan import EXEC, MULTI
+from resp_server.backends.servers.transaction_plan import PACKED_EXEC, PACKED_MULTI
 from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.packing import Packed, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX
@@ -105,7 +105,7 @@ class UpstreamTransaction:
             raise UnansweredError("the connection to the upstream, which watches its keys, was lost")
         pool = self._pool or self._any_pool
         assert pool is not None
-        texts = [MULTI, *(text for each in self._packed for text in texts_of(each)), EXEC]
+        texts = [PACKED_MULTI, *(text for each in self._packed for text in texts_of(each)), PACKED_EXEC]
         packed: Packed = texts if size_of(texts) > JOINED_BYTES_MAX else b"".join(texts)
         future, replies_before = ReplyFuture(), len(self._packed) + 1
         request = UpstreamRequest(packed, future, 0, is_read=False, prefix=self._caching, replies_before=replies_before)

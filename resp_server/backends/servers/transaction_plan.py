@@ -34,7 +34,7 @@ COMMANDS_MAX = REQUESTS_MAX * 9 // 10
 # Items of EXEC's reply that are checked in one step (guess: 0.1 ms).
 CHECKED_AT_ONCE = 512
 
-MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
+PACKED_MULTI, PACKED_EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 # The places of a queued command's replies: for each part, the number of a server's transaction and the position in it.
 # None: this proxy replies. Tuples of numbers are cheap, because Python's garbage collector does not visit them.
@@ -95,7 +95,7 @@ class ServerTransaction(ReplySink):
         connection = self._connection(protocol)
         if len(self.packed) > COMMANDS_MAX:
             raise GenericError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
-        words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
+        words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), PACKED_MULTI, *self.packed, PACKED_EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
             words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
