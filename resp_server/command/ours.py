@@ -27,7 +27,6 @@ from resp_server.command.refusals import debug_refused, wait_refused, waitaof_re
 from resp_server.protocol.errors import NoScriptError, cluster_disabled
 
 _LOCAL = Destination.LOCAL
-_SHARED = Destination.UPSTREAM
 _NOT_COMPARED = Policy(comparison=Comparison.NEVER)
 _UNORDERED = Policy(comparison=Comparison.UNORDERED)
 _OF_FIELDS = Split(Joined.LIST, prefix_size=3, is_counted=True)
@@ -160,31 +159,25 @@ ROWS: Mapping[str, Policy] = {
     "acl|save": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
     "acl|setuser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
     "cluster": Policy(refusal=cluster_disabled, destination=_LOCAL),
-    "command": Policy(destination=_SHARED),
-    "config": Policy(destination=_SHARED),
-    "config|set": Policy(destination=_SHARED, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
+    "config|set": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
     "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "info": Policy(role=Role.INFO, destination=Destination.ALL_JOBS),
-    "lastsave": Policy(destination=_SHARED),
     "latency": Policy(destination=_LOCAL),
-    "lolwut": Policy(destination=_SHARED),
-    "memory": Policy(destination=_SHARED, comparison=Comparison.NEVER),
+    "memory": _NOT_COMPARED,
     "migrate": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
-    "module": Policy(destination=_SHARED, denial=Denial.UNLESS_ALLOWED),
-    "module|help": Policy(destination=_SHARED),
-    "module|list": Policy(destination=_SHARED),
+    "module": _DENIED_BY_DEFAULT,
+    "module|help": Policy(),
+    "module|list": Policy(),
     "monitor": Policy(role=Role.MONITOR, destination=_LOCAL),
-    "object": Policy(destination=_SHARED, comparison=Comparison.NEVER),
+    "object": _NOT_COMPARED,
     "psync": _ALWAYS_DENIED,
     "replconf": _ALWAYS_DENIED,
     "replicaof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "role": Policy(destination=_SHARED),
     "shutdown": _DENIED_BY_DEFAULT,
     "slaveof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "slowlog": Policy(destination=_LOCAL),
     "sync": _ALWAYS_DENIED,
-    "time": Policy(destination=_SHARED),
     "wait": Policy(refusal=wait_refused, waits_for_writes=True),
     "waitaof": Policy(refusal=waitaof_refused, waits_for_writes=True),
     # -- states

@@ -188,7 +188,8 @@ class Policy:
 
     Args:
         role: What other modules have code for.
-        destination: What answers it; None: the owners of its keys, or without keys what `UPSTREAM` stands for.
+        destination: What answers it; None: the owners of its keys; without keys the upstream, or this process
+            if there is none.
         is_internal: Proxies send it to servers, and refuse it from clients.
         denial: Whether it reaches the upstream.
         field_command: Its counterpart about a field of a hash; None: there is none.

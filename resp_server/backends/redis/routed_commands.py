@@ -1,7 +1,8 @@
 """The destination of each command at a proxy, and the positions of the command's keys. Pure.
 
-A command with keys goes to the owners of its keys. A command without keys goes where the tables below say, and to the
-upstream if it is in no table. The facts of a command are those in the upstream's reply to COMMAND, if the reply has it.
+A command goes where its row of `ours` says. If that names no destination, a command with keys goes to the owners of its
+keys, and one without keys to the upstream. The facts of a command are those in the upstream's reply to COMMAND, if the
+reply has it.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class RoutedCommands:
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed and name not in self._own:
             destination = Destination.DENIED
-        elif policy.destination not in (None, Destination.UPSTREAM) and not is_allowed:
+        elif policy.destination is not None and not is_allowed:
             destination = policy.destination
         elif facts.key_specs or needs_getkeys:
             destination = Destination.BY_KEYS

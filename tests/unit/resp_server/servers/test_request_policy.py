@@ -13,6 +13,10 @@ from resp_server.commands import command_table
 
 # The proxy answers all commands without keys of these groups, which are not about the keys or jobs of servers.
 LOCAL_GROUPS = ("pubsub", "scripting")
+# The upstream answers these, or the proxy if there is none.
+OF_THE_UPSTREAM = ("command", "config", "lastsave", "lolwut", "memory", "module", "object", "role", "time")
+# The router finds these for each command; a row without a destination stands for them.
+FOUND_BY_THE_ROUTER = (Destination.UPSTREAM, Destination.BY_KEYS, Destination.DENIED)
 
 
 def without_keys() -> Iterator[Command]:
@@ -24,10 +28,15 @@ def without_keys() -> Iterator[Command]:
 
 
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
-def test_a_command_without_keys_is_answered_by_servers_or_declared_to_be_the_proxys(command: Command) -> None:
+def test_a_command_without_keys_is_answered_by_servers_or_known_to_be_the_proxys(command: Command) -> None:
     declared = command.policy.destination
-    assert declared is not None or command.facts.group in LOCAL_GROUPS
+    is_of_the_upstream = command.name.partition("|")[0] in OF_THE_UPSTREAM
+    assert declared is not None or command.facts.group in LOCAL_GROUPS or is_of_the_upstream
     assert command.destination is (declared if declared in OF_SERVERS else Destination.LOCAL)
+
+
+def test_no_row_has_a_destination_that_the_router_finds() -> None:
+    assert [name for name, policy in ROWS.items() if policy.destination in FOUND_BY_THE_ROUTER] == []
 
 
 def test_rows_are_those_of_commands() -> None:
