@@ -48,6 +48,14 @@ def key_runs(facts: CommandSpec, request: Sequence[bytes]) -> list[tuple[Sequenc
     return found
 
 
+def single_key_position(name: str, facts: CommandSpec) -> int:
+    """Return the position of the only key of a command; 0: there are several, or none at a fixed position."""
+    if len(facts.key_specs) != 1 or "not_key" in facts.key_specs[0]["flags"]:
+        return 0
+    is_fixed = "|" not in name and "movablekeys" not in facts.flags
+    return facts.first_key if is_fixed and 0 < facts.first_key == facts.last_key else 0
+
+
 def searches_keyword(facts: CommandSpec) -> bool:
     """Return whether finding the keys of a request means searching all its words for a keyword."""
     return any(spec["begin_search"]["type"] != "index" for spec in facts.key_specs)

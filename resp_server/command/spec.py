@@ -57,6 +57,11 @@ class CommandSpec:
         """Whether a client must authenticate before it uses the command."""
         return "no_auth" not in self.flags
 
+    def has_arity_of(self, request: Sequence[bytes]) -> bool:
+        """Return whether the number of a request's words matches the arity."""
+        arity = self.arity
+        return len(request) == arity if arity > 0 else len(request) >= -arity
+
     def with_subcommand(self, name: str, facts: CommandSpec) -> CommandSpec:
         """Return the container's facts with an additional subcommand."""
         return replace(self, subcommands={**self.subcommands, name: facts})

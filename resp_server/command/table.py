@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
-from resp_server.command.keys import key_positions
+from resp_server.command.keys import key_positions, single_key_position
 from resp_server.command.ours import policy_of
 from resp_server.command.policy import OF_SERVERS, PATTERNS, Destination, Policy, Refusal, Role, Verb
 from resp_server.command.spec import CommandSpec, Json
@@ -63,9 +63,7 @@ class Command:
     @cached_property
     def single_key_at(self) -> int:
         """The position of the only key; 0: there are several, or none at a fixed position."""
-        facts = self.facts
-        is_simple = len(facts.key_specs) == 1 and "|" not in self.name and facts.first_key == facts.last_key
-        return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
+        return single_key_position(self.name, self.facts)
 
     @property
     def is_served(self) -> bool:
@@ -74,8 +72,7 @@ class Command:
 
     def check_arity(self, request: Sequence[bytes]) -> None:
         """Raise GenericError if the number of words does not match the arity."""
-        arity = self.facts.arity
-        if len(request) != arity if arity > 0 else len(request) < -arity:
+        if not self.facts.has_arity_of(request):
             raise wrong_arity(self.name)
 
     def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:

@@ -144,6 +144,4 @@ def may_replicate(router: Router, request: Request) -> bool:
     routed = router.commands.of(request)
     if routed is None:
         return False
-    arity = routed.facts.arity
-    is_well_formed = len(request) == arity if arity > 0 else len(request) >= -arity
-    return is_well_formed and (routed.facts.is_write or routed.policy.may_replicate)
+    return routed.facts.has_arity_of(request) and (routed.facts.is_write or routed.policy.may_replicate)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.backends.redis.command_facts import tells_all_keys
+from resp_server.command.keys import single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import Denial, Destination, Policy, Role
 from resp_server.command.spec import CommandSpec
@@ -102,8 +103,7 @@ class RoutedCommands:
         subcommands = self._upstream_facts[name].subcommands if self._upstream_facts else routed.facts.subcommands
         if subcommands and len(request) > 1 and sub not in subcommands:
             raise unknown_subcommand(name, request[1])
-        arity = routed.facts.arity
-        if (len(request) != arity) if arity > 0 else (len(request) < -arity):
+        if not routed.facts.has_arity_of(request):
             raise wrong_arity(routed.name)
         if "no_multi" in routed.facts.flags:
             raise GenericError("Command not allowed inside a transaction")
@@ -157,12 +157,9 @@ class RoutedCommands:
             destination = policy.destination
         elif facts.key_specs or needs_getkeys:
             destination = Destination.BY_KEYS
-        flags = facts.key_specs[0]["flags"] if len(facts.key_specs) == 1 else ("not_key",)
-        is_fixed = "not_key" not in flags and "|" not in name and "movablekeys" not in facts.flags
-        is_single = is_fixed and 0 < facts.first_key == facts.last_key
         is_read = "readonly" in facts.flags
         is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
-        single_key_at = facts.first_key if is_single and not needs_getkeys else 0
+        single_key_at = 0 if needs_getkeys else single_key_position(name, facts)
         return RoutedCommand(
             name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
         )

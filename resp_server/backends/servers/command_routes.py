@@ -9,7 +9,7 @@ from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.pipeline.immediate import SPELLINGS_MAX
-from resp_server.protocol.request_parser import CHUNK_WORDS, Request
+from resp_server.protocol.request_parser import CHUNK_WORDS
 
 # The forwarder leaves commands with longer names to the general path.
 FORWARDED_NAME_BYTES_MAX = 16
@@ -25,11 +25,6 @@ class CommandRoute(NamedTuple):
     command: Command
     single_key_at: int
     command_stats: CommandStats
-
-    def has_arity_of(self, request: Request) -> bool:
-        """Return whether the number of a request's words matches the arity."""
-        arity = self.command.facts.arity
-        return len(request) == arity if arity > 0 else len(request) >= -arity
 
 
 class CommandRoutes:

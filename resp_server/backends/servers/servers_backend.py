@@ -135,7 +135,9 @@ class ServersBackend:
         cluster, route = self.clusters.single, self._routes.of(request[0])
         if route is None or not route.single_key_at or cluster is None:
             return False
-        if type(request) is LongRequest or not session.can_use_fast_path or not route.has_arity_of(request):
+        if type(request) is LongRequest or not session.can_use_fast_path:
+            return False
+        if not route.command.facts.has_arity_of(request):
             return False
         route.command_stats.calls += 1
         session.last_command = route.command.name
