@@ -163,6 +163,8 @@ class StateCluster:
         return connection
 
     def _invalidate_slot_connections(self) -> None:
+        if self._is_stopping:  # no further request is sent
+            return
         for each in self.slot_connections.values():
             each.invalidate()
 
