@@ -1618,7 +1618,7 @@ cdef class Core:
 
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2:
         """Return how many members have a lower score; -1 if the set is damaged. is_after: those with this score, too."""
-        cdef Word no_member = Word(NULL, 0)
+        cdef Word no_member = Word(<const uint8_t*>b"", 0)
         if is_after:
             if score == INFINITY:
                 return self.size_of(record)
