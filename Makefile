@@ -158,7 +158,7 @@ lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requiremen
 	done
 
 clean: ## remove all files that the other targets made
-	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so */*/*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -36,15 +36,21 @@ from libcst import Module
 from mutmut.mutation.file_mutation import Mutation, create_mutations, deep_replace
 
 ROOT = Path(__file__).parents[1]
-PROPERTIES = {
-    "resp_server/protocol": ("test_requests.py", "test_encoding.py", "test_proxy_frames.py"),
-    "state_backend/lmdb": (
-        "test_packing.py",
-        "test_stores_agree.py",
-        "test_snapshots_in_parts.py",
-        "test_whole_epochs.py",
+# Tests of a folder beside its unit tests.
+OTHER_TESTS = {
+    "resp_server/backends/stores": ("unit/resp_server/pipeline", "unit/resp_server/commands"),
+    "resp_server/protocol": (
+        "properties/test_requests.py",
+        "properties/test_encoding.py",
+        "properties/test_proxy_frames.py",
     ),
-    "state_backend/log": ("test_change_log_chain.py", "test_whole_epochs.py"),
+    "state_backend/lmdb": (
+        "properties/test_packing.py",
+        "properties/test_stores_agree.py",
+        "properties/test_snapshots_in_parts.py",
+        "properties/test_whole_epochs.py",
+    ),
+    "state_backend/log": ("properties/test_change_log_chain.py", "properties/test_whole_epochs.py"),
 }
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutation")
 # A change that makes the tests take this much more processor time counts as noticed: it may run for ever. On a busy
@@ -87,9 +93,10 @@ def tests_of(path: str) -> list[str]:
     """
     folder = Path(path).parent if path.endswith(".py") else Path(path)
     own = f"tests/unit/{folder}/test_{Path(path).name}"
+    others = OTHER_TESTS.get(str(folder), ())
     while folder.parts and not (ROOT / "tests/unit" / folder).exists():
         folder = folder.parent
-    found = [own, f"tests/unit/{folder}", *(f"tests/properties/{name}" for name in PROPERTIES.get(str(folder), ()))]
+    found = [own, f"tests/unit/{folder}", *(f"tests/{name}" for name in others)]
     return [each for each in found if (ROOT / each).exists()] if folder.parts else []
 
 
@@ -99,7 +106,7 @@ class Copy:
     def __init__(self, folder: Path, wait_s: int) -> None:
         self._root = folder
         listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        compiled = (str(each.relative_to(ROOT)) for each in ROOT.glob("*_*/*/*.so"))
+        compiled = (str(each.relative_to(ROOT)) for each in ROOT.glob("*_*/**/*.so"))
         for name in [*listed.splitlines(), *compiled]:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)

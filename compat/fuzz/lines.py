@@ -12,7 +12,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # Modules between a client's bytes and the store, and between the replies of a proxy's servers and its clients.
 FUZZED = (
-    *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session", "resp_server/backends"),
+    *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session"),
+    *("resp_server/backends/overlay", "resp_server/backends/redis", "resp_server/backends/routing"),
+    *("resp_server/backends/servers", "resp_server/backends/stores"),
     # A proxy's requests to an upstream.
     "resp_server/forwarding",
     # The path of a request.
@@ -47,8 +49,21 @@ FUZZED = (
     "state_backend/store/slot_view.py",
     "resp_server/cluster/replies.py",
 )
-# Modules in these folders that inputs do not reach, because they read options, files or a registry.
-NOT_FUZZED = {"resp_server/backends/servers/compiled.py", "resp_server/backends/servers/topology_sources.py"}
+# Modules in these folders that inputs do not reach, because they read options, files or a registry, or because only
+# `sparkis swap-check` uses them.
+NOT_FUZZED = {
+    "resp_server/backends/overlay/rules_reload.py",
+    "resp_server/backends/redis/tls.py",
+    "resp_server/backends/routing/key_analysis.py",
+    "resp_server/backends/routing/key_patterns_found.py",
+    "resp_server/backends/routing/rule_overlaps.py",
+    "resp_server/backends/routing/rules_file.py",
+    "resp_server/backends/routing/rules_template.py",
+    "resp_server/backends/routing/stale_copies.py",
+    "resp_server/backends/servers/compiled.py",
+    "resp_server/backends/servers/server_stores.py",
+    "resp_server/backends/servers/topology_sources.py",
+}
 
 Line = tuple[str, int]
 LINES_PER_CALL_MAX = 2_000

@@ -11,7 +11,7 @@ import pytest
 
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
-from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
+from compat.fuzz.lines import FUZZED, NOT_FUZZED, ROOT, all_lines, files
 from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import REQUESTS, FoundError, Subject, chunks_of
 from compat.fuzz.swap_target import UPSTREAM_REQUESTS
@@ -31,7 +31,9 @@ def subject() -> Iterator[Subject]:
 
 
 def test_the_files_that_are_fuzzed_are_there() -> None:
-    assert all(path.is_file() for path in files()) and all_lines()
+    found = files()
+    assert all(path.is_file() for path in found) and all_lines()
+    assert all(any(path.is_relative_to(ROOT / name) for path in found) for name in FUZZED)
     assert all((ROOT / name).is_file() for name in NOT_FUZZED)
 
 
