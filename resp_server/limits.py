@@ -11,6 +11,10 @@ PARTIAL_BYTES_MAX = 32 << 10
 # Values or members that are looked up in one step (measured: 256 values take 0.5 ms, 256 members of a set 0.2 ms).
 LOOKUPS_PER_STEP = 256
 
+# The longest wait for subscribers whose output exceeds `output_pause_bytes`, and the interval of looking at it.
+SLOW_CLIENT_WAIT_S = 1.0
+SLOW_CLIENT_POLL_S = 0.01
+
 # Bytes that wait to be sent. They are guesses: several times what one peer gets in a second under load, and little
 # beside the memory of a store.
 # Replies of one round. More are sent before its end: a few writes that fill a socket's buffer.

@@ -19,6 +19,7 @@ from resp_server.exporter.sources import Readiness, Source
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import listen
 from resp_server.protocol.errors import internal_error
+from state_backend.model.clock import MS_PER_S
 
 logger = logging.getLogger("sparkis.metrics")
 
@@ -26,7 +27,6 @@ REQUEST_BYTES_MAX = 16 << 10
 # From the first byte of a request to the last one of its reply; Prometheus waits 10 s.
 REQUEST_S_MAX = 10.0
 CONNECTIONS_MAX = 32
-MS_PER_S = 1000
 PLAIN = "text/plain; charset=utf-8"
 NOT_FOUND = "there are /metrics, /livez and /readyz\n"
 

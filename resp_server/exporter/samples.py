@@ -14,8 +14,8 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.native import CORE
 from state_backend import VERSION
+from state_backend.model.clock import MS_PER_S
 
-MS_PER_S = 1000
 # Fields of a query's progress, and their metrics with the factor to the metric's unit.
 PROGRESS = {
     "batch": ("query_batch", 1.0),

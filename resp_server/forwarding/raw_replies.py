@@ -13,6 +13,8 @@ from resp_server.protocol.replies import STEP_BYTES_MAX, Pending
 
 # Replies up to this size are joined into one bytes object (guess: takes 0.2 ms).
 JOINED_BYTES_MAX = 1 << 20
+# How the error for a key of another kind begins.
+WRONG_TYPE = b"-WRONGTYPE "
 
 Result = TypeVar("Result")
 # Work in steps of much less than a millisecond each; the generator returns the result.

@@ -47,6 +47,9 @@ def pack(request: Request) -> bytes:
     return _pack(tuple(request))
 
 
+PING = pack((b"PING",))
+
+
 class FrameError(Exception):
     """The received bytes are not a valid reply, or the reply is too large."""
 

@@ -47,11 +47,11 @@ from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.upstream_options import overlay_of
 from resp_server.serving.server import Server
 from resp_server.serving.token import token_of
-from resp_server.settings.groups import MS_PER_S
 from resp_server.settings.programs import add_settings
 from resp_server.settings.server import ServerConfig
 from resp_server.settings.setting import PROXY
 from state_backend.log.filesystems import open_filesystem
+from state_backend.model.clock import MS_PER_S
 from state_backend.model.errors import SparkisError
 from state_backend.store.keyspace import Keyspace
 

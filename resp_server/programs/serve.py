@@ -60,6 +60,7 @@ from state_backend.apply.store_log import check_stores
 from state_backend.log.change_log import ChangeLog, check_writable
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.time_travel import AsOf, BeforeFirstEpochError, Moment, moment_of
+from state_backend.model.clock import MS_PER_MINUTE
 from state_backend.model.errors import LogError, LogUnavailableError, StoreError
 from state_backend.store.keyspace import Keyspace
 
@@ -374,7 +375,7 @@ async def _make_appliers(
         catalog = ReportedCatalog(catalog, _report)
     choice = options.compact if moments is None else "no"
     compacted = await asyncio.to_thread(compacted_logs, roots, choice)
-    retention_ms = int(options.retention * 60_000)
+    retention_ms = int(options.retention * MS_PER_MINUTE)
     return Appliers(catalog, list(roots), folder, retention_ms=retention_ms, compacted=compacted, moments=moments)
 
 

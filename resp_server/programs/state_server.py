@@ -40,10 +40,11 @@ from resp_server.serving.server import Server
 from resp_server.serving.token import token_of
 from resp_server.settings.groups import DEFAULT_PORTS
 from resp_server.settings.option_values import port_range
-from resp_server.settings.programs import MS_PER_MINUTE, add_settings
+from resp_server.settings.programs import add_settings
 from resp_server.settings.server import ServerConfig
 from resp_server.settings.setting import STATE_SERVER
 from state_backend.log.filesystems import open_filesystem
+from state_backend.model.clock import MS_PER_MINUTE
 from state_backend.model.errors import SlotSetError
 from state_backend.model.formats import WRITER, check_format
 from state_backend.model.slot_set import NONE, SlotSet

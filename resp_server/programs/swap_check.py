@@ -24,10 +24,11 @@ from resp_server.programs.status import table
 from resp_server.programs.swap_copies import add_copies_options, delete_copies
 from resp_server.programs.upstream_calls import UpstreamCalls
 from resp_server.programs.upstream_options import upstream_of
-from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE
+from resp_server.settings.groups import UPSTREAM_VARIABLE
 from resp_server.settings.option_values import whole_number
 from resp_server.settings.programs import add_settings
 from resp_server.settings.setting import SWAP_CHECK
+from state_backend.model.clock import MS_PER_S
 from state_backend.model.errors import SparkisError
 from state_backend.progress_bar import ProgressBar
 

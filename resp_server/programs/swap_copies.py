@@ -24,7 +24,7 @@ from resp_server.net.tls import files_of
 from resp_server.programs.status import table
 from resp_server.programs.upstream_calls import UpstreamCalls, UpstreamError
 from resp_server.programs.upstream_options import upstream_of
-from resp_server.settings.groups import MS_PER_S
+from state_backend.model.clock import MS_PER_S
 from state_backend.progress_bar import ProgressBar
 
 # Keys of one STATE OWNER, and of one batch of deletions: a proxy takes no more.

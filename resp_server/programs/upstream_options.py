@@ -13,8 +13,9 @@ from resp_server.backends.routing.ownership import Ownership, OwnershipError
 from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.net.tls import TlsError, TlsFiles
 from resp_server.programs.command_line import Mistakes
-from resp_server.settings.groups import MS_PER_S, UPSTREAM_VARIABLE, Upstream
+from resp_server.settings.groups import UPSTREAM_VARIABLE, Upstream
 from resp_server.settings.setting import SERVE, rows_of
+from state_backend.model.clock import MS_PER_S
 
 TLS_OPTIONS = (
     "upstream_tls_ca_cert_file",

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 from resp_server.acl.visibility import can_see_job
 from resp_server.cluster.node_view import NodeView
+from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S
 from resp_server.protocol.glob import literal_start
 from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
@@ -51,9 +52,6 @@ EPOCH = OWN_CHANNELS + b"epoch:"
 POLL_S = 0.1
 # The time for building messages in one turn of the event loop.
 TURN_NS_MAX = 2_000_000
-# The longest wait for subscribers whose output exceeds `output_pause_bytes`.
-SLOW_CLIENT_WAIT_S = 1.0
-SLOW_CLIENT_POLL_S = 0.01
 
 
 class KeyspaceEvent(NamedTuple):

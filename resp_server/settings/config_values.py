@@ -14,9 +14,8 @@ from state_backend import log_lines
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MIB = 1 << 20
-# Upper bounds of what CONFIG SET accepts for a client's output buffer, query buffer and one bulk string.
-OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
-BULK_BYTES_MAX = 512 << 20
+# The most that CONFIG SET accepts for a client's output buffer.
+OUTPUT_BYTES_MAX = 1 << 30
 UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
 
 # The limits of a client's unsent output: bytes that close it at once, and bytes that do after so many seconds.

@@ -21,8 +21,8 @@ from resp_server.settings.setting import (
     documented,
     setting,
 )
+from state_backend.model.clock import MS_PER_S
 
-MS_PER_S = 1000
 # The longest time limit of a reply.
 TIMEOUT_MS_MAX = 60_000
 # More than one Redis can serve faster than fewer (guess).

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.net.children import TOKEN_VARIABLE
-from resp_server.settings.groups import MS_PER_S, TIMEOUT_MS_MAX, Driver, Executors, Limits, Upstream
+from resp_server.settings.groups import TIMEOUT_MS_MAX, Driver, Executors, Limits, Upstream
 from resp_server.settings.option_values import (
     Address,
     advertised,
@@ -38,9 +38,9 @@ from resp_server.settings.tls import Tls
 from state_backend import log_lines
 from state_backend.log.garbage_collector import RETENTION_MS
 from state_backend.log.time_travel import AS_OF_HELP, AsOf
+from state_backend.model.clock import MS_PER_MINUTE, MS_PER_S
 
 REGISTRY_PORT = 7377
-MS_PER_MINUTE = 60_000
 # More than any machine has free cores (guess); each worker takes about 50 MB.
 WORKERS_MAX = 64
 # The time limit of a server's reply to a proxy.

@@ -10,13 +10,11 @@ from resp_server.acl.rate_limits import RateLimit
 from resp_server.net.children import PASSWORD_VARIABLE
 from resp_server.net.listeners import LOOPBACK
 from resp_server.net.tls import TlsFiles
-from resp_server.protocol.request_parser import RequestLimits
+from resp_server.protocol.request_parser import BULK_BYTES_MAX, QUERY_BUFFER_BYTES_MAX, RequestLimits
 from resp_server.settings.config_values import (
-    BULK_BYTES_MAX,
     INT32_MAX,
     INT64_MAX,
     MIB,
-    QUERY_BUFFER_BYTES_MAX,
     OutputLimits,
     event_classes,
     integer_between,

@@ -59,12 +59,11 @@ from state_backend.attach.states import (
     single_window,
     without_window_ends,
 )
-from state_backend.checkpoint.spark_types import TIME_WINDOW
+from state_backend.checkpoint.spark_types import SPARKS_EXPIRE_AT, TIME_WINDOW
 from state_backend.checkpoint.states import StateForm, stable_name
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 
-SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType) + INTERVALS
 WRITABLE_TYPES = PLAIN_TYPES + NESTED_TYPES
 INSTANTS = (T.TimestampType, T.TimestampNTZType)

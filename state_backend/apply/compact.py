@@ -10,7 +10,7 @@ from state_backend.apply.compactor import compact
 from state_backend.apply.temporary_store import temporary_store
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.garbage_collector import RETENTION_MS
-from state_backend.model.clock import now_ms
+from state_backend.model.clock import MS_PER_MINUTE, now_ms
 from state_backend.model.errors import LogError, SparkisError
 
 DESCRIPTION = (
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retention",
         type=_minutes,
-        default=RETENTION_MS / 60_000,
+        default=RETENTION_MS / MS_PER_MINUTE,
         metavar="MINUTES",
         help="how far back the log can be read, also by readers that are behind (default %(default)g)",
     )
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             found = ", ".join(jobs) or "none"
             raise LogError(f"the log {options.log} has no job {', '.join(unknown) or 'at all'}; jobs: {found}")
         for job in options.job or jobs:
-            print(compact_log(options.log, job, int(options.retention * 60_000)))
+            print(compact_log(options.log, job, int(options.retention * MS_PER_MINUTE)))
     except SparkisError as error:
         print(f"sparkis compact: {error}", file=sys.stderr)
         return 1

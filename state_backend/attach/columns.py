@@ -40,14 +40,13 @@ from state_backend.attach.states import (
     without_window_ends,
 )
 from state_backend.checkpoint.keys import WITHOUT_COLUMNS, is_window, key_type
-from state_backend.checkpoint.spark_types import is_time_window
+from state_backend.checkpoint.spark_types import SPARKS_EXPIRE_AT, is_time_window
 from state_backend.checkpoint.states import JOIN, TRANSFORMS, State, StateForm
 from state_backend.codec.column_text import is_interval
 from state_backend.codec.json_text import JsonForm, json_texts
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError
 
-SPARKS_EXPIRE_AT = "ttlExpirationMs"
 KEY, VALUE = "key", "value"
 
 

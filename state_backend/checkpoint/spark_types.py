@@ -69,6 +69,8 @@ PATTERNS = (
 DECIMAL = re.compile(r"decimal\((\d{1,2}), *(-?\d{1,2})\)")
 # Marks a column that the function `window` made, in the metadata of its field.
 TIME_WINDOW = "spark.timeWindow"
+# The field with the expiry of a value that has a time to live.
+SPARKS_EXPIRE_AT = "ttlExpirationMs"
 # Schemas nest no deeper than this; deeper ones are damage.
 DEPTH_MAX = 64
 VARIANT = SIMPLE["variant"]

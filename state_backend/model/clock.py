@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import date, timedelta
 
 Clock = Callable[[], int]
+MS_PER_S = 1000
+MS_PER_MINUTE = 60_000
 DAY_MS = 86_400_000
 # The last day that Python's dates have, and the days of 400 years, after which the calendar repeats.
 LAST_DAY = (date.max - date(1970, 1, 1)).days
@@ -27,5 +29,5 @@ def iso_text(clock_ms: int) -> str:
         day = f"+{int(year) + 400 * cycles}-{others}"
     else:
         day = str(date(1970, 1, 1) + timedelta(days))
-    seconds, milliseconds = divmod(rest, 1000)
+    seconds, milliseconds = divmod(rest, MS_PER_S)
     return f"{day}T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{milliseconds:03}Z"

@@ -32,7 +32,7 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
+from resp_server.forwarding.raw_replies import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.limits import STEP_NS_MAX
@@ -52,8 +52,6 @@ COUNTS_AFTER_S = 1.0
 # The last retry of a difference that counts (guess: a slow job's micro-batches), and how many are followed until then.
 LAST_RETRY_S = 64.0
 FOLLOWED_MAX = 64
-# The error that depends on the value only, so it is compared like a value.
-WRONG_TYPE = b"-WRONGTYPE "
 
 
 class Shadow:
@@ -295,6 +293,7 @@ class Comparison:
             upstream = self._text((await from_upstream).reply if upstream_reply is None else upstream_reply)
         except Exception:
             return None
+        # Of errors, only WRONGTYPE depends on the value alone, so it is compared like a value.
         if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
             return None
         await Called(self._shadow.in_turn)

@@ -13,13 +13,12 @@ from itertools import chain
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.forwarding.answers import ask
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_splitter import PING
 from resp_server.protocol.errors import GenericError
 
 # Each has a few shared connections, as long as the proxy runs (guess: four times Redis' default).
 DATABASES_MAX = 64
 OUT_OF_RANGE = "DB index is out of range"
-PING = pack((b"PING",))
 
 
 class Databases:
@@ -56,13 +55,13 @@ class Databases:
         """Return the connections to a database; GenericError if there are too many."""
         if number == 0:
             return self._first
-        pool = self._others.get(number)
-        if pool is None:
+        upstream = self._others.get(number)
+        if upstream is None:
             if len(self._others) >= DATABASES_MAX:
                 raise GenericError(f"clients use {DATABASES_MAX} databases of the upstream already, which is the limit")
-            pool = self._others[number] = self._first.for_database(number)
-            pool.start()
-        return pool
+            upstream = self._others[number] = self._first.for_database(number)
+            upstream.start()
+        return upstream
 
     async def open(self, number: int) -> None:
         """Wait until it is known that the upstream has a database; ReplyError if it has not."""
@@ -77,10 +76,10 @@ class Databases:
 
     def forget_unused(self, number: int) -> None:
         """Forget a database without connections."""
-        pool = self._others.get(number)
-        if pool is not None and pool.is_unused:
+        upstream = self._others.get(number)
+        if upstream is not None and upstream.is_unused:
             del self._others[number]
-            pool.stop()
+            upstream.stop()
 
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
@@ -92,5 +91,5 @@ class Databases:
 
     def stop(self) -> None:
         """Close all connections."""
-        for pool in self:
-            pool.stop()
+        for upstream in self:
+            upstream.stop()

@@ -29,7 +29,7 @@ from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
@@ -37,7 +37,6 @@ from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
 MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
-PING = pack((b"PING",))
 UNWATCH = pack((b"UNWATCH",))
 # Only RESP3 has pushes, and a connection in RESP2 would have to subscribe.
 LISTENER_PROTOCOL = 3

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from resp_server.backends.redis.connection import UpstreamRequest
-from resp_server.backends.redis.dedicated_connection import PING, DedicatedConnection, DedicatedConnections
+from resp_server.backends.redis.dedicated_connection import DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.pushed_frames import INVALIDATE, first_word, invalidated_keys
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 

@@ -12,13 +12,11 @@ from typing import NamedTuple
 from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.key_matcher import Decision, all_upstreams
 from resp_server.backends.routing.rules import Rule
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, text_of
+from resp_server.forwarding.raw_replies import WRONG_TYPE, RawReply, Steps, is_error, text_of
 from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
 
-# The error for a key that is not a hash. Such a key has no fields, so no names.
-WRONG_TYPE = b"-WRONGTYPE"
 # HTTL's answer for a missing field.
 ABSENT = b":-2\r\n"
 # The number of fields whose names are made in one step (guess: 0.2 ms).
@@ -127,7 +125,7 @@ def texts_in(reply: RawReply) -> Steps[Sequence[bytes]]:
 
 
 def is_failure(reply: RawReply) -> bool:
-    """Return whether a read of fields has failed. A key that is not a hash is not a failure."""
+    """Return whether a read of fields has failed. A key that is not a hash has no fields, which is not a failure."""
     return isinstance(reply, bytes) and reply[:1] == b"-" and not reply.startswith(WRONG_TYPE)
 
 

@@ -36,9 +36,9 @@ from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.reply_sinks import UnansweredError, malformed_reply
-from resp_server.backends.servers.requests import PING, SENDS_MAX, ServerRequest, send_mget_by_slots
+from resp_server.backends.servers.requests import SENDS_MAX, ServerRequest, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
-from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.forwarding.reply_splitter import PING, FrameError
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.redis.connection import UpstreamRequest
 

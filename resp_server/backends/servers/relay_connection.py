@@ -15,10 +15,9 @@ import hiredis
 from resp_server.acl.rules import DEFAULT_USER
 from resp_server.backends.servers.field_notifications import FieldReadError, FieldReads
 from resp_server.backends.servers.message_delivery import MessageDelivery
-from resp_server.backends.servers.requests import PING
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.reply_splitter import pack
-from resp_server.limits import STEP_NS_MAX
+from resp_server.forwarding.reply_splitter import PING, pack
+from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S, STEP_NS_MAX
 from resp_server.net.tls import reason_of
 from resp_server.protocol.request_parser import Request
 from resp_server.push.pubsub import MessageBatch
@@ -36,9 +35,6 @@ SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
 # Frames of a server that are delivered together, after the fields that they need were read (guess: 2 ms).
 FRAMES_AT_ONCE = 64
-# The longest pause of reading a server's messages while slow clients do not read theirs.
-SLOW_CLIENT_WAIT_S = 1.0
-SLOW_CLIENT_POLL_S = 0.01
 VERBS = {
     SubscriptionKind.CHANNEL: b"SUBSCRIBE",
     SubscriptionKind.PATTERN: b"PSUBSCRIBE",

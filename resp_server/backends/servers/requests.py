@@ -21,7 +21,6 @@ from state_backend.model.slots import slot_of
 
 # A request is sent at most twice: the second time after its connection was lost.
 SENDS_MAX = 2
-PING = pack((b"PING",))
 
 
 class ConnectionKey(NamedTuple):

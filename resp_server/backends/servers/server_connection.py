@@ -21,12 +21,12 @@ from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.job_keys import JobKeys
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.servers.reconnecting import Reconnecting
-from resp_server.backends.servers.requests import PING, ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
+from resp_server.backends.servers.requests import ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.forwarding.handshake import Handshake, HandshakeError
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, Link, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter, pack
+from resp_server.forwarding.reply_splitter import PING, FrameError, ReplySplitter, pack
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import GenericError, TryAgainError, internal_error

@@ -22,7 +22,7 @@ from resp_server.backends.servers.job_keys import JobKeys
 from resp_server.backends.servers.long_replies import LongReplies
 from resp_server.backends.servers.min_epochs import MinEpochs
 from resp_server.backends.servers.replica_choice import ActiveServers, Change
-from resp_server.backends.servers.requests import PING, SENDS_MAX, ConnectionKey, ServerRequest
+from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.server_stores import ServerStores
@@ -33,7 +33,7 @@ from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.forwarding.answers import Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import Defer
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.pipeline.histories import HISTORIES_MAX
 from resp_server.protocol.errors import ClusterDownError, GenericError, TryAgainError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from resp_server.backends.servers.request_policy import split_in_steps
-from resp_server.backends.servers.requests import PING, SENDS_MAX, ConnectionKey, ServerRequest
+from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
@@ -19,7 +19,7 @@ from resp_server.forwarding.answers import ReplyFuture
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import items_of, pack
+from resp_server.forwarding.reply_splitter import PING, items_of, pack
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.protocol.errors import ClusterDownError, GenericError, ReplyError
 from resp_server.protocol.request_parser import Request
