@@ -15,7 +15,8 @@ from state_backend.model.slots import slot_of
 class NodeView:
     """One topology as one of its nodes sees it. Immutable: a new topology makes a new view.
 
-    slots: the slots that the node answers: its own; for a replica, its master's.
+    Attributes:
+        slots: The slots that the node answers: its own; for a replica, its master's.
     """
 
     def __init__(self, topology: Topology, name: str) -> None:

@@ -94,7 +94,10 @@ class ReplyBatch(Pending, ReplySink):
     """The replies to requests that arrived together, in request order.
 
     The requests may be sent to several servers at once. If a reply is from an earlier epoch than a reply before it, its
-    request is sent again, until the deadline. is_last: later requests of the client wait for these replies.
+    request is sent again, until the deadline.
+
+    Attributes:
+        is_last: Later requests of the client wait for these replies.
     """
 
     def __init__(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Pipeline(Protocol):
     """Answers the requests of one server's clients.
 
-    compiled: the compiled core, which gets all input first; None: it is not built, or the backend has no stores.
+    Attributes:
+        compiled: The compiled core, which gets all input first; None: it is not built, or the backend has no stores.
     """
 
     compiled: FastPath | None

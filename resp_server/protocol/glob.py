@@ -4,7 +4,7 @@
 
 The part between two stars is a *piece*: a sequence of byte sets. Each piece is matched at its first position after the
 piece before it, without backtracking: pieces have fixed lengths, so no match is lost. A piece of plain bytes is found
-by `bytes.find`. Any other piece is searched at all positions at once, with integers that have a bit per position. So
+by `bytes.find`. Any other piece is searched at all positions at once: an integer has one bit for each position. So
 even a hostile pattern takes time proportional to the text's length. A short pattern becomes a regular expression
 instead, which is faster, and too short to take long.
 """

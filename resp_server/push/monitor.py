@@ -25,7 +25,7 @@ from state_backend.model.clock import Clock
 RELAY_LINES, CUT_MONITORS, ANNOUNCE_MONITORS = "show requests", "cut monitors", "announce monitors"
 HIDDEN_FLAGS = ("admin", "skip_monitor")
 
-# A batch of lines for the other workers (guess).
+# The size of the lines that the other workers get together (guess).
 BATCH_BYTES_MAX = 1 << 20
 
 # Longer arguments and longer requests are shortened (guesses; Redis shortens none).

@@ -46,8 +46,9 @@ ALL_CLIENTS: CachingClients = ()
 class TrackingTable:
     """The tracking clients of one process, and the keys that they cache.
 
-    full_invalidations: the number of times that everything was invalidated. Keys of replies that were requested before
-    the last time are not recorded.
+    Attributes:
+        full_invalidations: The number of times that everything was invalidated. Keys of replies that were requested
+            before the last time are not recorded.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:

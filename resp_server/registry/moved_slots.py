@@ -10,7 +10,9 @@ from resp_server.cluster.topology import Topology
 class MovedSlots:
     """The counts since a registry took over.
 
-    slots: how often a slot got another server. failovers: how often the slots of a server that was lost went to others.
+    Attributes:
+        slots: How often a slot got another server.
+        failovers: How often the slots of a server that was lost went to others.
     """
 
     def __init__(self) -> None:

@@ -50,8 +50,8 @@ class _Outcome(NamedTuple):
 
     Args:
         contradiction: Empty for none.
-        is_ahead: This log does not have the epoch. Storage may show it later, so a server that was like this log before
-            is not refused at once.
+        is_ahead: This log does not have the epoch. Storage may show it here later than to the server, so a server that
+            agreed with this log before is not refused at once.
     """
 
     contradiction: str

@@ -42,8 +42,10 @@ def text_of(value: Any) -> str:
 class InConfig:
     """How CONFIG shows and changes a setting.
 
-    parse: makes a value from an argument of CONFIG SET, and raises SettingError; None: the setting cannot change.
-    render: makes the text of CONFIG GET. in_file: makes the text of CONFIG REWRITE, if the option has other texts.
+    Args:
+        parse: Makes a value from an argument of CONFIG SET, and raises SettingError; None: the setting cannot change.
+        render: Makes the text of CONFIG GET.
+        in_file: Makes the text of CONFIG REWRITE, if the option has other texts.
     """
 
     parse: Callable[[bytes], Any] | None = None

@@ -147,7 +147,7 @@ class Publisher:
         self._last_committed = -1
         self._previous_row_count = 0
         self._run: QueryRun | None = None
-        self._query: StreamingQuery | None = None
+        self._progress_query: StreamingQuery | None = None
         self._offsets = OffsetLog(None)
         self._catch_up: CatchUp | None = None
 
@@ -168,7 +168,7 @@ class Publisher:
                 if self._options.has_progress and run.query is not None:
                     progress.check_key_conflict(job, states)
                     states.append(progress.state_of(job))
-                    self._query = run.query
+                    self._progress_query = run.query
                 elif self._options.has_progress:
                     logger.warning(
                         "job %s: progress=True has no effect: the query's progress is not available here", job
@@ -208,7 +208,9 @@ class Publisher:
         clock_ms = writer.clock_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
         replaces = tuple(state.name for state in self._options.states) if self._options.mode == "complete" else ()
-        extra_inline = None if self._query is None else progress.inline_changes_of(writer.job, self._query)
+        extra_inline = (
+            None if self._progress_query is None else progress.inline_changes_of(writer.job, self._progress_query)
+        )
         offsets = self._offsets.ends_of(batch_id)
         is_new = task.commit(writer, batch_id, clock_ms, results, replaces, extra_inline, offsets)
         assert self._catch_up is not None

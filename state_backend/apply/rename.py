@@ -4,8 +4,8 @@ By default a job has the name of its query, and keys begin with the job's name. 
 command writes the full state as the first epoch of a new job. That epoch has the number, clock reading and digest of
 the old job's last epoch, so that the query continues after it, and a replay of the last batch is recognized.
 
-At any moment, also after a crash, the log has the complete old job, or the complete new one, or both. The command can
-be run again to finish. A writer of the old job is fenced.
+At any moment, also after a crash, the log has the complete old job, or the complete new one, or both. After an
+interruption, run the command again: it finishes. A writer of the old job is fenced.
 """
 
 from __future__ import annotations

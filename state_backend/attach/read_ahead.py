@@ -35,7 +35,7 @@ from state_backend.log.epochs import EpochContent
 logger = logging.getLogger("sparkis.attach")
 
 Found = TypeVar("Found")
-WITHOUT_IDS = BatchCommit(None, {})
+WITHOUT_IDS = BatchCommit({})
 
 
 class ReadAhead:

@@ -40,7 +40,6 @@ class BatchCommit:
         ids: The ids of the stores' files, by operator and partition; empty in format 1.
     """
 
-    next_watermark_ms: int | None
     ids: Mapping[int, tuple[tuple[str, ...], ...]]
 
 
@@ -94,12 +93,11 @@ def parse_commit(content: bytes, name: str) -> BatchCommit:
 
     def parse() -> BatchCommit:
         commit = json.loads(lines[0]) if lines and lines[0] else {}
-        watermark = commit.get("nextBatchWatermarkMs")
         ids = {
             int(operator): tuple(tuple(str(each) for each in stores) for stores in partitions)
             for operator, partitions in (commit.get("stateUniqueIds") or {}).items()
         }
-        return BatchCommit(None if watermark is None else int(watermark), ids)
+        return BatchCommit(ids)
 
     return _parsed(name, parse)
 

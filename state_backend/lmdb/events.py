@@ -228,7 +228,7 @@ def _events(was: KeyBefore, record: bytes | None, get: GetItem) -> Iterator[KeyE
     if was.kind is Kind.LIST:
         yield from _list_events(was, record)
     else:
-        yield from _item_events(was, record, items_of(record, was.names, get))
+        yield from _item_events(was, items_of(record, was.names, get))
     expire_at_ms, old_expire_at_ms = expiry_of(record), 0 if old is None else expiry_of(old)
     if expire_at_ms != old_expire_at_ms:
         yield KeyEvent.EXPIRY_SET if expire_at_ms else KeyEvent.EXPIRY_REMOVED
@@ -265,7 +265,7 @@ def _length(record: bytes | None) -> int:
     return int(end - start)
 
 
-def _item_events(was: KeyBefore, record: bytes, now: Items) -> Iterator[KeyEvent]:
+def _item_events(was: KeyBefore, now: Items) -> Iterator[KeyEvent]:
     then = was.items
     if was.record is None:
         yield KeyEvent.NEW

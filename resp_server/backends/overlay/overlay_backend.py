@@ -59,12 +59,14 @@ REPLIES_BYTES_MAX = 2 * VALUE_BYTES_MAX
 class OverlayBackend:
     """State servers over an upstream.
 
-    control: shows and changes the owners of keys. aliases: the states' names of keys that clients know by other names.
-
     Args:
         is_strict: A transaction over both backends is refused.
         has_client_logins: Clients log in at the upstream.
         allowed: Commands that are sent to the upstream although they could harm it.
+
+    Attributes:
+        control: Shows and changes the owners of keys.
+        aliases: The states' names of keys that clients know by other names.
     """
 
     orders_by_protocol = True

@@ -21,7 +21,10 @@ REQUEST = pack((b"CONFIG", b"GET", SETTING))
 
 
 class UpstreamEvents:
-    """Reads the setting, and applies it to this proxy. If the user may not read it, nothing changes."""
+    """Reads the upstream's `notify-keyspace-events`, and applies it to this proxy.
+
+    If the user may not read it, nothing changes.
+    """
 
     def __init__(self, server: ServerContext, upstream: Upstream) -> None:
         self._server, self._upstream = server, upstream

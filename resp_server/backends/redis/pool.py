@@ -69,7 +69,10 @@ class UpstreamPool:
         on_failed: Called after each failure.
         on_state_lost: Called with a client whose dedicated connection was lost together with its state at the upstream,
             such as watched keys, and with the reason.
+        on_moved: In a Redis Cluster, called when keys have moved to other nodes, with clients that have to forget all
+            keys that they have cached.
         on_push: Called with a client and a frame that it gets without a request.
+        defer: Calls back in a later turn.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class UpstreamPool:
         self.on_hello: Callable[[Mapping[bytes, Reply]], None] = lambda fields: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
-        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None  # called in a Redis Cluster only
+        self.on_moved: Callable[[Collection[int]], None] = lambda clients: None
         self.defer: Defer
         self.dedicated = DedicatedConnections(self, dedicated_max)
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
@@ -189,7 +192,7 @@ class UpstreamPool:
         is_read: bool,
         prefix: bytes = b"",
     ) -> None:
-        """Send a request; the sink gets the reply later, or an error at once or later."""
+        """Send a request. The sink gets the reply later, or an error, maybe before this returns."""
         self.add(client, protocol, UpstreamRequest(packed, sink, index, is_read, prefix=prefix))
 
     def add(self, client: int, protocol: int, request: UpstreamRequest) -> None:

@@ -41,7 +41,7 @@ class Tracking(NamedTuple):
     """A client's valid CLIENT TRACKING.
 
     Args:
-        is_redirected: It has a REDIRECT.
+        is_redirected: It has the option REDIRECT: another client gets the invalidations.
     """
 
     request: Request

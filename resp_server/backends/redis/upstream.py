@@ -69,9 +69,10 @@ class Upstream(Protocol):
     ) -> bool:
         """Send a client's request; the sink gets the reply later, or an error at once or later.
 
+        True: parts of it are sent later, so that the client's later requests have to wait.
+
         Args:
             caching: The client's CLIENT CACHING before it, which is sent before each part, to each node that gets it.
-                True: parts of it are sent later, so that the client's later requests have to wait.
         """
 
     def send_to_node(self, node: int, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:

@@ -1,4 +1,7 @@
-"""A client's connection to a proxy: the compiled forwarder forwards plain reads; the pipeline handles all else."""
+"""A client's connection to a proxy.
+
+The compiled forwarder forwards plain reads, and plain writes to the upstream; the pipeline handles all else.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Reconnecting:
         clock: The clock for deadlines.
 
     Attributes:
-        reason: Why the server cannot be reached; empty: it can be.
+        reason: Why the server cannot be reached; empty: the server is reachable.
         down_since_s: Since when the server is unreachable; None: it is reachable.
     """
 

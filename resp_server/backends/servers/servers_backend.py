@@ -38,12 +38,13 @@ TRANSACTIONS = "transactions"
 class ServersBackend:
     """The state servers behind a proxy.
 
-    forwarder: the compiled forwarder, which gets all input first; None: it is not built, or there are several
-    clusters, because then each key must be checked.
-
     Args:
         is_routed: Another backend has decided that a request is about states' keys, which may be in any database.
             Otherwise all databases but 0 are empty.
+
+    Attributes:
+        forwarder: The compiled forwarder, which gets all input first; None: it is not built, or there are several
+            clusters, because then each key must be checked.
     """
 
     orders_by_protocol = False
@@ -109,15 +110,15 @@ class ServersBackend:
         self.check(context, command, request)
 
     def _check_queued(self, command: Command, request: Request) -> None:
-        policy = command.destination
-        is_known = policy in (Destination.LOCAL, Destination.STATES)
+        destination = command.destination
+        is_known = destination in (Destination.LOCAL, Destination.STATES)
         if not is_known or not command.policy.runs_in_transaction:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
         split = forwarded_split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
             raise too_long(command, CHUNK_WORDS)  # EXEC could not wait for its chunks
         may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
-        if policy is Destination.STATES and not (may_be_split and self.clusters.single is not None):
+        if destination is Destination.STATES and not (may_be_split and self.clusters.single is not None):
             split_by_slot(command, request, self.target_of)  # raises for keys of several slots
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
@@ -163,13 +164,13 @@ class ServersBackend:
             command.check_arity(request)
         except ReplyError:
             return False
-        policy = command.destination
+        destination = command.destination
         # The proxy can answer a request to an empty database.
-        if policy is Destination.LOCAL or not self.has_keys(session):
+        if destination is Destination.LOCAL or not self.has_keys(session):
             return False
         if not admission.may_leave(session, command, request):
             return False
-        if not self.sender.send(command, request, session, batch, policy):
+        if not self.sender.send(command, request, session, batch, destination):
             return False
         if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
             session.last_command = command.name

@@ -55,10 +55,11 @@ PARTS_AT_ONCE = 16
 class StateSender:
     """Sends requests to the state servers behind a proxy, and joins their replies.
 
-    forwarder: forwards an MGET; None: it is not built, or there are several clusters.
-
     Args:
         own: Makes the proxy's own part of INFO.
+
+    Attributes:
+        forwarder: Forwards an MGET; None: it is not built, or there are several clusters.
     """
 
     def __init__(self, server: ServerContext, clusters: StateClusters, own: ImmediateBackend) -> None:
