@@ -601,6 +601,15 @@ cdef int map_value(const Record* record, const Word* field, ByteRange* value) no
     return ABSENT
 
 
+cdef size_t bulk_bytes(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return the size of a text that is encoded for a reply; 0 if it does not end before `end`."""
+    cdef size_t size = 0
+    cdef Py_ssize_t took = number_line(at + 1, end, &size)
+    if took <= 0 or <size_t>(end - at) < 1 + took + size + 2:
+        return 0
+    return 1 + took + size + 2
+
+
 cdef int list_range(const Record* record, size_t first, size_t end, ByteRange* part) noexcept nogil:
     """Find a range of a packed list, encoded for a reply."""
     cdef size_t count = u32(record.payload), body = 4 + 4 * count, start, stop
@@ -918,7 +927,7 @@ cdef class Core:
         return command >= 0 and rows[command].part <= TRANSACTION and self.is_admitted(command, words, 0)
 
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
-        """Return whether a request may be answered if there is a filter of keys: it is not about what others know better."""
+        """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
         if count:
             return self.key_filter.admits(keys, count)
         return rows[command].part == TRANSACTION or rows[command].shape in (TEXTS, CLIENT_ID)
@@ -1210,6 +1219,8 @@ cdef class Core:
             return self.reply_of_random(request, found, &record)
         if row.part == SCAN:
             return self.reply_of_scan(request, found, &record)
+        if row.part == RANKS:
+            return self.reply_of_string_range(request, found, &record)
         return self.reply_of_whole(request, found, &record)
 
     cdef int reply_without_key(self, Request* request) except -2:
@@ -1376,14 +1387,11 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2:
-        """Reply with all of a small record, or with a range of a value's bytes."""
+        """Reply with all of a small record."""
         cdef Output* out = self.out
         cdef const Row* row = &rows[request.command]
         cdef size_t count = 0, i, start, at, end, size = 0
-        cdef Py_ssize_t took
         cdef char type_byte = c"*"
-        if row.part == RANKS:
-            return self.reply_of_string_range(request, found, record)
         self.count_lookup(found == LIVE)
         if row.kind == STRING:
             return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
@@ -1411,10 +1419,9 @@ cdef class Core:
             end = start + u32(record.payload + 6 + 4 * i) if i + 1 < count else record.size
             if end > record.size or at >= end:
                 return GENERAL
-            took = number_line(record.payload + at + 1, record.payload + end, &size)
-            if took <= 0 or at + 1 + took + size + 2 > end:
+            size = bulk_bytes(record.payload + at, record.payload + end)
+            if not size:
                 return GENERAL
-            size += 1 + took + 2
             if row.shape == FIELDS:
                 put(out, record.payload + at, size)
             else:
@@ -1568,7 +1575,6 @@ cdef class Core:
         cdef Output* out = self.out
         cdef int64_t count = self.size_of(record) if found == LIVE else 0
         cdef size_t at, end, size = 0
-        cdef Py_ssize_t took
         cdef int64_t i
         cdef ByteRange part
         if count < 0 or (found == LIVE and not count):
@@ -1593,10 +1599,8 @@ cdef class Core:
         end = record.size
         if at >= end:
             return GENERAL
-        took = number_line(record.payload + at + 1, record.payload + end, &size)
-        if took <= 0 or at + 1 + took + size + 2 > end:
-            return GENERAL
-        return put(out, record.payload + at, 1 + took + size + 2) + ANSWERED
+        size = bulk_bytes(record.payload + at, record.payload + end)
+        return put(out, record.payload + at, size) + ANSWERED if size else GENERAL
 
     cdef int64_t size_of(self, const Record* record) noexcept:
         """Return the number of elements of a record, or of a value's bytes; -1 if it is damaged."""
