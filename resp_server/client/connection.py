@@ -38,10 +38,17 @@ from resp_server.client.unfinished_reply import UnfinishedReply
 from resp_server.client.write_queue import WriteQueue
 from resp_server.net.transports import isolated, unread_bytes
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.effects import IncompleteReply
 from resp_server.pipeline.pipeline import Pipeline, release_reply
 from resp_server.protocol.errors import GenericError, ProtocolError, QueryBufferError, ReplyError
-from resp_server.protocol.replies import PausedWrite, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
+from resp_server.protocol.replies import (
+    IncompleteReply,
+    PausedWrite,
+    Pending,
+    ReplyStream,
+    Retry,
+    Sliced,
+    SlicedEncoder,
+)
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 

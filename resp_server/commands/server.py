@@ -8,8 +8,7 @@ from typing import Any
 from resp_server.acl.visibility import Visibility
 from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.commands.sliced_reply import sliced_reply
-from resp_server.pipeline.context import GATHER_S_MAX, CommandContext, ServerContext
-from resp_server.pipeline.exec_runner import ExecContext
+from resp_server.pipeline.context import GATHER_S_MAX, CommandContext, PinnedContext, ServerContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
 from resp_server.push.monitor import ANNOUNCE_MONITORS, CUT_MONITORS, RELAY_LINES, MonitorLine
@@ -75,7 +74,7 @@ def lolwut(context: CommandContext, *ignored: bytes) -> Reply:
 @command("monitor")
 def monitor(context: CommandContext) -> Reply:
     """Listens for all requests received by the server in real-time."""
-    if isinstance(context, ExecContext):
+    if isinstance(context, PinnedContext):
         raise GenericError("MONITOR isn't allowed for DENY BLOCKING client")
     context.server.monitors.add(context.session)
     if context.server.workers is None:

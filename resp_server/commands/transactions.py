@@ -13,11 +13,9 @@ from resp_server.command.spec import CommandSpec
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.exec_runner import ExecPlan
 from resp_server.pipeline.watch import watched_version_of
-from resp_server.protocol.errors import ExecAbortError, GenericError, NoEpochError, syntax_error
+from resp_server.protocol.errors import GenericError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
-from resp_server.session.epoch_feed import epochs_text
 from resp_server.session.transaction import ReadPoint, WatchedVersion, check_watch_limits
 from state_backend.store.keyspace import KeyspaceView
 
@@ -46,35 +44,7 @@ def discard(context: CommandContext) -> Reply:
 @command("exec")
 def exec_(context: CommandContext) -> Reply:
     """Executes all commands in a transaction."""
-    session, cluster = context.session, context.server.cluster
-    transaction = session.transaction
-    if transaction is None:
-        raise GenericError("EXEC without MULTI")
-    try:
-        if cluster is not None:
-            cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.read_point is not None)
-        if transaction.is_aborted:
-            raise ExecAbortError
-        return ExecPlan(transaction.requests, _open_view(context), dict(session.watched))
-    except BaseException:
-        session.end_transaction()
-        raise
-
-
-def _open_view(context: CommandContext) -> KeyspaceView:
-    """Open the view that all commands of the transaction read."""
-    read_point = context.session.read_point
-    if read_point is None:
-        return context.server.pin()
-    view = context.server.pin_at(read_point)
-    if view is None:
-        raise _no_epoch(context)
-    return view
-
-
-def _no_epoch(context: CommandContext) -> NoEpochError:
-    pinned = context.server.pinned_epochs.epochs()
-    return NoEpochError(" ".join(f"{job} {epochs_text(epochs).decode()}" for job, epochs in sorted(pinned.items())))
+    raise GenericError("EXEC without MULTI")  # the pipeline runs a transaction
 
 
 @command(
@@ -171,7 +141,7 @@ def state_hold(context: CommandContext, name: bytes, *words: bytes) -> Reply:
     if len(words) != 2:
         raise syntax_error()
     if not context.server.held_jobs.hold(job, (integer(words[0]), integer(words[1]))):
-        raise _no_epoch(context)
+        raise context.server.no_epoch()
     return OK
 
 

@@ -25,13 +25,13 @@ from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.pipeline.admission import check, delayed_by_pause
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.effects import IncompleteReply, end_caching
+from resp_server.pipeline.effects import end_caching
 from resp_server.pipeline.error_replies import error_reply
 from resp_server.pipeline.immediate import ImmediateBackend, ImmediatePipeline
 from resp_server.pipeline.pipeline import pending_reply
 from resp_server.pipeline.slow_requests import NEVER_NS
 from resp_server.pipeline.transactions import TransactionBackend, Transactions
-from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced, SlicedEncoder
+from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 

@@ -22,7 +22,7 @@ from resp_server.pipeline.held_jobs import HeldJobs
 from resp_server.pipeline.histories import Histories
 from resp_server.pipeline.loading_waits import LoadingWaits
 from resp_server.pipeline.slow_requests import SlowRequests
-from resp_server.protocol.errors import GenericError, internal_error
+from resp_server.protocol.errors import GenericError, NoEpochError, internal_error
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
@@ -31,7 +31,7 @@ from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epochs_text
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -321,14 +321,19 @@ class ServerContext:
             pass
         return view
 
-    def pin_at(self, read_point: ReadPoint) -> KeyspaceView | None:
-        """Open a view of all jobs at given epochs and a given clock reading; None if one is no longer pinned."""
+    def pin_at(self, read_point: ReadPoint) -> KeyspaceView:
+        """Open a view of all jobs at given epochs and a given clock reading; NoEpochError if one is not pinned."""
         snapshots = self.pinned_epochs.snapshots_at(read_point.epochs, read_point.clock_ms, self.clock())
         if snapshots is None:
-            return None
+            raise self.no_epoch()
         view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), read_point.clock_ms)
         view.pin_to(snapshots)
         return view
+
+    def no_epoch(self) -> NoEpochError:
+        """Return the error for an epoch that is not pinned; it names those that are."""
+        pinned = self.pinned_epochs.epochs()
+        return NoEpochError(" ".join(f"{job} {epochs_text(epochs).decode()}" for job, epochs in sorted(pinned.items())))
 
     def gather(self, query: WorkerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
         """Query all processes that serve this port, and merge their responses, this process's first, into a reply.
@@ -519,3 +524,28 @@ class CommandContext:
     def unpin(self, view: KeyspaceView) -> None:
         """Close a view that `pin` returned."""
         view.close()
+
+
+@dataclass(slots=True)
+class PinnedContext(CommandContext):
+    """The context of commands that all read one pinned view: those of an EXEC, or the chunks of a long request."""
+
+    pinned: KeyspaceView
+
+    @property
+    def jobs(self) -> KeyspaceView:
+        return self.pinned
+
+    @property
+    def view(self) -> KeyspaceView:
+        return self.pinned if self.session.db == 0 else self.server.empty_view
+
+    @property
+    def now_ms(self) -> int:
+        return self.pinned.now_ms
+
+    def pin(self) -> KeyspaceView:
+        return self.view
+
+    def unpin(self, view: KeyspaceView) -> None:
+        pass  # the other commands still need it

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats
-from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.exec_runner import ExecRunner
+from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import may_run_unsplit
 from resp_server.protocol.replies import Pending, Sliced
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
-
-# Requests of a transaction whose keys are recorded in one step for a tracking client (guess: 2 us a key).
-RECORDED_REQUESTS = 256
-
-# A reply that is not complete yet: it is encoded in steps, or pending.
-IncompleteReply = Sliced | Pending | ExecRunner
 
 
 def keys_read(command: Command, request: Request) -> list[bytes]:
@@ -35,7 +25,7 @@ def record(
     command: Command,
     command_stats: CommandStats,
     request: Request,
-    reply: bytes | IncompleteReply,
+    reply: bytes | Sliced | Pending,
     nanoseconds: int,
 ) -> None:
     """Record a request for monitors, and how long it took; for a reply in steps, after the last step."""
@@ -44,14 +34,18 @@ def record(
         reply.on_finished = lambda more_ns: record(context, command, command_stats, request, b"", nanoseconds + more_ns)
         return
     if session.is_observed:
-        if isinstance(reply, ExecRunner):  # after the queued commands
-            reply.when_done = lambda: server.monitors.record(session, command, request)
-        else:
-            server.monitors.record(session, command, request)
+        server.monitors.record(session, command, request)
+    record_time(context, command, command_stats, request, nanoseconds)
+
+
+def record_time(
+    context: CommandContext, command: Command, command_stats: CommandStats, request: Request, nanoseconds: int
+) -> None:
+    """Record how long a request took."""
     command_stats.nanoseconds += nanoseconds
     command_stats.took[nanoseconds.bit_length()] += 1
-    if nanoseconds >= server.slow_ns:
-        server.slow_requests.record(session, command, request, nanoseconds)
+    if nanoseconds >= context.server.slow_ns:
+        context.server.slow_requests.record(context.session, command, request, nanoseconds)
 
 
 def count_forwarded(context: CommandContext, command: Command, request: Request) -> None:
@@ -72,49 +66,20 @@ def end_caching(session: Session, table: CommandTable, request: Request) -> None
             tracking_state.is_caching_set = False
 
 
-def track(
-    context: CommandContext,
-    tracking_state: TrackingState,
-    command: Command,
-    request: Request,
-    reply: bytes | IncompleteReply,
-) -> None:
-    """Send a client's pending invalidations before its reply, then record the keys that the request or EXEC reads.
+def track(context: CommandContext, tracking_state: TrackingState, command: Command, request: Request) -> None:
+    """Send a client's pending invalidations before its reply, then record the keys that the request reads.
 
     Recording may evict keys. Their invalidations are sent after the reply, so the order matters.
     """
+    push_invalidations(context, tracking_state)
+    if tracking_state.records_reads and may_run_unsplit(request):  # a longer one records keys by chunk
+        context.server.tracking.record_keys(tracking_state, keys_read(command, request))
+
+
+def push_invalidations(context: CommandContext, tracking_state: TrackingState) -> None:
+    """Send a client's pending invalidations."""
     session, server = context.session, context.server
     if tracking_state.redirect and tracking_state.has_pending:
         server.clients.push_invalidations(tracking_state)
     elif tracking_state.has_pending:
         server.clients.push(session.id, server.pending_invalidations(session))
-    if not isinstance(reply, ExecRunner):
-        if tracking_state.records_reads and may_run_unsplit(request):  # a longer one records keys by chunk
-            server.tracking.record_keys(tracking_state, keys_read(command, request))
-        return
-    recording = _record_exec_keys(server, tracking_state, reply.requests, is_older=session.read_point is not None)
-    if len(reply.requests) > RECORDED_REQUESTS:
-        reply.before = recording
-    else:
-        deque(recording, maxlen=0)
-
-
-def _record_exec_keys(
-    server: ServerContext, tracking_state: TrackingState, requests: Sequence[Request], *, is_older: bool
-) -> Iterator[None]:
-    """Record the keys that requests read, in steps.
-
-    Args:
-        is_older: Than the invalidations that were sent.
-    """
-    tracking = server.tracking
-    for first in range(0, len(requests), RECORDED_REQUESTS):
-        batch = requests[first : first + RECORDED_REQUESTS]
-        keys = [key for each in batch for key in keys_read(server.table.find(each), each)]
-        # With OPTIN or OPTOUT, CLIENT CACHING may be queued, so all keys are recorded.
-        has_mode = tracking_state.is_optin or tracking_state.is_optout
-        if is_older:
-            tracking.enqueue_resend(tracking_state, keys)
-        elif tracking_state.records_reads or has_mode:
-            tracking.record_keys(tracking_state, keys)
-        yield

@@ -26,15 +26,15 @@ from resp_server.metrics.slow_log import batch_entry
 from resp_server.metrics.stats import CommandStats
 from resp_server.pipeline.admission import Check, delayed_by_pause, may_replicate
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.effects import IncompleteReply, end_caching, record
+from resp_server.pipeline.effects import end_caching, record
 from resp_server.pipeline.error_replies import error_reply, reply_error_for
-from resp_server.pipeline.exec_runner import ExecRunner
+from resp_server.pipeline.exec_runner import begin_exec
 from resp_server.pipeline.loading_waits import LOADING
 from resp_server.pipeline.long_requests import first_chunk, may_run_unsplit, too_long
 from resp_server.pipeline.pipeline import pending_reply
 from resp_server.pipeline.slow_requests import NEVER_NS
 from resp_server.protocol.errors import ExecAbortError, ReplyError
-from resp_server.protocol.replies import Pending, ReplyStream, Retry, Sliced
+from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, Retry, Sliced
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import Session
 from resp_server.session.transaction import Transaction
@@ -68,6 +68,9 @@ class ImmediateBackend(Protocol):
         self, context: CommandContext, command: Command, request: Request, started_ns: int
     ) -> bytes | IncompleteReply:
         """Run a request, with its effects; return its reply, or its error."""
+
+    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
+        """Run a queued request of an EXEC, with its effects; return its reply, or its error."""
 
     def run(
         self, context: CommandContext, command: Command, command_stats: CommandStats, requests: Sequence[Request]
@@ -249,13 +252,13 @@ class ImmediatePipeline:
             if retry is not None:
                 return retry, True
         end_caching(session, self._table, request)
-        if isinstance(reply, (Pending, ExecRunner)):
-            return reply, True
         if isinstance(reply, Sliced):
             reply.is_suppressed = session.replies_suppressed
             if reply.has_effect or not reply.is_suppressed:
                 return reply, True
             reply.release()
+        elif not isinstance(reply, bytes):
+            return reply, True
         elif not session.replies_suppressed:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
@@ -293,6 +296,8 @@ class ImmediatePipeline:
                 raise command.refusal()
         except Exception as error:
             return self._rejected(context, command, request, error)
+        if transaction is not None and command.policy.role is Role.EXEC:
+            return begin_exec(context, command, transaction, started_ns, self.backend.answer_queued)
         return self.backend.answer(context, command, request, started_ns)
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:

@@ -14,8 +14,7 @@ from resp_server.command.keys import keys_of
 from resp_server.command.policy import Joined, Role, Split, Verb
 from resp_server.command.spec import ANY_SLOTS
 from resp_server.command.table import Command
-from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.exec_runner import ExecContext
+from resp_server.pipeline.context import CommandContext, PinnedContext
 from resp_server.protocol.errors import CrossSlotError, GenericError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
 from resp_server.protocol.request_parser import CHUNK_WORDS, CHUNK_WORDS_BYTES, LongRequest, Request
@@ -139,7 +138,7 @@ def in_chunks(
     _check_limits(context, command, request[command.words + split.prefix_size :])
     view = context.pin()
     chunks = _chunk_replies(
-        ExecContext(context.session, context.server, view), command, split, request, check, on_chunk
+        PinnedContext(context.session, context.server, view), command, split, request, check, on_chunk
     )
     count = len(request) - command.words - split.prefix_size if split.joined is Joined.LIST else None
     has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
@@ -147,7 +146,7 @@ def in_chunks(
 
 
 def _chunk_replies(
-    context: ExecContext, command: Command, split: Split, request: Request, check: Check, on_chunk: OnChunk
+    context: PinnedContext, command: Command, split: Split, request: Request, check: Check, on_chunk: OnChunk
 ) -> Iterator[Sequence[Reply] | Pending]:
     yield from _check_slots(context, command, split, request)
     for chunk in request_chunks(command, split, request):

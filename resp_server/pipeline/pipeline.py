@@ -6,11 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.effects import IncompleteReply
 from resp_server.pipeline.error_replies import error_reply
-from resp_server.pipeline.exec_runner import ExecRunner
 from resp_server.pipeline.slow_requests import NEVER_NS
-from resp_server.protocol.replies import Pending, ReplyStream, Sliced, encode
+from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, Sliced, encode
 from resp_server.protocol.request_parser import Request
 
 if TYPE_CHECKING:
@@ -65,5 +63,5 @@ def release_reply(reply: bytes | IncompleteReply | None) -> None:
     """Release the view of a reply that will not be sent."""
     if isinstance(reply, Sliced):
         reply.release()
-    elif isinstance(reply, ExecRunner):
+    elif reply is not None and not isinstance(reply, bytes | Pending):
         reply.close()

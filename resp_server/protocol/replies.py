@@ -333,6 +333,10 @@ class ReplyStream(Protocol):
         """Release the pinned epoch. Call it once, at the end or at an early end."""
 
 
+# A reply that is not complete yet: it is encoded in steps, or pending.
+IncompleteReply = Sliced | Pending | ReplyStream
+
+
 class SlicedEncoder:
     """Encodes a sliced reply, step by step."""
 

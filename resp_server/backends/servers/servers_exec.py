@@ -30,8 +30,8 @@ from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_ste
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.batched import resolved
-from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.exec_runner import NOTHING_RUN, ExecContext
+from resp_server.pipeline.context import CommandContext, PinnedContext
+from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
@@ -58,7 +58,7 @@ class ServersExec(BackendExec):
         watched: Watched,
     ) -> None:
         self._commands, self._planner = commands, planner
-        self._context = ExecContext(context.session, context.server, context.jobs)
+        self._context = PinnedContext(context.session, context.server, context.jobs)
         self._requests, self._watched = requests, watched
         self._protocol = context.session.protocol
         self._defer = context.server.clients.defer

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, cast
+from typing import Any
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial
 from resp_server.backends.stores.compiled import fast_path_of
-from resp_server.command.policy import Role, Split
+from resp_server.command.policy import Split
 from resp_server.command.table import Command
 from resp_server.metrics.stats import CommandStats
 from resp_server.pipeline.admission import Check, check, record_denial
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.effects import IncompleteReply, keys_read, record, track
+from resp_server.pipeline.effects import keys_read, record, track
 from resp_server.pipeline.error_replies import error_reply
-from resp_server.pipeline.exec_runner import ExecPlan, ExecRunner
 from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.pipeline.long_requests import in_chunks, split_of
-from resp_server.pipeline.pipeline import pending_reply, release_reply
+from resp_server.pipeline.pipeline import release_reply
 from resp_server.protocol.errors import NoPermError
-from resp_server.protocol.replies import Pending, Sliced, encode
+from resp_server.protocol.replies import IncompleteReply, Pending, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 
 # Returns how a long request is split; None: it runs unsplit.
@@ -41,15 +40,13 @@ class StoresBackend:
         self, context: CommandContext, command: Command, request: Request, started_ns: int
     ) -> bytes | IncompleteReply:
         """Run a request, with its effects; return its reply, or its error."""
-        tracking_state, command_stats = context.session.tracking_state, self._server.stats.command_stats(command.name)
+        command_stats = self._server.stats.command_stats(command.name)
         command_stats.calls += 1
-        if tracking_state is not None and command.policy.role is Role.EXEC:
-            self._server.renew_all()  # EXEC's view is at least as new as the invalidations sent before it
-        reply: bytes | IncompleteReply = self.run(context, command, command_stats, [request])[0]
+        reply: bytes | Sliced | Pending = self.run(context, command, command_stats, [request])[0]
         try:
             record(context, command, command_stats, request, reply, perf_counter_ns() - started_ns)
             if context.session.tracking_state is not None:
-                track(context, context.session.tracking_state, command, request, reply)
+                track(context, context.session.tracking_state, command, request)
         except Exception as error:
             release_reply(reply)
             if context.session.tracking_state is not None:
@@ -58,8 +55,9 @@ class StoresBackend:
         return reply
 
     def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
-        """Run a queued request."""
-        started_ns, reply = perf_counter_ns(), None
+        """Run a queued request of an EXEC, with its effects; return its reply, or its error."""
+        started_ns = perf_counter_ns()
+        reply: bytes | Sliced | Pending | None = None
         try:
             command = self._server.table.find(request)
             command_stats = self._server.stats.command_stats(command.name)
@@ -69,7 +67,7 @@ class StoresBackend:
                 command_stats.failed += 1
                 record_denial(context, command, request, denied)
                 return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
-            reply = cast(bytes | Sliced | Pending, self.run(context, command, command_stats, [request])[0])
+            reply = self.run(context, command, command_stats, [request])[0]
             record(context, command, command_stats, request, reply, perf_counter_ns() - started_ns)
             return reply
         except Exception as error:
@@ -88,8 +86,6 @@ class StoresBackend:
             kind = type(replies[0])
             if kind is Sliced or kind is Pending:
                 return replies
-            if kind is ExecPlan:
-                return [ExecRunner(context, replies[0], self.answer_queued, pending_reply, self.error_reply)]
             protocol = context.session.protocol
             return [
                 b"$%d\r\n%b\r\n" % (len(reply), reply) if type(reply) is bytes else encode(reply, protocol)
@@ -97,8 +93,6 @@ class StoresBackend:
             ]
         except Exception as error:
             command_stats.failed += 1
-            if command.policy.role is Role.EXEC and context.session.transaction is not None:
-                context.session.end_transaction()
             return [self.error_reply(error)]
 
     def _in_chunks(self, context: CommandContext, command: Command, split: Split, request: Request) -> Sliced:
