@@ -172,7 +172,6 @@ class Keys:
 
     Args:
         cursor: The cursor of the next page, empty at the end.
-        steps: The number of SCANs.
     """
 
     keys: list[tuple[bytes, str]]

@@ -71,7 +71,6 @@ class Users:
 
     Args:
         path: The ACL file; None: no file.
-        limits: Rate limits by user name.
         server_password: The password of the server's own proxies and of other nodes, for a login as `default`; their
             user is unrestricted and not listed.
     """

@@ -69,7 +69,6 @@ class VisibleJob(NamedTuple):
     """A job as a user sees it, with the states of which the user may read keys.
 
     Args:
-        coverage: The coverage by state.
         is_fully_visible: The user may read all keys of the job.
     """
 

@@ -23,7 +23,6 @@ class ClientInput:
     Attributes:
         requests: Those that are parsed. None: there are none.
         data: The bytes after them.
-        is_reading: The socket is read.
     """
 
     __slots__ = (

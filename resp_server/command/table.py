@@ -128,7 +128,6 @@ class CommandTable:
         """Join the reference table with the handlers; DeclarationError if they do not match.
 
         Args:
-            redis: The reference table.
             worker_queries: The queries that commands send to the other processes of the server.
         """
         self.worker_queries = {each.name: each for each in worker_queries}

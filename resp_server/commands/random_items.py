@@ -61,8 +61,6 @@ class ItemSource:
     """A collection to choose from; each function takes a view.
 
     Args:
-        size: The number of items.
-        items: All items in any order.
         draw: Steps that search for one random item; a step that found none yields None.
     """
 
@@ -141,11 +139,7 @@ def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterat
 
 
 def _selection_sample(items: Iterator[Any], remaining: int, target: int) -> Iterator[Sequence[Any]]:
-    """Choose `target` items in one pass (Knuth's algorithm S).
-
-    Args:
-        remaining: The number of items.
-    """
+    """Choose `target` items in one pass (Knuth's algorithm S)."""
     for batch in batched(items):
         chosen = []
         for item in batch:

@@ -47,11 +47,7 @@ class ProcessStats:
 
     @classmethod
     def of_this_process(cls, stats: Stats, clients: int = 0, started: Memory | None = None) -> Self:
-        """Return the stats of the calling process.
-
-        Args:
-            started: Its memory at its start.
-        """
+        """Return the stats of the calling process."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         now = memory_now()

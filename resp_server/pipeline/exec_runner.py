@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from time import perf_counter_ns
 
 from resp_server.command.policy import Role
@@ -22,7 +22,6 @@ from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import Transaction
 from state_backend.store.keyspace import KeyspaceView
 
-EXEC: Request = (b"EXEC",)
 NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 # Requests of a transaction whose keys are recorded in one step for a tracking client (guess: 2 us a key).
@@ -33,7 +32,12 @@ RunQueued = Callable[[CommandContext, Request], bytes | Sliced | Pending]
 
 
 def begin_exec(
-    context: CommandContext, command: Command, transaction: Transaction, started_ns: int, run_queued: RunQueued
+    context: CommandContext,
+    command: Command,
+    request: Request,
+    transaction: Transaction,
+    started_ns: int,
+    run_queued: RunQueued,
 ) -> bytes | ExecRunner:
     """Begin an EXEC, with its effects; return its reply, or its error."""
     session, server = context.session, context.server
@@ -43,15 +47,16 @@ def begin_exec(
     try:
         if tracking_state is not None:
             server.renew_all()  # EXEC's view is at least as new as the invalidations sent before it
-        reply = ExecRunner(context, command, transaction, _open_view(server, session, transaction), run_queued)
+        view = _open_view(server, session, transaction)
+        reply = ExecRunner(context, command, request, transaction.requests, view, run_queued)
     except Exception as error:
         command_stats.failed += 1
         session.end_transaction()
         reply = error_reply(server, error)
     try:
-        record_time(context, command, command_stats, EXEC, perf_counter_ns() - started_ns)
+        record_time(context, command, command_stats, request, perf_counter_ns() - started_ns)
         if isinstance(reply, bytes) and session.is_observed:  # others are recorded after the queued commands
-            server.monitors.record(session, command, EXEC)
+            server.monitors.record(session, command, request)
         if tracking_state is not None:
             push_invalidations(context, tracking_state)
             if not isinstance(reply, bytes):
@@ -87,11 +92,12 @@ class ExecRunner:
         self,
         context: CommandContext,
         command: Command,
-        transaction: Transaction,
+        request: Request,
+        queued: Sequence[Request],
         view: KeyspaceView,
         run_queued: RunQueued,
     ) -> None:
-        self._command, self._requests, self._run_queued = command, transaction.requests, run_queued
+        self._command, self._request, self._requests, self._run_queued = command, request, queued, run_queued
         self._watched = dict(context.session.watched)
         self._context = PinnedContext(context.session, context.server, view)
         self._replies = self._make()
@@ -145,7 +151,7 @@ class ExecRunner:
         self._context.pinned.close()
         session.end_transaction()
         if session.is_observed:
-            self._context.server.monitors.record(session, self._command, EXEC)
+            self._context.server.monitors.record(session, self._command, self._request)
         if session.tracking_state is not None:
             session.tracking_state.is_caching_set = False
 

@@ -40,11 +40,7 @@ REPLY_BYTES_MAX = 32 << 20
 
 @dataclass(frozen=True)
 class HistoryRequest:
-    """A key whose history is read, up to the epoch that the server shows.
-
-    Args:
-        log: The log root.
-    """
+    """A key whose history is read, up to the epoch that the server shows."""
 
     log: str
     job: str

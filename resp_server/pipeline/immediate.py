@@ -297,7 +297,7 @@ class ImmediatePipeline:
         except Exception as error:
             return self._rejected(context, command, request, error)
         if transaction is not None and command.policy.role is Role.EXEC:
-            return begin_exec(context, command, transaction, started_ns, self.backend.answer_queued)
+            return begin_exec(context, command, request, transaction, started_ns, self.backend.answer_queued)
         return self.backend.answer(context, command, request, started_ns)
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:

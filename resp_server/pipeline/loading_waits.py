@@ -31,7 +31,6 @@ class LoadingWaits:
     """The clients of one server that wait for a job. Runs on the event loop's thread.
 
     Args:
-        keyspace: The jobs.
         sessions: The ids of the connected clients.
         is_loading: Returns whether the server still opens its jobs.
     """

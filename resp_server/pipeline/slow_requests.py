@@ -19,7 +19,6 @@ class SlowRequests:
     """The slow log and the latency events of one process.
 
     Args:
-        config: Returns the settings.
         clock: The clock of the recorded times.
     """
 

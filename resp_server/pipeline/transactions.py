@@ -19,11 +19,12 @@ from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read
-from resp_server.pipeline.exec_runner import EXEC
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 from resp_server.session.transaction import WatchedVersion
+
+EXEC: Request = (b"EXEC",)
 
 Watched = dict[tuple[int, bytes], WatchedVersion]
 

@@ -31,7 +31,6 @@ class ConfigReload:
     """Reloads the configuration file of a program.
 
     Args:
-        options: The options of its start.
         server: None: the program has none, and only what it logs may change.
     """
 

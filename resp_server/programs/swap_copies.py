@@ -108,9 +108,6 @@ class _CopyScan:
 
     Args:
         deletes: It deletes the copies.
-
-    Attributes:
-        copies: The copies found so far.
     """
 
     def __init__(self, upstream: UpstreamCalls, proxies: Sequence[Client], *, deletes: bool = False) -> None:

@@ -127,7 +127,6 @@ class Sliced:
             computed. None: the reply is sent when it is complete.
         on_finished: Called after the last step with the total time of the steps in nanoseconds.
         has_effect: Computing the reply has an effect, so it is computed even if it is suppressed.
-        is_suppressed: CLIENT REPLY suppresses the reply.
     """
 
     chunks: Iterator[Sequence[Reply] | Pending]

@@ -47,7 +47,6 @@ class LongRequest(list[bytes]):
     """A request of many or long words.
 
     Args:
-        size_bytes: Their total size.
         long_at: The positions of words that are a `LongWord`.
     """
 

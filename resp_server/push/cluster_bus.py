@@ -142,7 +142,6 @@ class ClusterBus:
     """The connections to the other nodes of a cluster.
 
     Args:
-        config: Returns the settings.
         cluster: Returns the process as a node; None: it is in no cluster.
     """
 

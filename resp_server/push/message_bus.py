@@ -38,7 +38,6 @@ class MessageBus:
     """Publishes messages at one process.
 
     Args:
-        clients: The clients of this process.
         workers: Returns the other workers of the port; None: there are none.
         cluster_bus: The connections to the other nodes of a cluster.
         pubsub: The subscriptions; None: there are none yet.

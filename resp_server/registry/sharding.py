@@ -30,7 +30,6 @@ class Member:
         join_order: A number that grows with each server that joins.
         absent_s: Seconds since the last report; 0 while reports arrive.
         owned_slots: The slots that the server can answer.
-        topology_version: The version that it serves.
         is_connected: A silent server may still be connected.
         zone: Servers of one zone may fail together; empty: the host is the zone.
         has_room: Its store can be written; without room readers get no newer epochs.
@@ -215,8 +214,7 @@ def spread_slots(current: Sequence[SlotSet], owned: Sequence[SlotSet]) -> list[S
     They move first to masters that can answer them already.
 
     Args:
-        current: The slots of each shard.
-        owned: Those that its master can answer.
+        owned: For each shard the slots that its master can answer.
     """
     base, larger = divmod(SLOTS, len(current))
     by_size = sorted(range(len(current)), key=lambda at: -len(current[at]))

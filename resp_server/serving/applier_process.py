@@ -56,7 +56,6 @@ class ApplierOptions(NamedTuple):
     """The options of an applier process that never change.
 
     Args:
-        folder: The folder of the stores.
         retention_ms: How long files remain that a snapshot replaces; None: the process writes no snapshots.
         rest_after_s: The process ends after this long without work.
         probe_interval_s: The first interval between polls; None: that of the log's filesystem.

@@ -143,7 +143,6 @@ class TokenPort:
 
     Args:
         name: The port's owner, for error texts.
-        peers_max: The limit of authenticated connections.
     """
 
     def __init__(

@@ -56,7 +56,6 @@ class Session(SessionFields):
         default_user: The user of a new connection.
 
     Attributes:
-        user: It has the client's rights.
         can_use_fast_path: The client is authenticated as an unrestricted user without a rate limit; it is in database 0
             and not closing; its replies are on; it has no transaction, subscription or tracking; and this server does
             not redirect it. (A replica in a cluster redirects clients until they send READONLY.)

@@ -15,7 +15,6 @@ class Acceptor:
     """Accepts connections, or leaves them in the system's queue.
 
     Args:
-        config: The addresses.
         hand_over: Called with each new connection, and whether it came to a TLS port.
         may_accept: Returns whether a worker can serve connections now.
     """

@@ -82,8 +82,6 @@ class EpochSource:
         """Return an epoch; None if it is not committed yet, or was swept. EpochHoleError if there is a later one.
 
         Args:
-            current: The generation.
-            number: The epoch's number.
             slots: The slots whose change files are read with the epochs; None for all.
         """
         epoch = self._read(current, number, slots)

@@ -40,7 +40,6 @@ class LogStatus:
         """Look at the log of a generation.
 
         Args:
-            current: The visible generation.
             now_s: The time by a monotonic clock.
             has_written_snapshot: Whether this server has written a snapshot since the last look.
         """

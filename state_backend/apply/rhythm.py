@@ -48,7 +48,6 @@ class Rhythm:
         """Note a look that has ended now.
 
         Args:
-            epochs: Those that it found.
             was_announced: A hint was its reason.
         """
         if epochs:

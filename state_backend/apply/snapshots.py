@@ -58,14 +58,7 @@ def covers(log: JobLog, current: CurrentGeneration, number: int) -> bool:
 
 
 def ignore_damaged(log: JobLog, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
-    """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error.
-
-    Args:
-        log: The job's log.
-        current: The snapshot's generation.
-        number: The snapshot's epoch.
-        damage: The error.
-    """
+    """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error."""
     log.damaged_snapshots.add(number)
     before = next((each for each in log.snapshots(current) if each.epoch < number), None)
     first = log.first(current)

@@ -29,8 +29,6 @@ class StoreCopies:
         Args:
             used: The bytes of its used pages.
             free: The bytes of its free pages.
-            now_s: The time.
-            is_idle: Whether the job is idle.
         """
         is_early = now_s < self._pause_ends_s
         if is_idle and not is_early and free >= max(used // COMPACT_IDLE_SHARE, COMPACT_IDLE_ABOVE_BYTES):

@@ -107,7 +107,6 @@ class StateReader(ABC):
     """Reads the rows of some states from a checkpoint, and writes them as change files.
 
     Attributes:
-        descriptors: The states.
         identities: By state name, the source of the state as plain JSON, with `operator_id`, `operator`, `variable` and
             `schema`. If the source changes, the log needs a new generation.
         batches_max: The largest number of batches that one call of `changes` reads.

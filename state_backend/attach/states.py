@@ -104,7 +104,6 @@ class ColumnNames:
         source: The state, for errors.
         kind: LIST, MAP for a map with its own key, else VALUE.
         key, field: The parts of the key, and of a map's own key.
-        value: All fields of the value.
         distinct: The columns that `key` or `field` of a state must have, because keys may differ in one of them alone.
         default_value: The fields of the value that can be written.
         named_value: Instead of it, where `columns` only names functions: these and the functions without a name.
@@ -169,7 +168,6 @@ def default_value_columns(
 
     Args:
         by_name: The fields that are columns by their name, because it is unique; others are columns by their position.
-        of_key: The columns of the key.
         is_session: The value repeats the key, and has the session's end, which the key lacks.
     """
     found: list[list[str]] = []
@@ -186,11 +184,7 @@ def default_value_columns(
 
 
 def single_window(windows: Sequence[str], used: Collection[str]) -> str | None:
-    """Return the key's only window, if PARTS_OF_WINDOW can be further names of it;
-
-    Args:
-        used: The names in the key.
-    """
+    """Return the key's only window, if PARTS_OF_WINDOW can be further names of it;"""
     return windows[0] if len(windows) == 1 and not {*PARTS_OF_WINDOW} & {*used} else None
 
 
@@ -300,12 +294,7 @@ def _check_names(names: ColumnNames, requested: AttachedState, descriptor: State
 
 
 def index_of(found: Sequence[str], origins: Sequence[tuple[int, str | None]], requested: AttachedState) -> int:
-    """Return the index of the operator's state that a user requests; DescriptorError if it is not exactly one.
-
-    Args:
-        found: The states, for the error.
-        origins: Their operators and variables.
-    """
+    """Return the index of the operator's state that a user requests; DescriptorError if it is not exactly one."""
     indices = [index for index, origin in enumerate(origins) if requested.matches(*origin)]
     if len(indices) == 1:
         return indices[0]
@@ -337,7 +326,6 @@ def named_value_of(
     """Return the value where `columns` only names aggregate functions: the named ones, and those without a name.
 
     Args:
-        expressions: The names of the columns.
         named, others: The buffers of each function with a name in `columns`, and of the other default columns of the
             value. Empty if another expression makes a part of the value.
     """

@@ -30,11 +30,7 @@ READ_BYTES = 1 << 20
 
 
 def decompressed(content: pa.Buffer, name: str) -> Iterator[bytes]:
-    """Yield the content of a compressed file in parts of bounded size.
-
-    Args:
-        name: The file's name, for errors.
-    """
+    """Yield the content of a compressed file in parts of bounded size."""
     first = bytes(memoryview(content)[:8])
     try:
         if first == LZ4:

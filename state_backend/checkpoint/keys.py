@@ -110,11 +110,7 @@ def _form(columns: Iterable[pa.Field]) -> str:
 
 
 def served_key(state: State, name: str) -> str:
-    """Return the Redis keys that an attachment makes of a state, with placeholders.
-
-    Args:
-        name: The name of the state.
-    """
+    """Return the Redis keys that an attachment makes of a state, with placeholders."""
     served = state.key if state.is_list else key_type(state)  # in a join of format 4, a row's time is in the key
     return SEPARATOR.join(["JOB", name, _form(served)])
 

@@ -115,11 +115,7 @@ def _interval(months: int, days: int, micros: int) -> str:
 def _with_wide_years(
     texts: pa.Array, counts: pa.Array, first: int, last: int, text_of: Callable[[int], str]
 ) -> pa.Array:
-    """Rewrite the texts of times that are not from `first` to `last`, which is rare.
-
-    Args:
-        counts: The times as numbers.
-    """
+    """Rewrite the texts of times that are not from `first` to `last`, which is rare."""
     bounds = pc.min_max(counts).as_py()
     if bounds["min"] is None or (first <= bounds["min"] and bounds["max"] <= last):
         return texts

@@ -30,7 +30,6 @@ class Version(NamedTuple):
     """A value that a key had from an epoch on, and its kind; both are None if the key did not exist then.
 
     Args:
-        clock_ms: The epoch's time.
         is_oldest: The log begins at this epoch, so the key may have had the value earlier.
     """
 

@@ -359,9 +359,6 @@ class ChangeLog:
 
         A job has begun with the first file in its folder `terms`. There are no such folders if the log is elsewhere. A
         folder that cannot be listed is left out, as it may be anything.
-
-        Args:
-            jobs: The jobs that have begun.
         """
         root = self.filesystem.local_folder("")
         if root is None:

@@ -18,7 +18,6 @@ def next_description(log: JobLog, base: Term | None, mine: Description, *, rewri
     """Return the description for a new term: that of the query's last term, or a new version.
 
     Args:
-        log: The job's log.
         base: The query's last term; None if the query begins.
         mine: The description as the query declares it now.
         rewrites_states: Whether an epoch has the full content of each state that it changes.
@@ -68,9 +67,7 @@ def check_not_renamed(log: JobLog, before: Term | None, query_id: str, siblings:
     If this job has no epoch of the query, the terms of every other job are read.
 
     Args:
-        log: The job's log.
         before: The query's last term in it.
-        query_id: The query.
         siblings: The writers of other jobs that the same run of the query publishes.
     """
     if before is not None and log.numbers(before.generation):

@@ -44,9 +44,7 @@ def check_evolution(
     All are as the log stores them (`StateDescriptor.for_job`).
 
     Args:
-        before: The states in the log.
         ever: `before` and the states that were left out earlier.
-        now: The new states.
         rewrites_states: Each state is written again in full, so that no old keys remain.
     """
     names = {state.name for state in now}

@@ -19,12 +19,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 
 
 class HeartbeatWriter:
-    """The heartbeats of one writer of a job. Thread-safe.
-
-    Args:
-        terms: The job's terms.
-        claim: The writer's claim.
-    """
+    """The heartbeats of one writer of a job. Thread-safe."""
 
     def __init__(self, terms: Terms, claim: Claim) -> None:
         self._terms = terms

@@ -72,7 +72,6 @@ class Change(NamedTuple):
 
     Attributes:
         state: The name of the state that the key belongs to.
-        op: The operation.
         key: The full Redis key.
         field: A field of a hash or a member of a set; None for the key as a whole.
         value: The value's bytes as clients see them; None if nothing is put.
@@ -117,9 +116,6 @@ def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.Rec
     """Turn changes into sorted runs of bounded size; changes of one key keep their order.
 
     ChangeError for a change that is too long, KeyError for one of another state.
-
-    Args:
-        states: The names of all states.
     """
     names = list(states)
     index = {name: number for number, name in enumerate(names)}

@@ -129,11 +129,7 @@ def _may_name(rule: Rule, pattern: bytes) -> bool:
 
 
 async def scan(backends: KeyspaceBackends, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
-    """Answer a SCAN by a step of the backend that its cursor names.
-
-    Args:
-        position: The position of the cursor.
-    """
+    """Answer a SCAN by a step of the backend that its cursor names."""
     request = (request[0], b"%d" % position.inner, *request[2:])
     listing = keys.state_listing(request)
     if position.node is None:

@@ -48,7 +48,6 @@ class RouteSender:
         router: Finds the owner of a request's keys.
         aliases: The states' names of keys that clients know by other names.
         cached: Answers reads of the upstream's keys that may be cached.
-        shadow: Compares reads.
         dedicated: The clients' connections of their own.
         is_strict: A transaction over both backends is refused.
         has_client_logins: Clients log in at the upstream, so that no client gets a cached reply.
@@ -265,11 +264,7 @@ class RouteSender:
         seen: SeenEpochs,
         through: Callable[[KeyspaceBackends], KeyspaceBackends] = lambda backends: backends,
     ) -> Callable[[], Answering]:
-        """Return what answers a request about all keys of a database from both backends; ReplyError for a wrong cursor.
-
-        Args:
-            through: Changes how it is sent.
-        """
+        """Return what answers a request about all keys of a database from both; ReplyError for a wrong cursor."""
         keys = visible_keys(self.owners, session.user, database)
         backends = through(
             ClientBackends(

@@ -31,7 +31,6 @@ class Difference:
     """A difference.
 
     Args:
-        command: The read of the key.
         epoch: The epoch of the key's job in the state's reply; None: unknown.
         upstream, state: The values, or what differs of them.
         taken_s: Monotonic.

@@ -40,7 +40,6 @@ class StateListing(NamedTuple):
     Args:
         request: The request to the state servers.
         visible_names: Returns the names under which the client sees a listed key.
-        fields: The rules that name fields.
         is_prefix_needed: Tells whether a name with this prefix can be in the listing (as in `FieldRules.of_hash`).
         accepts: Tells whether a field's name is in the listing.
         is_of_strings: Only strings are listed.
@@ -90,7 +89,6 @@ class _Names:
     """The clients' names of listed keys. Its steps return an error, or nothing.
 
     Attributes:
-        found: The encoded names.
         reads: The reads for names that depend on a key's type or fields.
     """
 

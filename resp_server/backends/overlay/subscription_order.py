@@ -32,7 +32,6 @@ class SubscriptionOrder:
     """The unconfirmed requests of this proxy's clients, and the clients that wait for them.
 
     Args:
-        clock: A monotonic clock, in seconds.
         on_changed: Called when `holds_requests` may have changed.
     """
 

@@ -41,7 +41,6 @@ class SubscriptionPart(NamedTuple):
     """A request for one node.
 
     Args:
-        confirmations: The frames that confirm it.
         is_main: This node sends channels' messages.
         is_at_all_masters: A master that joins later would have to get the request, too.
     """

@@ -42,7 +42,6 @@ class UpstreamRequest:
 
     Args:
         is_read: It only reads, so it may be sent twice.
-        sent_s: When it was sent.
         is_blocking: It may wait for other clients' writes, so no time limit applies.
         prefix: A request that is sent right before it each time, ASKING or CLIENT CACHING, whose reply is dropped.
         replies_before: The number of other replies before its own, to MULTI and the queued commands, which are dropped,

@@ -58,15 +58,11 @@ class UpstreamPool:
         dedicated_max: The most connections of single clients.
 
     Attributes:
-        role: Checks the server's role.
         locator: Finds the master by sentinels; None: the URL has the server's address.
-        shared: The connections that clients share.
-        dedicated: The connections of single clients.
         tracked: At a node of a Redis Cluster, the CLIENT TRACKING requests of clients that track keys at all nodes.
         on_facts: Called after each reconnection with the facts of the upstream's commands, because its modules may have
             changed; None: the facts are not requested.
         on_hello: Called with the fields of the upstream's reply to HELLO.
-        on_failed: Called after each failure.
         on_state_lost: Called with a client whose dedicated connection was lost together with its state at the upstream,
             such as watched keys, and with the reason.
         on_moved: In a Redis Cluster, called when keys have moved to other nodes, with clients that have to forget all

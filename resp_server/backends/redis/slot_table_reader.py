@@ -27,7 +27,6 @@ class SlotTableReader:
     Args:
         nodes: Returns the addresses of the nodes to ask, in order.
         send: Sends a request to a node; takes the address, the packed request, the reply's sink and its index.
-        take: Takes a table with masters.
 
     Attributes:
         error: Why there is no table yet; empty: there is one.

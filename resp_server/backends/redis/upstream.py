@@ -26,7 +26,6 @@ class Upstream(Protocol):
 
     Args:
         defer: Calls back in a later turn.
-        on_facts: Called with the upstream's commands.
         on_hello: Called with the fields of its reply to HELLO.
         on_state_lost: Called with a client whose dedicated connection was lost with its state, such as watched keys,
             and with the reason.

@@ -12,12 +12,7 @@ COPY_DESTINATION = 2
 
 
 class OtherKey(NamedTuple):
-    """A key that a request writes in another database.
-
-    Args:
-        at: The key's position.
-        number: The database's number.
-    """
+    """A key that a request writes in another database."""
 
     at: int
     number: int

@@ -29,7 +29,6 @@ class Decision(NamedTuple):
 
     Args:
         state: `job:state`, if a state's key format decided.
-        rule: The rule, if one decided.
     """
 
     owner: Owner

@@ -92,9 +92,6 @@ class JobOwnership(NamedTuple):
 class Ownership:
     """The owners of keys.
 
-    Args:
-        checks_new: New formats are checked.
-
     Attributes:
         is_known: The formats are complete enough to say that a key is the upstream's. Before that, no key may be
             answered.

@@ -76,11 +76,7 @@ class Write:
 
 
 class ResultCache:
-    """The cached replies of one upstream.
-
-    Args:
-        clock: Monotonic, in seconds.
-    """
+    """The cached replies of one upstream."""
 
     def __init__(self, clock: Callable[[], float], bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._clock, self._bytes_max = clock, bytes_max

@@ -145,10 +145,8 @@ class RoutingTable(NamedTuple):
     """What a route depends on, beside the request and the selected database.
 
     Args:
-        commands: How each command is routed.
         keys: The owners of keys at one time.
         is_known: The owners are known: before that, no key may be answered.
-        getkeys_cache: See `GetkeysCache`.
         own_database: The upstream's number of the clients' database 0.
     """
 
@@ -460,11 +458,7 @@ def route_in_steps(request: Request, table: RoutingTable, database: int = 0) -> 
 
 
 class _LongRequest:
-    """A long request, whose keys are decided in steps.
-
-    Attributes:
-        positions: The positions of its keys.
-    """
+    """A long request, whose keys are decided in steps."""
 
     def __init__(
         self, table: RoutingTable, routed: RoutedCommand, request: Request, database: int, long_at: Collection[int]
@@ -558,12 +552,7 @@ class Router:
     """Has the current routing table, and routes requests by it.
 
     Args:
-        allowed, own: See `RoutedCommands`.
         own_database: The upstream's number of the clients' database 0.
-
-    Attributes:
-        commands: How each command is routed.
-        getkeys_cache: See `GetkeysCache`.
     """
 
     def __init__(

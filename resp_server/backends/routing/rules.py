@@ -68,7 +68,6 @@ class Rule:
     """The owner of the keys of a format.
 
     Args:
-        name: The name, for messages.
         writes: The writes of states' keys.
         database: Where the keys are.
         alias: The names by which clients know the states' keys, or fields of them; None: the states' own names.

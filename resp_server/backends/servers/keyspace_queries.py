@@ -31,12 +31,7 @@ REQUESTS_PER_SHARD = 3
 
 
 class QueriedShard(NamedTuple):
-    """A shard that is queried.
-
-    Args:
-        version: The version of the topology.
-        slots: The number of its slots.
-    """
+    """A shard that is queried."""
 
     cluster: StateCluster
     master: str

@@ -15,9 +15,6 @@ PAUSE_S_MAX = 0.25
 class Reconnecting:
     """The attempts to connect to one server.
 
-    Args:
-        clock: The clock for deadlines.
-
     Attributes:
         reason: Why the server cannot be reached; empty: the server is reachable.
         down_since_s: Since when the server is unreachable; None: it is reachable.

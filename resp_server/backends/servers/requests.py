@@ -41,7 +41,6 @@ class InFlightRequest(Protocol):
     """One request, or several that were sent to a server together. They wait for their replies.
 
     Args:
-        remaining: The number of missing replies.
         deadline_s: The time by which the replies have to arrive.
 
     Attributes:

@@ -23,7 +23,6 @@ class SlotConnections:
 
     Attributes:
         numbers: The number of a key's connection, by the CRC of the key; 0: the request takes the general path.
-        connections: The connections by number.
         is_some_slot_behind: A server has not reached the minimum epochs of some of its slots.
     """
 
