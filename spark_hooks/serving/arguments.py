@@ -36,35 +36,32 @@ PlacementName = Literal["driver", "executors"]
 # The rows of keywords that are in no group.
 KEYWORDS = {row.keyword: row for row in TABLE if row.keyword}
 GROUPS = {"tls": Tls, "upstream": Upstream, "limits": Limits}
-# Earlier keywords, with the group that has each, and its field there.
-REPLACED = {
-    "rate_limits": ("limits=Limits({})", "rates"),
-    "store": ("placement=Driver({})", "store"),
-    "role": ("placement=Driver({})", "role"),
-    "linger": ("placement=Driver({})", "linger"),
-    "ports": ("placement=Executors({})", "ports"),
-    "server_bind": ("placement=Executors({})", "bind"),
-    "server_host": ("placement=Executors({})", "host"),
-    "registry_port": ("placement=Executors({})", "registry_port"),
-    "upstream_timeout_ms": ("upstream=Upstream(URL, {})", "timeout_ms"),
+# How `serve` takes each group.
+WRITTEN = {
+    Tls: "tls=Tls({})",
+    Upstream: "upstream=Upstream(URL, {})",
+    Limits: "limits=Limits({})",
+    Driver: "placement=Driver({})",
+    Executors: "placement=Executors({})",
 }
-REPLACED |= {row.dest: ("tls=Tls({})", row.name) for row in rows_of(Tls)}
-REPLACED |= {row.dest: ("upstream=Upstream(URL, {})", row.name) for row in rows_of(Upstream) if row.name != "url"}
+# The fields of groups, by their names and by those of their options; where both are the same, an option's field.
+FIELDS = {
+    name: (written, row.name)
+    for attribute in ("name", "dest")
+    for group, written in WRITTEN.items()
+    for row in rows_of(group)
+    if (name := getattr(row, attribute)) and name not in KEYWORDS | GROUPS
+}
 
 
-def names_new_keywords(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate `sparkis.serve`: TypeError for an earlier keyword, with what to write instead."""
+def names_groups(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate `sparkis.serve`: TypeError for a keyword that is a field of a group, with what to write instead."""
 
     @wraps(function)
     def call(*arguments: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        earlier = [name for name in keywords if name in REPLACED]
-        if earlier:
-            fields: dict[str, list[str]] = {}
-            for name in earlier:
-                group, field = REPLACED[name]
-                fields.setdefault(group, []).append(f"{field}=...")
-            written = ", ".join(group.format(", ".join(each)) for group, each in fields.items())
-            raise TypeError(f"serve() has no keyword {', '.join(earlier)} any more: write {written}")
+        for name in keywords.keys() & FIELDS.keys():
+            written, field = FIELDS[name]
+            raise TypeError(f"serve() has no keyword {name}: write {written.format(f'{field}=...')}")
         return function(*arguments, **keywords)
 
     return call

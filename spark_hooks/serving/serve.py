@@ -22,7 +22,7 @@ from resp_server.settings.groups import Driver, Executors, Limits, Upstream
 from resp_server.settings.programs import WORKERS_MAX
 from resp_server.settings.tls import Tls
 from spark_hooks.serving import arguments, endpoints
-from spark_hooks.serving.arguments import PlacementName, names_new_keywords
+from spark_hooks.serving.arguments import PlacementName, names_groups
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.detached_server import seconds_of
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
@@ -41,7 +41,7 @@ REPLACED = "%r is replaced: it was ended, or sparkis.serve was called again with
 REPLICAS_MAX = 10
 
 
-@names_new_keywords
+@names_groups
 def serve(
     spark: SparkSession,
     *,

@@ -1,4 +1,4 @@
-"""The arguments of `sparkis.serve`: groups, and what an earlier keyword is told."""
+"""The arguments of `sparkis.serve`: groups, and the error for a field of a group that is given as a keyword."""
 
 from __future__ import annotations
 
@@ -11,38 +11,9 @@ import pytest
 import sparkis
 from resp_server.settings.server import OUTPUT_LIMITS
 from resp_server.settings.setting import rows_of
-from spark_hooks.serving.arguments import GROUPS, KEYWORDS, REPLACED, _limit_arguments, check_groups
+from spark_hooks.serving.arguments import FIELDS, GROUPS, KEYWORDS, _limit_arguments, check_groups
 
 PLACES = {"Driver": sparkis.Driver, "Executors": sparkis.Executors}
-# The keywords of version 0.1.0's first months that are in groups now.
-EARLIER = [
-    "rate_limits",
-    "store",
-    "role",
-    "linger",
-    "tls_cert_file",
-    "tls_key_file",
-    "tls_ca_cert_file",
-    "tls_auth_clients",
-    "ports",
-    "server_bind",
-    "server_host",
-    "registry_port",
-    "ownership",
-    "new_jobs",
-    "routes",
-    "copiers",
-    "transactions",
-    "upstream_auth",
-    "upstream_timeout_ms",
-    "upstream_connections",
-    "upstream_pinned",
-    "upstream_allow",
-    "upstream_tls_ca_cert_file",
-    "upstream_tls_cert_file",
-    "upstream_tls_key_file",
-    "upstream_tls_server_name",
-]
 
 
 def test_the_keywords_are_those_of_the_table_and_the_groups_and_at_most_fourteen() -> None:
@@ -51,26 +22,18 @@ def test_the_keywords_are_those_of_the_table_and_the_groups_and_at_most_fourteen
     assert len(keywords) <= 14
 
 
-@pytest.mark.parametrize("name", EARLIER)
-def test_an_earlier_keyword_is_an_error_that_names_the_new_one(name: str) -> None:
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_a_group_as_a_keyword_is_an_error_that_names_the_group(name: str) -> None:
     session: Any = None
     with pytest.raises(TypeError) as raised:
         sparkis.serve(session, **{name: "x"})
     text = str(raised.value)
-    found = re.fullmatch(rf"serve\(\) has no keyword {name} any more: write (\w+)=(\w+)\((?:URL, )?(\w+)=...\)", text)
+    found = re.fullmatch(rf"serve\(\) has no keyword {name}: write (\w+)=(\w+)\((?:URL, )?(\w+)=...\)", text)
     assert found, text
     group = (GROUPS | PLACES)[found[1] if found[1] in GROUPS else found[2]]
     assert group.__name__ == found[2]
     assert found[3] in {row.name for row in rows_of(group)}
     assert raised.value.__cause__ is None and raised.value.__context__ is None
-
-
-def test_earlier_keywords_of_one_group_are_named_together() -> None:
-    session: Any = None
-    given: dict[str, Any] = {"tls_cert_file": "a", "tls_key_file": "b", "store": "c"}
-    with pytest.raises(TypeError, match=r"write tls=Tls\(cert_file=\.\.\., key_file=\.\.\.\), placement=Driver"):
-        sparkis.serve(session, **given)
-    assert set(EARLIER) <= set(REPLACED)
 
 
 @pytest.mark.parametrize(
