@@ -15,7 +15,7 @@ The checked fields are:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.backends.routing.rules import Rule
@@ -29,15 +29,14 @@ from resp_server.backends.servers.field_names import (
     present_in,
     texts_in,
 )
-from resp_server.forwarding.raw_replies import RawReply, is_error, text_of
-from resp_server.forwarding.reply_sinks import ReplySink
+from resp_server.forwarding.answers import Replies
+from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, text_of
 from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import EVENTS, heads_of
 from resp_server.push.pubsub import MessageBatch, PubSub
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.settings.event_classes import TO_KEYEVENT, TO_KEYSPACE, classes_of
@@ -107,64 +106,22 @@ class FieldEvent(NamedTuple):
             yield (b"HSCAN", self.key, b"0", b"COUNT", b"%d" % FIELDS_MAX, b"NOVALUES")
 
 
-class FieldReads(ReplySink):
-    """The reads for some events, keyed by the index of the pushed frame that carries the event.
+class FieldReads(NamedTuple):
+    """The reads for an event, which were sent."""
 
-    Attributes:
-        on_complete: Is called once, when all replies have arrived.
-    """
+    event: FieldEvent
+    replies: Replies
 
-    def __init__(self, events: Mapping[int, FieldEvent]) -> None:
-        self._events = events
-        self._requests: list[tuple[bytes, Request]] = []
-        self._indexes: dict[int, range] = {}  # of each event's reads
-        for number, event in events.items():
-            first = len(self._requests)
-            self._requests += [(event.key, request) for request in event.requests()]
-            self._indexes[number] = range(first, len(self._requests))
-        self._replies: list[RawReply | Exception | None] = [None] * len(self._requests)
-        self._missing = len(self._requests)
-        self.on_complete: Callable[[], object] = lambda: None
-
-    def send_in_steps(self, send: Callable[[bytes, Request, ReplySink, int], None]) -> Iterator[None]:
-        """Send the reads, one at each step."""
-        for index, (key, request) in enumerate(self._requests):
-            send(key, request, self, index)
-            yield
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether all replies have arrived."""
-        return not self._missing
-
-    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
-        self._take(index, reply)
-
-    def fail(self, index: int, error: Exception) -> None:
-        self._take(index, error)
-
-    def _take(self, index: int, reply: RawReply | Exception) -> None:
-        self._missing -= self._replies[index] is None
-        self._replies[index] = reply
-        if not self._missing:
-            on_complete, self.on_complete = self.on_complete, lambda: None
-            on_complete()
-
-    def event_and_replies(self, number: int) -> tuple[FieldEvent, Sequence[RawReply]] | None:
-        """Return the event of a frame and the replies to its reads; None if there are no reads.
-
-        FieldReadError if a read has failed.
-        """
-        event = self._events.get(number)
-        if event is None:
-            return None
-        found = []
-        for index in self._indexes[number]:
-            reply = self._replies[index]
-            if reply is None or isinstance(reply, Exception) or is_failure(reply):
-                raise FieldReadError(f"the fields of '{client_text(event.key)}' cannot be read: {reply!r}")
-            found.append(reply)
-        return event, found
+    async def arrived(self) -> Sequence[RawReply]:
+        """Return the replies; FieldReadError if a read has failed."""
+        try:
+            found = await self.replies
+            failure: object = next(filter(is_failure, found), None)
+        except Exception as error:
+            failure = error
+        if failure is not None:
+            raise FieldReadError(f"the fields of '{client_text(self.event.key)}' cannot be read: {failure!r}")
+        return found
 
 
 class FieldListeners:
@@ -247,7 +204,7 @@ class FieldListeners:
                     reads_all |= change.is_present
         return FieldEvent(key, change, found, list(fields), reads_all) if found and (fields or reads_all) else None
 
-    def post_in_steps(self, batch: MessageBatch, event: FieldEvent, replies: Sequence[RawReply]) -> Iterator[None]:
+    def post_in_steps(self, batch: MessageBatch, event: FieldEvent, replies: Sequence[RawReply]) -> Steps[None]:
         """Add the messages of an event, in steps."""
         changed: list[bytes] = []
         for chunk, reply in zip(event.chunks(), replies, strict=False):

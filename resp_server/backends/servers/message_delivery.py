@@ -11,11 +11,11 @@ from resp_server.backends.servers.field_names import has_fields
 from resp_server.backends.servers.field_notifications import FieldListeners, FieldReads
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.forwarding.answers import Replies, Turns
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
-from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.session import Session
@@ -51,7 +51,7 @@ class MessageDelivery:
         text: bytes,
         *,
         is_from_home: bool,
-    ) -> Iterator[None]:
+    ) -> Steps[None]:
         """Deliver a message to the subscribers of its channel or pattern, one client in each step.
 
         Args:
@@ -94,26 +94,24 @@ class MessageDelivery:
             if "E" in events:
                 yield from self._pubsub.post_in_steps(batch, heads.keyevent + event, name, accepts)
 
-    def read_fields(self, cluster: StateCluster, frames: Sequence[Any]) -> Steps[FieldReads | None]:
-        """Read the fields of hashes whose names clients listen to, for frames of a server; None: there are none."""
-        if not self.fields.is_needed:
+    async def read_fields(self, cluster: StateCluster, frame: Any, turns: Turns) -> FieldReads | None:
+        """Send the reads of a hash's fields whose names clients listen to, for a frame of a server; None: none."""
+        match frame:
+            case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)] if pattern in self.sources:
+                event = self.fields.event_of(*_event_in(channel, text), self.sources[pattern])
+            case _:
+                event = None
+        if event is None:
             return None
-        events = {}
-        for number, frame in enumerate(frames):
-            match frame:
-                case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)] if pattern in self.sources:
-                    event = self.fields.event_of(*_event_in(channel, text), self.sources[pattern])
-                    if event is not None:
-                        events[number] = event
-                    yield
-        if not events:
-            return None
-        reads = FieldReads(events)
+        reads = FieldReads(event, Replies())
+        slot = slot_of(event.key)
+        for request in event.requests():
 
-        def send(key: bytes, request: Request, sink: ReplySink, index: int) -> None:
-            cluster.send(ServerRequest(pack(request), slot_of(key), 2, cluster.deadline_s(), sink, index))
+            def send(sink: ReplySink, index: int, packed: bytes = pack(request)) -> None:
+                cluster.send(ServerRequest(packed, slot, 2, cluster.deadline_s(), sink, index))
 
-        yield from reads.send_in_steps(send)
+            reads.replies.ask(send)
+            await turns
         return reads
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.backends.servers.field_notifications import FieldReadError, FieldReads
+from resp_server.backends.servers.field_notifications import FieldReadError
 from resp_server.backends.servers.message_delivery import MessageDelivery
 from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.forwarding.answers import Turns, in_background, in_steps
+from resp_server.forwarding.raw_replies import Steps
+from resp_server.forwarding.reply_sinks import Defer
 from resp_server.forwarding.reply_splitter import PING, pack
-from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S, STEP_NS_MAX
+from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S
 from resp_server.net.tls import reason_of
 from resp_server.protocol.request_parser import Request
 from resp_server.push.pubsub import MessageBatch
@@ -97,8 +99,7 @@ class RelayConnection(asyncio.Protocol):
         # Checks since data was received. A count, because the clock also advances while this process is stopped.
         self._silent_checks = 0
         self._paused_steps = 0
-        # Delivers the data that was received, in steps; a step with reads waits for them.
-        self._delivery: Iterator[FieldReads | None] | None = None
+        self._is_delivering = False
 
     def has_room(self, name: bytes) -> bool:
         """Return whether the server's limits allow this connection another channel or pattern."""
@@ -192,7 +193,7 @@ class RelayConnection(asyncio.Protocol):
         if self._refused:
             self._events.enqueue((SubscriptionKind.SHARD, name) for name in self._refused)
             self._refused = []
-        if self._paused_steps or self._delivery is not None:
+        if self._paused_steps or self._is_delivering:
             return
         self._silent_checks += 1
         silent_s = self._silent_checks * CHECK_S
@@ -214,59 +215,56 @@ class RelayConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._silent_checks = 0
         self._reader.feed(data)
-        if self._delivery is None:
-            batch = MessageBatch()
-            self._delivery = self._deliver(batch)
-            self._run_delivery(self._delivery, batch, {})
+        if not self._is_delivering and self._transport is not None:
+            self._is_delivering = True
+            in_background(self._deliver(self._transport))
+            if self._is_delivering:
+                self._transport.pause_reading()
 
-    def _run_delivery(
-        self, steps: Iterator[FieldReads | None], batch: MessageBatch, recipients: dict[Session, None]
-    ) -> None:
-        """Deliver some messages now and the others in later rounds. Until then the socket is not read."""
-        transport, server = self._transport, self._messages.server
-        if transport is None or steps is not self._delivery:
-            return  # the connection was lost
-        ends_ns, is_done, reads = perf_counter_ns() + STEP_NS_MAX, True, None
+    async def _deliver(self, transport: asyncio.Transport) -> None:
+        """Handle the server's replies and pushes, some now and the others in later turns of the event loop."""
+        batch, clients = MessageBatch(), self._messages.server.clients
+        recipients: dict[Session, None] = {}
+
+        def send_and_defer(then: Callable[[], None]) -> None:
+            recipients.update(dict.fromkeys(batch.send(clients.push)))
+            clients.defer(lambda: then() if transport is self._transport else None)
+
         try:
-            for reads in steps:
-                if reads is not None or perf_counter_ns() >= ends_ns:
-                    is_done = False
-                    break
+            while transport is self._transport and (frames := self._next_frames()):
+                await self._deliver_frames(frames, batch, send_and_defer)
         except Exception as error:
-            self._fail(error)
-        recipients |= dict.fromkeys(batch.send(server.clients.push))
-        if not is_done:
-            transport.pause_reading()
-            later = partial(server.clients.defer, partial(self._run_delivery, steps, batch, recipients))
-            if reads is None:
-                later()
-            else:
-                reads.on_complete = later
-            return
-        self._delivery = None
+            if transport is self._transport:
+                self._fail(error)
+        if transport is not self._transport:
+            return  # the connection was lost
+        recipients.update(dict.fromkeys(batch.send(clients.push)))
+        self._is_delivering = False
         self._silent_checks = 0
         self._wait_for_slow_clients(list(recipients))
         if not self._paused_steps:
             transport.resume_reading()
 
-    def _deliver(self, batch: MessageBatch) -> Iterator[FieldReads | None]:
-        """Handle the server's replies and pushes, in steps."""
-        while frames := self._next_frames():
-            reads = yield from self._messages.read_fields(self.cluster, frames)
-            if reads is not None and not reads.is_complete:
-                yield reads
-            for number, reply in enumerate(frames):
-                if isinstance(reply, hiredis.PushNotification):
-                    yield from self._receive(batch, reply)
-                    read = None if reads is None else reads.event_and_replies(number)
-                    if read is not None:
-                        yield from self._messages.fields.post_in_steps(batch, *read)
-                elif isinstance(reply, hiredis.ReplyError):
-                    self._on_refusal(str(reply))
-                elif reply == b"PONG":
-                    self.pongs += 1
-                    self._events.on_pong()
-                yield None
+    async def _deliver_frames(self, frames: Sequence[Any], batch: MessageBatch, defer: Defer) -> None:
+        """Handle some replies and pushes. First the reads that they need are sent, for all of them together."""
+        turns, transport, needs_reads = Turns(defer), self._transport, self._messages.fields.is_needed
+        reads = [
+            await self._messages.read_fields(self.cluster, each, turns) if needs_reads else None for each in frames
+        ]
+        for frame, read in zip(frames, reads, strict=True):
+            if isinstance(frame, hiredis.PushNotification):
+                await in_steps(self._receive(batch, frame), defer)
+                if read is not None:
+                    replies = await read.arrived()
+                    if transport is not self._transport:
+                        return
+                    await in_steps(self._messages.fields.post_in_steps(batch, read.event, replies), defer)
+            elif isinstance(frame, hiredis.ReplyError):
+                self._on_refusal(str(frame))
+            elif frame == b"PONG":
+                self.pongs += 1
+                self._events.on_pong()
+            await turns
 
     def _next_frames(self) -> Sequence[Any]:
         """Return the next replies and pushes that have arrived."""
@@ -285,7 +283,7 @@ class RelayConnection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.abort()
 
-    def _receive(self, batch: MessageBatch, push: Sequence[Any]) -> Iterator[None]:
+    def _receive(self, batch: MessageBatch, push: Sequence[Any]) -> Steps[None]:
         deliver = partial(self._messages.deliver, batch, is_from_home=self._events.is_home(self))
         match push:
             case [b"message", bytes(channel), bytes(text)]:
@@ -325,7 +323,7 @@ class RelayConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
             return
-        self._transport, self._reader, self._delivery = None, hiredis.Reader(), None
+        self._transport, self._reader, self._is_delivering = None, hiredis.Reader(), False
         self._not_before_s = self._loop.time()
         self._events.on_lost(self)
 

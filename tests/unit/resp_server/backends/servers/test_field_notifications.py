@@ -21,6 +21,8 @@ from resp_server.backends.servers.field_notifications import (
     FieldReadError,
     FieldReads,
 )
+from resp_server.forwarding.answers import Replies
+from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
@@ -171,16 +173,20 @@ def test_events_of_names_have_the_classes_of_strings(events: str, is_sent: bool)
     assert made.listeners.is_hidden(b"hset") is ("h" not in events) and not made.listeners.is_hidden(b"set")
 
 
-def test_a_read_that_fails_is_an_error_once_all_have_been_answered() -> None:
-    events = {at: FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False) for at in (3, 5)}
-    reads, sent, done = FieldReads(events), [], []
-    reads.on_complete = lambda: done.append(reads.is_complete)
-    assert list(reads.send_in_steps(lambda key, request, sink, index: sent.append((key, request, index)))) == [None] * 2
-    assert [(key, index) for key, _, index in sent] == [(KEY, 0), (KEY, 1)]
-    reads.put(1, b"-TRYAGAIN later\r\n")
-    assert not done
-    reads.put(0, b"*1\r\n:-1\r\n")
-    assert done == [True]
-    assert reads.event_and_replies(4) is None and reads.event_and_replies(3) == (events[3], [b"*1\r\n:-1\r\n"])
-    with pytest.raises(FieldReadError, match="the fields of 'golden:7' cannot be read"):
-        reads.event_and_replies(5)
+@pytest.mark.parametrize("last", [b"-TRYAGAIN later\r\n", TryAgainError("the server is lost")])
+def test_a_read_that_fails_is_an_error_in_place_of_the_replies(last: bytes | Exception) -> None:
+    event = FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False)
+    for failure in (None, last):
+        reads = FieldReads(event, Replies(count=2))
+        arrived = reads.arrived()
+        arrived.send(None)  # it waits
+        reads.replies.put(0, b"*1\r\n:-1\r\n")
+        if failure is None:
+            reads.replies.put(1, b"*1\r\n:5\r\n")
+            with pytest.raises(StopIteration) as ended:
+                arrived.send(None)
+            assert ended.value.value == [b"*1\r\n:-1\r\n", b"*1\r\n:5\r\n"]
+            continue
+        reads.replies.fail(1, failure) if isinstance(failure, Exception) else reads.replies.put(1, failure)
+        with pytest.raises(FieldReadError, match="the fields of 'golden:7' cannot be read"):
+            arrived.send(None)
