@@ -24,7 +24,7 @@ from resp_server.acl.rate_limits import RateLimiter
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
-from resp_server.protocol.inline import inline_words
+from resp_server.protocol.inline import inline_arguments
 from resp_server.session.account import Account
 
 # In the order of Redis' ACL CAT.
@@ -645,7 +645,7 @@ def _access_of(flags: Sequence[str]) -> KeyAccess:
 def _selector_rules(text: bytes) -> list[bytes]:
     """Return the rules within `( ... )`, which may be quoted; none if a quote is not closed, as in Redis."""
     try:
-        return inline_words(text)
+        return inline_arguments(text)
     except ProtocolError:
         return []
 

@@ -126,26 +126,26 @@ def acl_genpass(context: CommandContext, bits: int = GENPASS_BITS) -> bytes:
 
 
 @command("acl|dryrun")
-def acl_dryrun(context: CommandContext, name: bytes, *words: OneOrMore) -> Reply:
+def acl_dryrun(context: CommandContext, name: bytes, *arguments: OneOrMore) -> Reply:
     """Simulates the execution of a command by a user, without executing the command."""
     user = context.server.users.get(name)
     if user is None:
         raise GenericError(f"User '{client_text(name)}' not found")
-    target = _command_of(context, words)
-    target.check_arity(words)
-    denial = user.denial(target, words)
-    return OK if denial is None else _denial_text(user, target, words, denial)
+    target = _command_of(context, arguments)
+    target.check_arity(arguments)
+    denial = user.denial(target, arguments)
+    return OK if denial is None else _denial_text(user, target, arguments, denial)
 
 
-def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
+def _command_of(context: CommandContext, arguments: Sequence[bytes]) -> Command:
     try:
-        return context.server.table.find(words)
+        return context.server.table.find(arguments)
     except ReplyError:
-        raise GenericError(f"Command '{client_text(words[0])}' not found") from None
+        raise GenericError(f"Command '{client_text(arguments[0])}' not found") from None
 
 
-def _denial_text(user: User, target: Command, words: Sequence[bytes], denial: Denial) -> bytes:
-    text = denial_text(denial.reason, user.name, target.name, words[denial.position])
+def _denial_text(user: User, target: Command, arguments: Sequence[bytes], denial: Denial) -> bytes:
+    text = denial_text(denial.reason, user.name, target.name, arguments[denial.position])
     return text.encode("utf-8", "surrogateescape")
 
 

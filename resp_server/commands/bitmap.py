@@ -25,11 +25,11 @@ def chunks_of(text: Value, start: int, stop: int) -> Iterator[bytes]:
     return iter((text[start:stop],)) if isinstance(text, bytes) else text.chunks(start, stop)
 
 
-def bit_offset(word: bytes, bits: int = 0) -> int:
+def bit_offset(argument: bytes, bits: int = 0) -> int:
     """Parse a bit offset. With `bits`, `#n` is the offset of the n-th integer of that width."""
-    is_nth = bits > 0 and word[:1] == b"#"
+    is_nth = bits > 0 and argument[:1] == b"#"
     try:
-        number = integer(word[is_nth:])
+        number = integer(argument[is_nth:])
     except ReplyError:
         number = -1
     if is_nth:
@@ -72,13 +72,13 @@ class BitRange(NamedTuple):
         return (first, last + 1) if self.counts_bits else (8 * first, 8 * last + 8)
 
 
-def _is_bit_unit(words: Sequence[bytes]) -> bool:
+def _is_bit_unit(arguments: Sequence[bytes]) -> bool:
     """Parse `[BYTE|BIT]`; True for BIT."""
-    if not words:
+    if not arguments:
         return False
-    if words[0].upper() not in (b"BIT", b"BYTE"):
+    if arguments[0].upper() not in (b"BIT", b"BYTE"):
         raise syntax_error()
-    return words[0].upper() == b"BIT"
+    return arguments[0].upper() == b"BIT"
 
 
 def _masked_chunks(text: Value, first: int, end: int, fill: int) -> Iterator[bytes]:
@@ -100,13 +100,13 @@ def _with_fill(byte: int, mask: int, fill: int) -> int:
 
 
 @command("bitcount")
-def bitcount(context: ReadContext, key: bytes, *words: bytes) -> Reply:
+def bitcount(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
     """Counts the number of set bits (population counting) in a string."""
     bits = BitRange()
-    if words:
-        if not 2 <= len(words) <= 3:
+    if arguments:
+        if not 2 <= len(arguments) <= 3:
             raise syntax_error()
-        bits = BitRange(integer(words[0]), integer(words[1]), _is_bit_unit(words[2:]))
+        bits = BitRange(integer(arguments[0]), integer(arguments[1]), _is_bit_unit(arguments[2:]))
     text = context.counted(context.at(key).lazy_value(key))
     if bits.stop is not None and bits.start < 0 and bits.stop < 0 and bits.start > bits.stop:
         return 0  # as in Redis, before the length of the string is known
@@ -134,16 +134,16 @@ def _result_of_chunks(
 
 
 @command("bitpos")
-def bitpos(context: ReadContext, key: bytes, bit: int, *words: bytes) -> Reply:
+def bitpos(context: ReadContext, key: bytes, bit: int, *arguments: bytes) -> Reply:
     """Finds the first set (1) or clear (0) bit in a string."""
     if bit not in (0, 1):
         raise GenericError("The bit argument must be 1 or 0.")
     bits = BitRange()
-    if words:
-        if len(words) > 3:
+    if arguments:
+        if len(arguments) > 3:
             raise syntax_error()
-        start, counts_bits = integer(words[0]), _is_bit_unit(words[2:])
-        bits = BitRange(start, integer(words[1]) if len(words) > 1 else None, counts_bits)
+        start, counts_bits = integer(arguments[0]), _is_bit_unit(arguments[2:])
+        bits = BitRange(start, integer(arguments[1]) if len(arguments) > 1 else None, counts_bits)
     text = context.counted(context.at(key).lazy_value(key))
     return _result_of_chunks(context, text, key, lambda text: _first_bit(text, bit, bits), FirstOf)
 
@@ -183,8 +183,8 @@ class BitField(NamedTuple):
         return number - (1 << self.bits) if self.is_signed and number >> (self.bits - 1) else number
 
 
-def _field_type(word: bytes) -> tuple[bool, int]:
-    found = BITFIELD_TYPE.fullmatch(word.partition(b"\0")[0])
+def _field_type(argument: bytes) -> tuple[bool, int]:
+    found = BITFIELD_TYPE.fullmatch(argument.partition(b"\0")[0])
     if found is None or not 1 <= int(found[2]) <= (64 if found[1] == b"i" else 63):
         raise GenericError(
             "Invalid bitfield type. Use something like i16 u8. Note that u64 is not supported but i64 is."
@@ -192,27 +192,27 @@ def _field_type(word: bytes) -> tuple[bool, int]:
     return found[1] == b"i", int(found[2])
 
 
-def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
+def _bit_fields(arguments: Sequence[bytes]) -> Iterator[list[BitField]]:
     """Parse the operations, in batches. A write among them is an error once all have been parsed, as in Redis."""
     fields: list[BitField] = []
     is_read_only = True
     position = 0
-    while position < len(words):
-        name, remaining = words[position].upper(), len(words) - position - 1
+    while position < len(arguments):
+        name, remaining = arguments[position].upper(), len(arguments) - position - 1
         if name == b"OVERFLOW" and remaining >= 1:
-            if words[position + 1].upper() not in (b"WRAP", b"SAT", b"FAIL"):
+            if arguments[position + 1].upper() not in (b"WRAP", b"SAT", b"FAIL"):
                 raise GenericError("Invalid OVERFLOW type specified")
             position += 2
             continue
-        words_taken = {b"GET": 2, b"SET": 3, b"INCRBY": 3}.get(name)
-        if words_taken is None or remaining < words_taken:
+        arguments_taken = {b"GET": 2, b"SET": 3, b"INCRBY": 3}.get(name)
+        if arguments_taken is None or remaining < arguments_taken:
             raise syntax_error()
-        is_signed, bits = _field_type(words[position + 1])
-        fields.append(BitField(bit_offset(words[position + 2], bits), bits, is_signed))
+        is_signed, bits = _field_type(arguments[position + 1])
+        fields.append(BitField(bit_offset(arguments[position + 2], bits), bits, is_signed))
         if name != b"GET":
             is_read_only = False
-            integer(words[position + 3])
-        position += words_taken + 1
+            integer(arguments[position + 3])
+        position += arguments_taken + 1
         if len(fields) == CHUNK_ITEMS_MAX:
             yield fields
             fields = []
@@ -222,18 +222,18 @@ def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
 
 
 @command("bitfield_ro")
-def bitfield_ro(context: ReadContext, key: bytes, *words: bytes) -> Reply:
+def bitfield_ro(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
     """Performs arbitrary read-only bitfield integer operations on strings."""
-    if len(words) > 3 * CHUNK_ITEMS_MAX:
-        return sliced_reply(context, lambda view: _field_values(view, key, words))
-    fields = [each for part in _bit_fields(words) for each in part]
+    if len(arguments) > 3 * CHUNK_ITEMS_MAX:
+        return sliced_reply(context, lambda view: _field_values(view, key, arguments))
+    fields = [each for part in _bit_fields(arguments) for each in part]
     text = context.counted(context.at(key).lazy_value(key))
     return [each.read(text) for each in fields]
 
 
-def _field_values(view: KeyspaceView, key: bytes, words: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
-    for _ in _bit_fields(words):
+def _field_values(view: KeyspaceView, key: bytes, arguments: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+    for _ in _bit_fields(arguments):
         yield []  # a wrong operation is reported before a wrong type
     text = view.at(key).lazy_value(key)
-    for fields in _bit_fields(words):
+    for fields in _bit_fields(arguments):
         yield [each.read(text) for each in fields]

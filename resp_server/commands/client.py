@@ -20,11 +20,11 @@ NOT_TRACKED = TrackingState()
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 
-def on_or_off(word: bytes) -> bool:
+def on_or_off(argument: bytes) -> bool:
     """Parse ON or OFF."""
-    if word.upper() not in (b"ON", b"OFF"):
+    if argument.upper() not in (b"ON", b"OFF"):
         raise syntax_error()
-    return word.upper() == b"ON"
+    return argument.upper() == b"ON"
 
 
 Switch = Annotated[bool, on_or_off]
@@ -104,7 +104,7 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
     if option == b"TYPE" and len(options) == 2:
         kind = _client_type(options[1]).decode()
     elif option == b"ID" and len(options) > 1:
-        ids = [_session_id(word) for word in options[1:]]
+        ids = [_session_id(argument) for argument in options[1:]]
     elif options:
         raise syntax_error()
 
@@ -131,15 +131,15 @@ def kind_of(session: Session) -> str:
     return "normal" if session.subscriptions is None else "pubsub"
 
 
-def _client_type(word: bytes) -> bytes:
-    if word.lower() not in CLIENT_TYPES:
-        raise GenericError(f"Unknown client type '{client_text(word)}'")
-    return word.lower()
+def _client_type(argument: bytes) -> bytes:
+    if argument.lower() not in CLIENT_TYPES:
+        raise GenericError(f"Unknown client type '{client_text(argument)}'")
+    return argument.lower()
 
 
-def _session_id(word: bytes) -> int:
+def _session_id(argument: bytes) -> int:
     try:
-        return integer(word)
+        return integer(argument)
     except ReplyError:
         raise GenericError("Invalid client ID") from None
 
@@ -170,11 +170,15 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
 
 
 @command("client|kill")
-def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
+def client_kill(context: CommandContext, *arguments: OneOrMore) -> Reply:
     """Terminates open connections."""
-    is_old_form = len(words) == 1
+    is_old_form = len(arguments) == 1
     # With the old form, a client may kill itself.
-    filters = {"skipme": False, "addr": client_text(words[0])} if is_old_form else _kill_options(context.server, words)
+    filters = (
+        {"skipme": False, "addr": client_text(arguments[0])}
+        if is_old_form
+        else _kill_options(context.server, arguments)
+    )
 
     def merge(responses: Sequence[list[int]]) -> Reply:
         killed = [each for response in responses for each in response]
@@ -189,22 +193,22 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
     return context.server.gather(kill_clients, filters | {"caller": context.session.id}, merge)
 
 
-def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, Any]:
+def _kill_options(server: ServerContext, arguments: Sequence[bytes]) -> dict[str, Any]:
     """Parse the filters; a client is closed if it passes all. Of a repeated filter, the last one counts."""
     filters: dict[str, Any] = {"skipme": True}
-    for option, word in zip_longest(words[::2], words[1::2]):
+    for option, argument in zip_longest(arguments[::2], arguments[1::2]):
         name = option.decode("latin-1").lower()
-        if word is None or name not in KILL_FILTERS:
+        if argument is None or name not in KILL_FILTERS:
             raise syntax_error()
-        if name == "user" and server.users.get(word) is None:
-            raise GenericError(f"No such user '{client_text(word)}'")
-        filters[name] = KILL_FILTERS[name](word)
+        if name == "user" and server.users.get(argument) is None:
+            raise GenericError(f"No such user '{client_text(argument)}'")
+        filters[name] = KILL_FILTERS[name](argument)
     return filters
 
 
-def _kill_age_s(word: bytes) -> int:
+def _kill_age_s(argument: bytes) -> int:
     try:
-        number = integer(word)
+        number = integer(argument)
     except ReplyError:
         raise GenericError("maxage is not an integer or out of range") from None
     if number < 1:
@@ -212,16 +216,16 @@ def _kill_age_s(word: bytes) -> int:
     return number
 
 
-def _kill_skipme(word: bytes) -> bool:
-    if word.upper() not in (b"YES", b"NO"):
+def _kill_skipme(argument: bytes) -> bool:
+    if argument.upper() not in (b"YES", b"NO"):
         raise syntax_error()
-    return word.upper() == b"YES"
+    return argument.upper() == b"YES"
 
 
 KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
-    "id": lambda word: integer_at_least(word, 1, "client-id should be greater than 0"),
+    "id": lambda argument: integer_at_least(argument, 1, "client-id should be greater than 0"),
     "maxage": _kill_age_s,
-    "type": lambda word: _client_type(word).decode(),
+    "type": lambda argument: _client_type(argument).decode(),
     "addr": client_text,
     "laddr": client_text,
     "user": client_text,

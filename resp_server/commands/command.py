@@ -96,15 +96,15 @@ def command_list(context: CommandContext, *filters: bytes) -> Reply:
 
 
 @command("command|getkeys")
-def command_getkeys(context: CommandContext, name: bytes, *words: bytes) -> Reply:
+def command_getkeys(context: CommandContext, name: bytes, *arguments: bytes) -> Reply:
     """Extracts the key names from an arbitrary command."""
-    return [key for key, _ in _keys(context, (name, *words))]
+    return [key for key, _ in _keys(context, (name, *arguments))]
 
 
 @command("command|getkeysandflags")
-def command_getkeysandflags(context: CommandContext, name: bytes, *words: bytes) -> Reply:
+def command_getkeysandflags(context: CommandContext, name: bytes, *arguments: bytes) -> Reply:
     """Extracts the key names and access flags for an arbitrary command."""
-    return [[key, ReplySet(flags)] for key, flags in _keys(context, (name, *words))]
+    return [[key, ReplySet(flags)] for key, flags in _keys(context, (name, *arguments))]
 
 
 def _keys(context: CommandContext, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[str]]]:

@@ -105,8 +105,8 @@ def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
     settings = settings_of(context.server)
     if len(patterns) <= PATTERNS_AT_ONCE:
-        words = [word for chunk in _matching_settings(context.server, settings, patterns) for word in chunk]
-        return dict(zip(words[::2], words[1::2], strict=True))
+        arguments = [argument for chunk in _matching_settings(context.server, settings, patterns) for argument in chunk]
+        return dict(zip(arguments[::2], arguments[1::2], strict=True))
     return Sliced(_matching_settings(context.server, settings, patterns), lambda: None, dict)
 
 
@@ -129,7 +129,7 @@ def _matching_settings(
         for name in settings:
             if matches(name.encode()):
                 matched.setdefault(name, name.encode())
-    yield [word for name, typed in matched.items() for word in (typed, settings[name].render(server).encode())]
+    yield [argument for name, typed in matched.items() for argument in (typed, settings[name].render(server).encode())]
 
 
 @command("config|set")

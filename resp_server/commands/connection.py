@@ -125,9 +125,9 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
     }
 
 
-def _protocol(word: bytes) -> int:
+def _protocol(argument: bytes) -> int:
     try:
-        protocol = integer(word)
+        protocol = integer(argument)
     except ReplyError:
         raise GenericError("Protocol version is not an integer or out of range") from None
     if protocol not in (2, 3):
@@ -135,44 +135,44 @@ def _protocol(word: bytes) -> int:
     return protocol
 
 
-def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None, bytes | None]:
+def _hello_options(arguments: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None, bytes | None]:
     """Return (user, password) of AUTH and the name of SETNAME; None for an option that is not given."""
     credentials = name = None
     at = 0
-    while at < len(words):
-        option, remaining = words[at].upper(), len(words) - at - 1
+    while at < len(arguments):
+        option, remaining = arguments[at].upper(), len(arguments) - at - 1
         if option == b"AUTH" and remaining >= 2:
-            credentials = words[at + 1], words[at + 2]
+            credentials = arguments[at + 1], arguments[at + 2]
             at += 3
         elif option == b"SETNAME" and remaining >= 1:
-            name = client_name(words[at + 1])
+            name = client_name(arguments[at + 1])
             at += 2
         else:
-            raise GenericError(f"Syntax error in HELLO option '{client_text(words[at])}'")
+            raise GenericError(f"Syntax error in HELLO option '{client_text(arguments[at])}'")
     return credentials, name
 
 
-def client_name(word: bytes) -> bytes:
+def client_name(argument: bytes) -> bytes:
     """Check a connection's name: printable, without spaces; GenericError."""
-    check_length("a client's name", word)
-    if not _is_printable(word):
+    check_length("a client's name", argument)
+    if not _is_printable(argument):
         raise GenericError("Client names cannot contain spaces, newlines or special characters.")
-    return word
+    return argument
 
 
-def check_length(name: str, word: bytes) -> None:
+def check_length(name: str, argument: bytes) -> None:
     """Raise GenericError for a text that would make CLIENT LIST too long."""
-    if len(word) > CLIENT_NAME_BYTES_MAX:
-        raise GenericError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
+    if len(argument) > CLIENT_NAME_BYTES_MAX:
+        raise GenericError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(argument)}")
 
 
-def _is_printable(word: bytes) -> bool:
-    return all(0x21 <= code <= 0x7E for code in word)
+def _is_printable(argument: bytes) -> bool:
+    return all(0x21 <= code <= 0x7E for code in argument)
 
 
-def library_text(attribute: bytes, word: bytes) -> bytes:
+def library_text(attribute: bytes, argument: bytes) -> bytes:
     """Check the name or version of a client library for CLIENT SETINFO; `attribute` is the option as typed."""
-    check_length(client_text(attribute), word)
-    if not _is_printable(word):
+    check_length(client_text(attribute), argument)
+    if not _is_printable(argument):
         raise GenericError(f"{client_text(attribute)} cannot contain spaces, newlines or special characters.")
-    return word
+    return argument

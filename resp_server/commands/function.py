@@ -11,12 +11,12 @@ from resp_server.protocol.replies import Reply
 @command("function|list")
 def function_list(context: CommandContext, *options: bytes) -> Reply:
     """Returns information about all libraries."""
-    words, seen = iter(options), set[bytes]()
-    for word in words:
-        option = word.upper()
+    arguments, seen = iter(options), set[bytes]()
+    for argument in arguments:
+        option = argument.upper()
         if option not in (b"WITHCODE", b"LIBRARYNAME") or option in seen:
-            raise GenericError(f"Unknown argument {client_text(word)}")
+            raise GenericError(f"Unknown argument {client_text(argument)}")
         seen.add(option)
-        if option == b"LIBRARYNAME" and next(words, None) is None:
+        if option == b"LIBRARYNAME" and next(arguments, None) is None:
             raise GenericError("library name argument was not given")
     return []

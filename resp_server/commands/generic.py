@@ -41,17 +41,17 @@ CURSOR_MAX = 2**48 - 1
 CURSOR = re.compile(rb"[\t-\r ]*([+-]?)([0-9]+)")
 
 
-def cursor(word: bytes) -> int:
+def cursor(argument: bytes) -> int:
     """Parse a cursor of states. A number that is too large for one of our cursors becomes `CURSOR_MAX`."""
-    return min(cursor_number(word), CURSOR_MAX)
+    return min(cursor_number(argument), CURSOR_MAX)
 
 
-def cursor_number(word: bytes) -> int:
+def cursor_number(argument: bytes) -> int:
     """Parse a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
 
     So ` 0` and `-01` are cursors, and `-1` is not. A zero byte ends the text.
     """
-    text = word.partition(b"\0")[0]
+    text = argument.partition(b"\0")[0]
     found = CURSOR.fullmatch(text)
     if found is None or (text[:1] == b"-" and is_integer(text)):
         raise GenericError("invalid cursor")
@@ -74,12 +74,12 @@ class ScanOptions:
     has_values: bool = True
 
     @classmethod
-    def parse(cls, words: Sequence[bytes], name: str) -> ScanOptions:
+    def parse(cls, arguments: Sequence[bytes], name: str) -> ScanOptions:
         """Parse the options of a command in Redis' order of checks; only SCAN has TYPE, only HSCAN has NOVALUES."""
         options = cls()
         at = 0
-        while at < len(words):
-            option, has_value = words[at].upper(), at + 1 < len(words)
+        while at < len(arguments):
+            option, has_value = arguments[at].upper(), at + 1 < len(arguments)
             if option == b"NOVALUES":
                 if name != "hscan":
                     raise GenericError("NOVALUES option can only be used in HSCAN")
@@ -88,7 +88,7 @@ class ScanOptions:
                 continue
             if not has_value or option not in (b"COUNT", b"MATCH", b"TYPE") or (option == b"TYPE" and name != "scan"):
                 raise syntax_error()
-            options._read_option(option, words[at + 1])
+            options._read_option(option, arguments[at + 1])
             at += 2
         return options
 
@@ -188,9 +188,9 @@ def _random_key(visibility: Visibility) -> Iterator[Sequence[Reply]]:
 
 
 @command("scan")
-def scan(context: ReadContext, cursor: Cursor, *words: bytes) -> Reply:
+def scan(context: ReadContext, cursor: Cursor, *arguments: bytes) -> Reply:
     """Iterates over the key names in the database."""
-    options = ScanOptions.parse(words, "scan")
+    options = ScanOptions.parse(arguments, "scan")
     next_cursor, found = context.visibility.scan(cursor, options.count, options.kinds)
     return scan_reply(next_cursor, found, options.matches)
 

@@ -45,22 +45,22 @@ CHUNK_MEMBERS = 128
 NEAREST_MAX = 512
 
 
-def _float(word: bytes, error: str = "value is not a valid float") -> float:
-    found = strict_double(word)
+def _float(argument: bytes, error: str = "value is not a valid float") -> float:
+    found = strict_double(argument)
     if found is None:
         raise GenericError(error)
     return found
 
 
-def _unit(word: bytes) -> float:
-    unit = UNITS.get(word.lower())
+def _unit(argument: bytes) -> float:
+    unit = UNITS.get(argument.lower())
     if unit is None:
         raise GenericError("unsupported unit provided. please use M, KM, FT, MI")
     return unit
 
 
-def _point(words: Sequence[bytes]) -> Point:
-    longitude, latitude = _float(words[0]), _float(words[1])
+def _point(arguments: Sequence[bytes]) -> Point:
+    longitude, latitude = _float(arguments[0]), _float(arguments[1])
     if not is_point(longitude, latitude):
         raise GenericError(f"invalid longitude,latitude pair {longitude:f},{latitude:f}")
     return longitude, latitude
@@ -150,30 +150,30 @@ class GeoSearch:
     order: DistanceOrder | None = None
     count: int = 0
 
-    def read_radius(self, words: Sequence[bytes]) -> None:
+    def read_radius(self, arguments: Sequence[bytes]) -> None:
         """Parse `radius unit`."""
-        radius = _float(words[0], "need numeric radius")
+        radius = _float(arguments[0], "need numeric radius")
         if radius < 0:
             raise GenericError("radius cannot be negative")
-        self.radius, self.unit = radius, _unit(words[1])
+        self.radius, self.unit = radius, _unit(arguments[1])
 
-    def _read_box(self, words: Sequence[bytes]) -> None:
-        width = _float(words[0], "need numeric width")
-        height = _float(words[1], "need numeric height")
+    def _read_box(self, arguments: Sequence[bytes]) -> None:
+        width = _float(arguments[0], "need numeric width")
+        height = _float(arguments[1], "need numeric height")
         if width < 0 or height < 0:
             raise GenericError("height or width cannot be negative")
-        self.box, self.unit = (width, height), _unit(words[2])
+        self.box, self.unit = (width, height), _unit(arguments[2])
 
-    def read_options(self, words: Sequence[bytes], read_other: Callable[[bytes, Sequence[bytes]], int]) -> None:
+    def read_options(self, arguments: Sequence[bytes], read_other: Callable[[bytes, Sequence[bytes]], int]) -> None:
         """Parse all options in Redis' order of checks.
 
         Args:
-            read_other: Parses an option that not all commands have, given the words after it; returns how many of these
-                it used.
+            read_other: Parses an option that not all commands have, given the arguments after it; returns how many of
+                these it used.
         """
         at = 0
-        while at < len(words):
-            option, rest = words[at].upper(), words[at + 1 :]
+        while at < len(arguments):
+            option, rest = arguments[at].upper(), arguments[at + 1 :]
             at += 1
             if option == b"WITHDIST":
                 self.has_distance = True
@@ -201,7 +201,7 @@ class GeoSearch:
             self.order = DistanceOrder.NEAREST_FIRST
 
     def read_center_or_shape(self, option: bytes, rest: Sequence[bytes], check_member: Callable[[bytes], None]) -> int:
-        """Parse an option that only GEOSEARCH has; return how many words after it were used."""
+        """Parse an option that only GEOSEARCH has; return how many arguments after it were used."""
         if option == b"FROMMEMBER" and rest and self.point is None:
             check_member(rest[0])
             self.member = rest[0]
@@ -265,13 +265,13 @@ def geosearch(
     *rest: OneOrMore,
 ) -> Reply:
     """Queries a geospatial index for members inside an area of a box or a circle."""
-    exists, search, words = _exists(context, key), GeoSearch(), (one, two, three, four, *rest)
+    exists, search, arguments = _exists(context, key), GeoSearch(), (one, two, three, four, *rest)
 
     def check_member(member: bytes) -> None:
         if exists:
             _point_of_member(context.at(key), key, member)
 
-    search.read_options(words, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
+    search.read_options(arguments, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
     if search.point is None and search.member is None:
         raise GenericError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {client_text(name)}")
     if search.radius is None and search.box is None:
@@ -282,27 +282,27 @@ def geosearch(
 
 @command("georadius_ro")
 def georadius_ro(
-    context: ReadContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
+    context: ReadContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *arguments: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a coordinate."""
     exists = _exists(context, key)
     search = GeoSearch(point=_point((longitude, latitude)))
     search.read_radius((radius, unit))
-    search.read_options(words, _refuse)
+    search.read_options(arguments, _refuse)
     search.check()
     return _search_reply(context, key, search) if exists else []
 
 
 @command("georadiusbymember_ro")
 def georadiusbymember_ro(
-    context: ReadContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes
+    context: ReadContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *arguments: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a member."""
     exists, search = _exists(context, key), GeoSearch(member=member)
     if exists:
         _point_of_member(context.at(key), key, member)
         search.read_radius((radius, unit))
-    search.read_options(words, _refuse)
+    search.read_options(arguments, _refuse)
     search.check()
     return _search_reply(context, key, search) if exists else []
 

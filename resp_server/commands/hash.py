@@ -85,25 +85,25 @@ def hlen(context: ReadContext, key: bytes) -> Reply:
     return sliced_reply(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 
 
-def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
+def _fields_of(arguments: Sequence[bytes]) -> Sequence[bytes]:
     """Parse `FIELDS numfields field ...` in Redis' order of checks."""
-    if words[0].upper() != b"FIELDS":
+    if arguments[0].upper() != b"FIELDS":
         raise GenericError("Mandatory argument FIELDS is missing or not at the right position")
-    if not is_integer(words[1]) or int(words[1]) < 1:
+    if not is_integer(arguments[1]) or int(arguments[1]) < 1:
         raise GenericError("Number of fields must be a positive integer")
-    if int(words[1]) != len(words) - 2:
+    if int(arguments[1]) != len(arguments) - 2:
         raise GenericError("The `numfields` parameter must match the number of arguments")
-    return words[2:]
+    return arguments[2:]
 
 
-def _expiries(context: ReadContext, key: bytes, words: Sequence[bytes], render: Callable[[int], int]) -> Reply:
+def _expiries(context: ReadContext, key: bytes, arguments: Sequence[bytes], render: Callable[[int], int]) -> Reply:
     """Return when fields expire: -1 for never, -2 for a missing field.
 
     Args:
         render: Makes the reply of Unix milliseconds.
     """
     next(context.at(key).map_sizes(key), None)  # a wrong type is reported before a wrong argument
-    fields = _fields_of(words)
+    fields = _fields_of(arguments)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[int]]:
         for batch in batched(fields):
@@ -119,29 +119,29 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("hpexpiretime")
-def hpexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the Unix time, in milliseconds, at which hash fields expire."""
-    return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms)
+    return _expiries(context, key, (fields, count, *arguments), lambda at_ms: at_ms)
 
 
 @command("hexpiretime")
-def hexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hexpiretime(context: ReadContext, key: bytes, fields: bytes, count: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the Unix time, in seconds, at which hash fields expire."""
-    return _expiries(context, key, (fields, count, *words), _seconds)
+    return _expiries(context, key, (fields, count, *arguments), _seconds)
 
 
 @command("hpttl")
-def hpttl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpttl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in milliseconds."""
     now_ms = context.at(key).now_ms
-    return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
+    return _expiries(context, key, (fields, count, *arguments), lambda at_ms: at_ms - now_ms)
 
 
 @command("httl")
-def httl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def httl(context: ReadContext, key: bytes, fields: bytes, count: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in seconds."""
     now_ms = context.at(key).now_ms
-    return _expiries(context, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
+    return _expiries(context, key, (fields, count, *arguments), lambda at_ms: _seconds(at_ms - now_ms))
 
 
 @command("hgetall")
@@ -193,9 +193,9 @@ def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[V
 
 
 @command("hrandfield")
-def hrandfield(context: ReadContext, key: bytes, *words: bytes) -> Reply:
+def hrandfield(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
     """Returns one or more random fields from a hash."""
-    count, has_values = count_and_option(words, b"WITHVALUES") if words else (None, False)
+    count, has_values = count_and_option(arguments, b"WITHVALUES") if arguments else (None, False)
     context.counted(next(context.at(key).map_sizes(key), None) or None)
 
     def projected(pairs: Iterable[Pair]) -> Iterator[bytes | Pair]:
@@ -219,14 +219,14 @@ def hrandfield(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("hscan")
-def hscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def hscan(context: ReadContext, key: bytes, cursor: Cursor, *arguments: bytes) -> Reply:
     """Iterates over fields and values of a hash."""
     info = context.key_info(key)
     if info is None:
         return [b"0", []]
     if info.kind is not Kind.MAP:
         raise WrongTypeError
-    options = ScanOptions.parse(words, "hscan")
+    options = ScanOptions.parse(arguments, "hscan")
     found = next(_scan_result(context.view, key, cursor, options))
     if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(as_bytes, found[1:]))]

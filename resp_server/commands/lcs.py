@@ -42,21 +42,21 @@ class LcsOptions:
     length_min: int = 0
 
     @classmethod
-    def parse(cls, words: Sequence[bytes]) -> LcsOptions:
+    def parse(cls, arguments: Sequence[bytes]) -> LcsOptions:
         """Parse the options in Redis' order of checks."""
         options = cls()
         at = 0
-        while at < len(words):
-            match words[at].upper():
+        while at < len(arguments):
+            match arguments[at].upper():
                 case b"IDX":
                     options.has_matches = True
                 case b"LEN":
                     options.has_length = True
                 case b"WITHMATCHLEN":
                     options.has_match_lengths = True
-                case b"MINMATCHLEN" if at + 1 < len(words):
+                case b"MINMATCHLEN" if at + 1 < len(arguments):
                     at += 1
-                    options.length_min = max(0, integer(words[at]))
+                    options.length_min = max(0, integer(arguments[at]))
                 case _:
                     raise syntax_error()
             at += 1
@@ -66,10 +66,10 @@ class LcsOptions:
 
 
 @command("lcs")
-def lcs(context: ReadContext, key: bytes, other: bytes, *words: bytes) -> Reply:
+def lcs(context: ReadContext, key: bytes, other: bytes, *arguments: bytes) -> Reply:
     """Finds the longest common substring."""
     texts = [_text(context, each) for each in (key, other)]
-    options = LcsOptions.parse(words)
+    options = LcsOptions.parse(arguments)
     sizes = [size_of(text) for text in texts]
     if max(sizes) > STRING_BYTES_MAX:
         raise GenericError("String too long for LCS")

@@ -76,19 +76,19 @@ class PositionOptions:
     length_max: int = 0
 
     @classmethod
-    def parse(cls, words: Sequence[bytes]) -> PositionOptions:
+    def parse(cls, arguments: Sequence[bytes]) -> PositionOptions:
         """Parse the options in Redis' order of checks."""
         options = cls()
-        for at in range(0, len(words), 2):
-            option = words[at].upper()
-            if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(words):
+        for at in range(0, len(arguments), 2):
+            option = arguments[at].upper()
+            if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(arguments):
                 raise syntax_error()
             if option == b"RANK":
-                options.rank = _rank(integer(words[at + 1]))
+                options.rank = _rank(integer(arguments[at + 1]))
             elif option == b"COUNT":
-                options.count = _not_negative(option, words[at + 1])
+                options.count = _not_negative(option, arguments[at + 1])
             else:
-                options.length_max = _not_negative(option, words[at + 1])
+                options.length_max = _not_negative(option, arguments[at + 1])
         return options
 
     def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
@@ -115,8 +115,8 @@ class PositionOptions:
             yield (done, done + width) if self.rank > 0 else (size - done - width, size - done)
 
 
-def _not_negative(option: bytes, word: bytes) -> int:
-    return integer_at_least(word, 0, f"{option.decode()} can't be negative")
+def _not_negative(option: bytes, argument: bytes) -> int:
+    return integer_at_least(argument, 0, f"{option.decode()} can't be negative")
 
 
 def _rank(number: int) -> int:
@@ -131,9 +131,9 @@ def _rank(number: int) -> int:
 
 
 @command("lpos")
-def lpos(context: ReadContext, key: bytes, element: bytes, *words: bytes) -> Reply:
+def lpos(context: ReadContext, key: bytes, element: bytes, *arguments: bytes) -> Reply:
     """Returns the index of matching elements in a list."""
-    options = PositionOptions.parse(words)
+    options = PositionOptions.parse(arguments)
     size = context.counted(context.at(key).list_size(key) or None) or 0
     if size <= CHUNK_ITEMS_MAX:
         found = [at for batch in options.found(context.at(key), key, element) for at in batch]

@@ -112,13 +112,13 @@ def object_freq(context: CommandContext, key: bytes) -> None:
 
 
 @command("memory|usage")
-def memory_usage(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def memory_usage(context: CommandContext, key: bytes, *arguments: bytes) -> Reply:
     """Estimates the memory usage of a key."""
     items_max = SAMPLES_DEFAULT
-    for at in range(0, len(words), 2):
-        if words[at].upper() != b"SAMPLES" or at + 1 == len(words):
+    for at in range(0, len(arguments), 2):
+        if arguments[at].upper() != b"SAMPLES" or at + 1 == len(arguments):
             raise syntax_error()
-        items_max = integer(words[at + 1])
+        items_max = integer(arguments[at + 1])
         if items_max < 0:
             raise syntax_error()
         items_max = max(items_max, SAMPLES_DEFAULT) if items_max else INTEGER_MAX  # 0: all

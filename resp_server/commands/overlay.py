@@ -35,7 +35,7 @@ def _facts(*arguments: str, changes: bool = True) -> CommandSpec:
         complexity="O(N*M) where N is the number of keys, and M that of rules and key formats",
         flags=("readonly", "loading", "stale"),
         acl_categories=("@read", "@slow"),
-        # The words are names, not keys: no key is read, and no request is sent to a server.
+        # The arguments are names, not keys: no key is read, and no request is sent to a server.
         arguments=[{"name": "key", "type": "string", "display_text": "key", "flags": ["multiple"]}],
     ),
 )

@@ -217,7 +217,7 @@ def _gather_names(
 def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     def merge(responses: Sequence[list[int]]) -> Reply:
         counts = map(sum, zip(*responses, strict=True))
-        return [word for pair in zip(names, counts, strict=True) for word in pair]
+        return [argument for pair in zip(names, counts, strict=True) for argument in pair]
 
     texts = [b64encode(name).decode() for name in names]
     return context.server.gather(subscriber_counts, {"kind": kind.value.decode(), "names": texts}, merge)

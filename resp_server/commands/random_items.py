@@ -28,22 +28,22 @@ REPEATED_MAX = 10_000_000
 Scan = Callable[[bytes, int, int], tuple[int, list[Any]]]
 
 
-def count_of(word: bytes) -> int:
+def count_of(argument: bytes) -> int:
     """Parse the count; negative: items may repeat."""
-    number = integer(word)
+    number = integer(argument)
     if number < -INTEGER_MAX:  # its absolute value would overflow
         raise GenericError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
     return number
 
 
-def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
+def count_and_option(arguments: Sequence[bytes], option: bytes) -> tuple[int, bool]:
     """Parse `count [WITHVALUES]` (or WITHSCORES) in Redis' order of checks."""
-    count = count_of(words[0])
-    if len(words) > 2 or (len(words) == 2 and words[1].upper() != option):
+    count = count_of(arguments[0])
+    if len(arguments) > 2 or (len(arguments) == 2 and arguments[1].upper() != option):
         raise syntax_error()
-    if len(words) == 2 and not -(INTEGER_MAX // 2) <= count <= INTEGER_MAX // 2:
+    if len(arguments) == 2 and not -(INTEGER_MAX // 2) <= count <= INTEGER_MAX // 2:
         raise GenericError("value is out of range")
-    return count, len(words) == 2
+    return count, len(arguments) == 2
 
 
 def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:

@@ -66,11 +66,11 @@ def smismember(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
 
 
 @command("srandmember")
-def srandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
+def srandmember(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
     """Get one or multiple random members from a set"""
-    if len(words) > 1:
+    if len(arguments) > 1:
         raise syntax_error()
-    count = count_of(words[0]) if words else None
+    count = count_of(arguments[0]) if arguments else None
     context.counted(context.at(key).set_size(key) or None)
     item_source = ItemSource(
         lambda view: view.at(key).set_size(key),
@@ -81,14 +81,14 @@ def srandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("sscan")
-def sscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def sscan(context: ReadContext, key: bytes, cursor: Cursor, *arguments: bytes) -> Reply:
     """Iterates over members of a set."""
     info = context.key_info(key)
     if info is None:
         return [b"0", []]
     if info.kind is not Kind.SET:
         raise WrongTypeError
-    options = ScanOptions.parse(words, "sscan")
+    options = ScanOptions.parse(arguments, "sscan")
     next_cursor, members = context.at(key).scan_set(key, cursor, options.count)
     return scan_reply(next_cursor, members, options.matches)
 
@@ -112,9 +112,9 @@ def sdiff(context: ReadContext, *keys: OneOrMore) -> Reply:
 
 
 @command("sintercard")
-def sintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
+def sintercard(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sets."""
-    keys, rest = numbered_keys(number, words)
+    keys, rest = numbered_keys(number, arguments)
     limit = limit_of(rest)
 
     def counts(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[int]]:
@@ -128,21 +128,21 @@ def sintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
     return _combined(context, keys, counts, int)
 
 
-def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Parse `numkeys key ...` as SINTERCARD does; return the keys and the words after them."""
+def numbered_keys(number: bytes, arguments: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Parse `numkeys key ...` as SINTERCARD does; return the keys and the arguments after them."""
     count = integer_at_least(number, 1, "numkeys should be greater than 0")
-    if count > len(words):
+    if count > len(arguments):
         raise GenericError("Number of keys can't be greater than number of args")
-    return words[:count], words[count:]
+    return arguments[:count], arguments[count:]
 
 
-def limit_of(words: Sequence[bytes]) -> int:
+def limit_of(arguments: Sequence[bytes]) -> int:
     """Parse `[LIMIT number]`, the last one of several; 0: no limit."""
     limit = 0
-    for at in range(0, len(words), 2):
-        if words[at].upper() != b"LIMIT" or at + 1 == len(words):
+    for at in range(0, len(arguments), 2):
+        if arguments[at].upper() != b"LIMIT" or at + 1 == len(arguments):
             raise syntax_error()
-        limit = integer_at_least(words[at + 1], 0, "LIMIT can't be negative")
+        limit = integer_at_least(arguments[at + 1], 0, "LIMIT can't be negative")
     return limit
 
 

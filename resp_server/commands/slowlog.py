@@ -1,9 +1,9 @@
 """SLOWLOG: the requests that took longer than `slowlog-log-slower-than` microseconds.
 
 A request is timed from the look-up of its command to its reply; the times of a sliced reply's steps are added up.
-Requests that the compiled core processes together are timed together: a slow buffer is one entry, with the words of the
-first request and the number of further requests. With a threshold below a millisecond that would be too coarse, so the
-compiled core then processes no requests.
+Requests that the compiled core processes together are timed together: a slow buffer is one entry, with the arguments of
+the first request and the number of further requests. With a threshold below a millisecond that would be too coarse, so
+the compiled core then processes no requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _row(entry: SlowRequest) -> Reply:
         entry.id,
         entry.at_ms // 1000,
         entry.microseconds,
-        list(entry.words),
+        list(entry.arguments),
         entry.address.encode(),
         entry.name,
     ]

@@ -45,7 +45,7 @@ class SortOptions:
     get_patterns: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> SortOptions:
+    def parse(cls, arguments: Sequence[bytes], check: Callable[[str, bytes], None]) -> SortOptions:
         """Parse the options in Redis' order of checks.
 
         Args:
@@ -53,26 +53,26 @@ class SortOptions:
         """
         options = cls()
         at = 0
-        while at < len(words):
-            option, remaining = words[at].upper(), len(words) - at - 1
+        while at < len(arguments):
+            option, remaining = arguments[at].upper(), len(arguments) - at - 1
             if option in (b"ASC", b"DESC"):
                 options.is_descending = option == b"DESC"
             elif option == b"ALPHA":
                 options.is_alpha = True
             elif option == b"LIMIT" and remaining >= 2:
-                options.start, options.count = integer(words[at + 1]), integer(words[at + 2])
+                options.start, options.count = integer(arguments[at + 1]), integer(arguments[at + 2])
                 at += 2
             elif option == b"BY" and remaining >= 1:
                 at += 1
-                options.by_pattern = words[at]
-                if b"*" in c_text(words[at]):
-                    check("BY", words[at])
+                options.by_pattern = arguments[at]
+                if b"*" in c_text(arguments[at]):
+                    check("BY", arguments[at])
                 else:
                     options.is_unsorted = True
             elif option == b"GET" and remaining >= 1:
                 at += 1
-                check("GET", words[at])
-                options.get_patterns.append(words[at])
+                check("GET", arguments[at])
+                options.get_patterns.append(arguments[at])
             else:
                 raise syntax_error()
             at += 1
@@ -85,9 +85,9 @@ class SortOptions:
 
 
 @command("sort_ro")
-def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
+def sort_ro(context: CommandContext, key: bytes, *arguments: bytes) -> Reply:
     """Returns the sorted elements of a list, a set, or a sorted set."""
-    options = SortOptions.parse(words, lambda option, pattern: _check_pattern(context, key, option, pattern))
+    options = SortOptions.parse(arguments, lambda option, pattern: _check_pattern(context, key, option, pattern))
     info = context.key_info(key)
     if info is None:
         return []

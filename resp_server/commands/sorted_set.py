@@ -46,29 +46,29 @@ def zmscore(context: ReadContext, key: bytes, *members: OneOrMore) -> Reply:
 
 
 @command("zrank")
-def zrank(context: ReadContext, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrank(context: ReadContext, key: bytes, member: bytes, *arguments: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by ascending scores."""
-    return _rank(context, "zrank", key, member, words)
+    return _rank(context, "zrank", key, member, arguments)
 
 
 @command("zrevrank")
-def zrevrank(context: ReadContext, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrevrank(context: ReadContext, key: bytes, member: bytes, *arguments: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by descending scores."""
-    return _rank(context, "zrevrank", key, member, words)
+    return _rank(context, "zrevrank", key, member, arguments)
 
 
-def _rank(context: ReadContext, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
-    if len(words) > 1:
+def _rank(context: ReadContext, name: str, key: bytes, member: bytes, arguments: Sequence[bytes]) -> Reply:
+    if len(arguments) > 1:
         raise wrong_arity(name)
-    if words and words[0].upper() != b"WITHSCORE":
+    if arguments and arguments[0].upper() != b"WITHSCORE":
         raise syntax_error()
     snapshot = context.at(key)
     rank = context.counted(snapshot.ranks(key, (member,))[0])
     if rank is None:
-        return NULL_ARRAY if words else None
+        return NULL_ARRAY if arguments else None
     if name == "zrevrank":
         rank = snapshot.sorted_size(key) - 1 - rank
-    return [rank, snapshot.scores(key, (member,))[0]] if words else rank
+    return [rank, snapshot.scores(key, (member,))[0]] if arguments else rank
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ScoreRange:
     @classmethod
     def parse(cls, low: bytes, high: bytes) -> ScoreRange:
         """Parse both ends: `1.5`, `(1.5` (exclusive), `-inf`."""
-        ends = [read_double(word[1:] if word[:1] == b"(" else word) for word in (low, high)]
+        ends = [read_double(argument[1:] if argument[:1] == b"(" else argument) for argument in (low, high)]
         if ends[0] is None or ends[1] is None:
             raise GenericError("min or max is not a float")
         return cls(ends[0].value, ends[1].value, low[:1] == b"(", high[:1] == b"(")
@@ -125,11 +125,11 @@ class TextRange:
     @classmethod
     def parse(cls, low: bytes, high: bytes, is_reversed: bool = False) -> TextRange:
         """Parse both ends: `[a`, `(a` (exclusive), `-`, `+`."""
-        for word in (low, high):
-            if word[:1] not in (b"[", b"(") and word.partition(b"\0")[0] not in (b"-", b"+"):
+        for argument in (low, high):
+            if argument[:1] not in (b"[", b"(") and argument.partition(b"\0")[0] not in (b"-", b"+"):
                 raise GenericError("min or max not valid string range item")
         is_empty = low[:1] == b"+" or high[:1] == b"-"
-        texts = [None if word[:1] in (b"-", b"+") else word[1:] for word in (low, high)]
+        texts = [None if argument[:1] in (b"-", b"+") else argument[1:] for argument in (low, high)]
         return cls(texts[0], texts[1], low[:1] == b"(", high[:1] == b"(", is_empty, is_reversed)
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class RangeQuery:
         cls,
         low: bytes,
         high: bytes,
-        words: Sequence[bytes],
+        arguments: Sequence[bytes],
         range_type: type[RankRange] | type[ScoreRange] | type[TextRange] | None,
         is_reversed: bool | None,
     ) -> RangeQuery:
@@ -191,12 +191,12 @@ class RangeQuery:
         """
         has_scores, offset, count = False, 0, -1
         at = 0
-        while at < len(words):
-            option, remaining = words[at].upper(), len(words) - at - 1
+        while at < len(arguments):
+            option, remaining = arguments[at].upper(), len(arguments) - at - 1
             if option == b"WITHSCORES":
                 has_scores = True
             elif option == b"LIMIT" and remaining >= 2:
-                offset, count = integer(words[at + 1]), integer(words[at + 2])
+                offset, count = integer(arguments[at + 1]), integer(arguments[at + 2])
                 at += 2
             elif option == b"REV" and is_reversed is None:
                 is_reversed = True
@@ -260,39 +260,39 @@ def _range(context: ReadContext, key: bytes, query: RangeQuery) -> Reply:
 
 
 @command("zrange")
-def zrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes."""
-    return _range(context, key, RangeQuery.parse(start, stop, words, None, None))
+    return _range(context, key, RangeQuery.parse(start, stop, arguments, None, None))
 
 
 @command("zrevrange")
-def zrevrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrevrange(context: ReadContext, key: bytes, start: bytes, stop: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes in reverse order."""
-    return _range(context, key, RangeQuery.parse(start, stop, words, RankRange, True))
+    return _range(context, key, RangeQuery.parse(start, stop, arguments, RankRange, True))
 
 
 @command("zrangebyscore")
-def zrangebyscore(context: ReadContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebyscore(context: ReadContext, key: bytes, low: bytes, high: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores."""
-    return _range(context, key, RangeQuery.parse(low, high, words, ScoreRange, False))
+    return _range(context, key, RangeQuery.parse(low, high, arguments, ScoreRange, False))
 
 
 @command("zrevrangebyscore")
-def zrevrangebyscore(context: ReadContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebyscore(context: ReadContext, key: bytes, high: bytes, low: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores in reverse order."""
-    return _range(context, key, RangeQuery.parse(high, low, words, ScoreRange, True))
+    return _range(context, key, RangeQuery.parse(high, low, arguments, ScoreRange, True))
 
 
 @command("zrangebylex")
-def zrangebylex(context: ReadContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebylex(context: ReadContext, key: bytes, low: bytes, high: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range."""
-    return _range(context, key, RangeQuery.parse(low, high, words, TextRange, False))
+    return _range(context, key, RangeQuery.parse(low, high, arguments, TextRange, False))
 
 
 @command("zrevrangebylex")
-def zrevrangebylex(context: ReadContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebylex(context: ReadContext, key: bytes, high: bytes, low: bytes, *arguments: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range in reverse order."""
-    return _range(context, key, RangeQuery.parse(high, low, words, TextRange, True))
+    return _range(context, key, RangeQuery.parse(high, low, arguments, TextRange, True))
 
 
 @command("zcount")
@@ -316,9 +316,9 @@ def _count(context: ReadContext, key: bytes, member_range: MemberRange) -> int:
 
 
 @command("zrandmember")
-def zrandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
+def zrandmember(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
     """Returns one or more random members from a sorted set."""
-    count, has_scores = count_and_option(words, b"WITHSCORES") if words else (None, False)
+    count, has_scores = count_and_option(arguments, b"WITHSCORES") if arguments else (None, False)
     context.counted(context.at(key).sorted_size(key) or None)
 
     def members(view: KeyspaceView, start: int, stop: int) -> Iterator[bytes | tuple[bytes, float]]:
@@ -339,14 +339,14 @@ def zrandmember(context: ReadContext, key: bytes, *words: bytes) -> Reply:
 
 
 @command("zscan")
-def zscan(context: ReadContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def zscan(context: ReadContext, key: bytes, cursor: Cursor, *arguments: bytes) -> Reply:
     """Iterates over members and scores of a sorted set."""
     info = context.key_info(key)
     if info is None:
         return [b"0", []]
     if info.kind is not Kind.SORTED_SET:
         raise WrongTypeError
-    options = ScanOptions.parse(words, "zscan")
+    options = ScanOptions.parse(arguments, "zscan")
     next_cursor, members = context.at(key).scan_sorted(key, cursor, options.count)
     return scan_reply(
         next_cursor,

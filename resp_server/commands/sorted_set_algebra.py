@@ -85,19 +85,19 @@ class AlgebraQuery:
     aggregate: Callable[[float, float], float] = _sum
     has_scores: bool = False
 
-    def parse(self, words: Sequence[bytes], *, takes_weights: bool) -> None:
+    def parse(self, arguments: Sequence[bytes], *, takes_weights: bool) -> None:
         """Parse the options in Redis' order of checks."""
         at = 0
-        while at < len(words):
-            option, remaining = words[at].upper(), len(words) - at
+        while at < len(arguments):
+            option, remaining = arguments[at].upper(), len(arguments) - at
             if option == b"WEIGHTS" and takes_weights and remaining > len(self.keys):
-                self.weights = list(map(_weight, words[at + 1 : at + 1 + len(self.keys)]))
+                self.weights = list(map(_weight, arguments[at + 1 : at + 1 + len(self.keys)]))
                 at += len(self.keys)
             elif option == b"AGGREGATE" and takes_weights and remaining >= 2:
                 at += 1
-                if words[at].upper() not in AGGREGATES:
+                if arguments[at].upper() not in AGGREGATES:
                     raise syntax_error()
-                self.aggregate = AGGREGATES[words[at].upper()]
+                self.aggregate = AGGREGATES[arguments[at].upper()]
             elif option == b"WITHSCORES":
                 self.has_scores = True
             else:
@@ -105,21 +105,21 @@ class AlgebraQuery:
             at += 1
 
 
-def _weight(word: bytes) -> float:
-    weight = strict_double(word)
+def _weight(argument: bytes) -> float:
+    weight = strict_double(argument)
     if weight is None:
         raise GenericError("weight value is not a float")
     return weight
 
 
-def _keys(name: str, number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Parse `numkeys key ...`; return the keys and the words after them."""
+def _keys(name: str, number: bytes, arguments: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Parse `numkeys key ...`; return the keys and the arguments after them."""
     count = integer(number)
     if count < 1:
         raise GenericError(f"at least 1 input key is needed for '{name}' command")
-    if count > len(words):
+    if count > len(arguments):
         raise syntax_error()
-    return words[:count], words[count:]
+    return arguments[:count], arguments[count:]
 
 
 def _kind(view: KeyspaceView, key: bytes) -> Kind | None:
@@ -143,30 +143,30 @@ CombineWeightedSets = Callable[[KeyspaceView, Sequence[WeightedSet], AlgebraQuer
 
 
 @command("zunion")
-def zunion(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
+def zunion(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the union of multiple sorted sets."""
-    return _combined(context, "zunion", number, words, _union)
+    return _combined(context, "zunion", number, arguments, _union)
 
 
 @command("zinter")
-def zinter(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
+def zinter(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the intersect of multiple sorted sets."""
-    return _combined(context, "zinter", number, words, _intersection)
+    return _combined(context, "zinter", number, arguments, _intersection)
 
 
 @command("zdiff")
-def zdiff(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
+def zdiff(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the difference between multiple sorted sets."""
-    return _combined(context, "zdiff", number, words, _difference)
+    return _combined(context, "zdiff", number, arguments, _difference)
 
 
 def _combined(
-    context: ReadContext, name: str, number: bytes, words: Sequence[bytes], combine: CombineWeightedSets
+    context: ReadContext, name: str, number: bytes, arguments: Sequence[bytes], combine: CombineWeightedSets
 ) -> Reply:
     """Return the reply of an operation on several sets, ordered by score."""
-    query = AlgebraQuery(*_keys(name, number, words)[:1])
+    query = AlgebraQuery(*_keys(name, number, arguments)[:1])
     is_small = _are_small(context, query.keys)
-    query.parse(words[len(query.keys) :], takes_weights=combine is not _difference)
+    query.parse(arguments[len(query.keys) :], takes_weights=combine is not _difference)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         operands: list[WeightedSet] = []
@@ -188,9 +188,9 @@ def _are_small(context: ReadContext, keys: Sequence[bytes]) -> bool:
 
 
 @command("zintercard")
-def zintercard(context: ReadContext, number: bytes, *words: OneOrMore) -> Reply:
+def zintercard(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sorted sets."""
-    keys, rest = _keys("zintercard", number, words)
+    keys, rest = _keys("zintercard", number, arguments)
     is_small = _are_small(context, keys)
     limit = limit_of(rest)
 

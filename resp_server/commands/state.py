@@ -327,18 +327,18 @@ class ReaderContext(CommandContext):
         ],
     ),
 )
-def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Reply:
+def state_within(context: CommandContext, count: int, *arguments: OneOrMore) -> Reply:
     """Runs a command about the whole keyspace for a proxy's user, who may read only keys that match a pattern."""
     check_reads_all_keys(context)
-    if not 0 <= count < len(words):
+    if not 0 <= count < len(arguments):
         raise syntax_error()
     reader = User(b"")
     try:
-        for pattern in words[:count]:
+        for pattern in arguments[:count]:
             reader.apply(b"%R~" + pattern)
     except RuleError as error:
         raise GenericError(str(error)) from None
-    request = words[count:]
+    request = arguments[count:]
     target = context.server.table.find(request)
     target.check_arity(request)
     if target.policy.destination not in OF_SERVERS:

@@ -26,12 +26,12 @@ class TrackingOptions:
     flags: set[bytes] = field(default_factory=set)
 
     @classmethod
-    def of(cls, words: Sequence[bytes]) -> TrackingOptions:
+    def of(cls, arguments: Sequence[bytes]) -> TrackingOptions:
         """Parse the options; the existence of the client to redirect to is not checked here."""
         options = cls()
-        remaining = iter(words)
-        for word in remaining:
-            option = word.upper()
+        remaining = iter(arguments)
+        for argument in remaining:
+            option = argument.upper()
             if option in (b"BCAST", b"OPTIN", b"OPTOUT", b"NOLOOP"):
                 options.flags.add(option)
             elif option in (b"REDIRECT", b"PREFIX"):
@@ -41,15 +41,15 @@ class TrackingOptions:
         return options
 
     def _read_option(self, option: bytes, remaining: Iterator[bytes]) -> None:
-        word = next(remaining, None)
-        if word is None:
+        argument = next(remaining, None)
+        if argument is None:
             raise syntax_error()
         if option == b"PREFIX":
-            self.prefixes.append(word)
+            self.prefixes.append(argument)
             return
         if self.redirect:
             raise GenericError("A client can only redirect to a single other client")
-        self.redirect = integer(word)
+        self.redirect = integer(argument)
         if not self.redirect:
             raise no_such_client()
 
@@ -96,9 +96,9 @@ class TrackingOptions:
 
 
 @command("client|tracking")
-def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Reply:
+def client_tracking(context: CommandContext, switch: bytes, *arguments: bytes) -> Reply:
     """Controls server-assisted client-side caching for the connection."""
-    options = TrackingOptions.of(words)
+    options = TrackingOptions.of(arguments)
     server, session = context.server, context.session
     is_remote = options.redirect and options.redirect not in server.sessions
 
@@ -164,13 +164,13 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
         raise GenericError(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
         )
-    word = mode.upper()
-    if word not in (b"YES", b"NO"):
+    argument = mode.upper()
+    if argument not in (b"YES", b"NO"):
         raise syntax_error()
-    required_mode = "OPTIN" if word == b"YES" else "OPTOUT"
-    if not (state.is_optin if word == b"YES" else state.is_optout):
+    required_mode = "OPTIN" if argument == b"YES" else "OPTOUT"
+    if not (state.is_optin if argument == b"YES" else state.is_optout):
         raise GenericError(
-            f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {required_mode} mode."
+            f"CLIENT CACHING {argument.decode()} is only valid when tracking is enabled in {required_mode} mode."
         )
     state.is_caching_set = True
     return OK

@@ -70,10 +70,10 @@ def exec_(context: CommandContext) -> Reply:
         ],
     ),
 )
-def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
+def state_at(context: CommandContext, *arguments: OneOrMore) -> Reply:
     """Makes the next EXEC read at these epochs, one of each job, and at this clock reading."""
     check_reads_all_keys(context)
-    *rows, clock = words
+    *rows, clock = arguments
     if len(rows) % 3:
         raise syntax_error()
     epochs = {
@@ -131,16 +131,16 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
         ],
     ),
 )
-def state_hold(context: CommandContext, name: bytes, *words: bytes) -> Reply:
+def state_hold(context: CommandContext, name: bytes, *arguments: bytes) -> Reply:
     """Makes all clients read a job at an earlier epoch while its log cannot be read; without an epoch, ends this."""
     check_reads_all_keys(context)
     job = name.decode("utf-8", "surrogateescape")
-    if not words:
+    if not arguments:
         context.server.held_jobs.release(job)
         return OK
-    if len(words) != 2:
+    if len(arguments) != 2:
         raise syntax_error()
-    if not context.server.held_jobs.hold(job, (integer(words[0]), integer(words[1]))):
+    if not context.server.held_jobs.hold(job, (integer(arguments[0]), integer(arguments[1]))):
         raise context.server.no_epoch()
     return OK
 
@@ -215,12 +215,12 @@ def state_mark(context: CommandContext, key: bytes) -> bytes:
         arguments=[{"name": "watched", "type": "block", "flags": ["multiple"], "arguments": KEY_AND_MARK}],
     ),
 )
-def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
+def state_expect(context: CommandContext, *arguments: OneOrMore) -> Reply:
     """Makes the next EXEC reply nil if one of these keys has changed since its mark."""
-    if len(words) % 2:
+    if len(arguments) % 2:
         raise syntax_error()
     check_reads_all_keys(context)
-    marks = {key: WatchedVersion.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
+    marks = {key: WatchedVersion.parse(text) for key, text in zip(arguments[::2], arguments[1::2], strict=True)}
     check_watch_limits(context.session.watched, marks)
     context.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

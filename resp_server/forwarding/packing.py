@@ -7,7 +7,7 @@ from typing import cast
 
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.protocol.request_parser import CHUNK_WORDS, CHUNK_WORDS_BYTES, LongWord, Request
+from resp_server.protocol.request_parser import CHUNK_ARGUMENT_BYTES, CHUNK_ARGUMENTS, LongArgument, Request
 
 # An encoded request: one text, or several.
 Packed = bytes | Sequence[bytes]
@@ -36,7 +36,7 @@ def pack_in_steps(request: Request) -> Steps[Packed]:
         texts.append(some)
         size += len(some)
         yield
-    return texts if size > CHUNK_WORDS_BYTES else b"".join(texts)
+    return texts if size > CHUNK_ARGUMENT_BYTES else b"".join(texts)
 
 
 def packed_texts(request: Request) -> Iterator[bytes]:
@@ -44,8 +44,8 @@ def packed_texts(request: Request) -> Iterator[bytes]:
     yield b"*%d\r\n" % len(request)
     arguments: list[bytes] = []
     size = 0
-    for argument in cast("Sequence[bytes | LongWord]", request):
-        if isinstance(argument, LongWord):
+    for argument in cast("Sequence[bytes | LongArgument]", request):
+        if isinstance(argument, LongArgument):
             yield from _without_count(arguments)
             arguments, size = [], 0
             yield b"$%d\r\n" % len(argument)
@@ -53,7 +53,7 @@ def packed_texts(request: Request) -> Iterator[bytes]:
             continue
         arguments.append(argument)
         size += len(argument)
-        if len(arguments) >= CHUNK_WORDS or size >= CHUNK_WORDS_BYTES:
+        if len(arguments) >= CHUNK_ARGUMENTS or size >= CHUNK_ARGUMENT_BYTES:
             yield from _without_count(arguments)
             arguments, size = [], 0
     yield from _without_count(arguments)

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any, NamedTuple, Self
 
 # Standard: the limits of Redis for a stored request.
-WORDS_MAX = 32
-WORD_BYTES_MAX = 128
+ARGUMENTS_MAX = 32
+ARGUMENT_BYTES_MAX = 128
 
 
 class SlowRequest(NamedTuple):
@@ -18,21 +18,21 @@ class SlowRequest(NamedTuple):
     id: int
     at_ms: int
     microseconds: int
-    words: Sequence[bytes]
+    arguments: Sequence[bytes]
     address: str
     name: bytes
 
     def to_json(self) -> list[Any]:
         """Return the entry as JSON, for another process of the server."""
-        words = [word.decode("latin-1") for word in self.words]
-        return [*self[:3], words, self.address, self.name.decode("latin-1")]
+        arguments = [argument.decode("latin-1") for argument in self.arguments]
+        return [*self[:3], arguments, self.address, self.name.decode("latin-1")]
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> Self:
         """Parse the output of `to_json`."""
-        number, at_ms, microseconds, words, address, name = row
-        words = [word.encode("latin-1") for word in words]
-        return cls(number, at_ms, microseconds, words, address, name.encode("latin-1"))
+        number, at_ms, microseconds, arguments, address, name = row
+        arguments = [argument.encode("latin-1") for argument in arguments]
+        return cls(number, at_ms, microseconds, arguments, address, name.encode("latin-1"))
 
 
 class SlowLog:
@@ -51,10 +51,10 @@ class SlowLog:
         self._next_id, self._step = first, step
 
     def add(
-        self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, entries_max: int
+        self, at_ms: int, microseconds: int, arguments: Sequence[bytes], address: str, name: bytes, entries_max: int
     ) -> None:
         """Add a request; the log has at most `entries_max` requests."""
-        self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, truncated(words), address, name))
+        self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, truncated(arguments), address, name))
         self._next_id += self._step
         self.cut(entries_max)
 
@@ -78,14 +78,16 @@ def batch_entry(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
     return [*requests[0], b"... (%d more requests)" % more] if more else requests[0]
 
 
-def truncated(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
-    """Return a request's words cut to the limits of a log."""
-    first = list(words[:words_max])
-    if len(words) > words_max:
-        first[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
-    return [_truncated(bytes(word), bytes_max) for word in first]
+def truncated(
+    arguments: Sequence[bytes], arguments_max: int = ARGUMENTS_MAX, bytes_max: int = ARGUMENT_BYTES_MAX
+) -> list[bytes]:
+    """Return a request's arguments cut to the limits of a log."""
+    first = list(arguments[:arguments_max])
+    if len(arguments) > arguments_max:
+        first[-1] = b"... (%d more arguments)" % (len(arguments) - arguments_max + 1)
+    return [_truncated(bytes(argument), bytes_max) for argument in first]
 
 
-def _truncated(word: bytes, bytes_max: int) -> bytes:
-    left_out = len(word) - bytes_max
-    return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:bytes_max], left_out)
+def _truncated(argument: bytes, bytes_max: int) -> bytes:
+    left_out = len(argument) - bytes_max
+    return argument if left_out <= 0 else b"%b... (%d more bytes)" % (argument[:bytes_max], left_out)

@@ -17,13 +17,13 @@ from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, PinnedContext
 from resp_server.protocol.errors import CrossSlotError, GenericError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Pending, Reply, Sliced
-from resp_server.protocol.request_parser import CHUNK_WORDS, CHUNK_WORDS_BYTES, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_ARGUMENT_BYTES, CHUNK_ARGUMENTS, LongRequest, Request
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, SubscriptionKind, Subscriptions
 from resp_server.session.transaction import WATCHED_KEYS_MAX, check_watch_limits
 from state_backend.model.slots import slot_of
 
 # The longest request that is not split (guess: enough for a typed one, or for a few hundred keys).
-UNSPLIT_WORDS_MAX = 4096
+UNSPLIT_ARGUMENTS_MAX = 4096
 UNSPLIT_BYTES_MAX = 2 << 20
 
 # Raises the error of a chunk that may not run.
@@ -41,7 +41,7 @@ SHAPES: Mapping[Joined, type] = {
 }
 
 
-def request_chunks(command: Command, split: Split, request: Request, size: int = CHUNK_WORDS) -> Iterator[Request]:
+def request_chunks(command: Command, split: Split, request: Request, size: int = CHUNK_ARGUMENTS) -> Iterator[Request]:
     """Split a request into chunks of so many arguments."""
     start = command.words + split.prefix_size
     prefix = request[:start]
@@ -52,7 +52,7 @@ def request_chunks(command: Command, split: Split, request: Request, size: int =
 
 def of_bounded_size(arguments: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Split arguments into chunks of bounded size."""
-    if sum(map(len, arguments)) <= CHUNK_WORDS_BYTES:
+    if sum(map(len, arguments)) <= CHUNK_ARGUMENT_BYTES:
         yield arguments
         return
     chunk: list[bytes] = []
@@ -60,7 +60,7 @@ def of_bounded_size(arguments: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     for argument in arguments:
         chunk.append(argument)
         size += len(argument)
-        if size > CHUNK_WORDS_BYTES:
+        if size > CHUNK_ARGUMENT_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -71,14 +71,14 @@ def first_chunk(request: Request) -> Request:
     """Return the first arguments of a long request, which are checked first; a short request as it is."""
     if may_run_unsplit(request):
         return request
-    return next(of_bounded_size(request[:CHUNK_WORDS]))
+    return next(of_bounded_size(request[:CHUNK_ARGUMENTS]))
 
 
 def may_run_unsplit(request: Request) -> bool:
     """Return whether a request may run, or be queued, without being split."""
     if type(request) is not LongRequest:
         return True
-    return len(request) <= UNSPLIT_WORDS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
+    return len(request) <= UNSPLIT_ARGUMENTS_MAX and request.size_bytes <= UNSPLIT_BYTES_MAX
 
 
 def _check_limits(context: CommandContext, command: Command, names: Sequence[bytes]) -> None:
@@ -114,7 +114,7 @@ def split_of(command: Command, request: Request) -> Split | None:
     return None
 
 
-def too_long(command: Command, arguments_max: int = UNSPLIT_WORDS_MAX) -> GenericError:
+def too_long(command: Command, arguments_max: int = UNSPLIT_ARGUMENTS_MAX) -> GenericError:
     """Return the error for a request that is too long and cannot be split."""
     name = command.name.replace("|", " ")
     bytes_max = f"{UNSPLIT_BYTES_MAX >> 20} MiB"

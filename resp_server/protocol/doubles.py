@@ -32,12 +32,12 @@ class Double(NamedTuple):
     is_out_of_range: bool
 
 
-def read_double(word: bytes) -> Double | None:
+def read_double(argument: bytes) -> Double | None:
     """Parse a number as strtod does, if the whole text is a number; else None.
 
     A text ends at a zero byte; an empty text is 0.
     """
-    text = word.partition(b"\0")[0]
+    text = argument.partition(b"\0")[0]
     if not text:
         return Double(0.0, False)
     found = DOUBLE.fullmatch(text)
@@ -54,10 +54,10 @@ def read_double(word: bytes) -> Double | None:
     return Double(value, isinf(value) or (abs(value) < NORMAL_MIN and not is_zero))
 
 
-def strict_double(word: bytes) -> float | None:
+def strict_double(argument: bytes) -> float | None:
     """Parse a number as string2d of Redis does, which also refuses spaces and zero bytes; None if it is no number."""
-    found = read_double(word)
-    if found is None or not word or b"\0" in word or word[:1].isspace():
+    found = read_double(argument)
+    if found is None or not argument or b"\0" in argument or argument[:1].isspace():
         return None
     return None if found.is_out_of_range and (isinf(found.value) or not found.value) else found.value
 

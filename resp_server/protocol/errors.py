@@ -33,7 +33,7 @@ from state_backend.model.errors import JobLoadingError, SlotLoadingError, StoreD
 
 log = logging.getLogger("sparkis.clients")
 
-# The limit of the part of a message that repeats the client's words; standard: the limit of Redis.
+# The limit of the part of a message that repeats the client's arguments; standard: the limit of Redis.
 ECHO_BYTES_MAX = 128
 
 
@@ -190,14 +190,14 @@ def _one_line(text: str) -> bytes:
     return text.replace("\r", " ").replace("\n", " ").encode("utf-8", "surrogateescape")
 
 
-def client_text(word: bytes) -> str:
-    """Return a client's word as text for a message."""
-    return c_text(word).decode("utf-8", "surrogateescape")
+def client_text(argument: bytes) -> str:
+    """Return a client's argument as text for a message."""
+    return c_text(argument).decode("utf-8", "surrogateescape")
 
 
-def c_text(word: bytes) -> bytes:
+def c_text(argument: bytes) -> bytes:
     """Return a text up to its first zero byte, as C does."""
-    return word.partition(b"\0")[0]
+    return argument.partition(b"\0")[0]
 
 
 def syntax_error() -> GenericError:
@@ -218,23 +218,23 @@ def wrong_arity(name: str) -> GenericError:
 def unknown_command(request: Sequence[bytes]) -> GenericError:
     """Return the error that clients parse: the name and the arguments as typed, cut, a space at the end."""
     echoed = b""
-    for word in request[1:]:
+    for argument in request[1:]:
         if len(echoed) >= ECHO_BYTES_MAX:
             break
-        echoed += b"'%b' " % c_text(word[: ECHO_BYTES_MAX - len(echoed)])
+        echoed += b"'%b' " % c_text(argument[: ECHO_BYTES_MAX - len(echoed)])
     name = client_text(request[0][:ECHO_BYTES_MAX])
     args = echoed.decode("utf-8", "surrogateescape")
     return GenericError(f"unknown command '{name}', with args beginning with: {args}")
 
 
-def unknown_subcommand(container: str, word: bytes) -> GenericError:
+def unknown_subcommand(container: str, argument: bytes) -> GenericError:
     """Return the error for `CLIENT FOO`."""
-    return GenericError(f"unknown subcommand '{client_text(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
+    return GenericError(f"unknown subcommand '{client_text(argument[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
 
 
-def wrong_subcommand(container: str, word: bytes) -> GenericError:
-    """Return the error for too many arguments of a subcommand; `word` is its name as typed."""
-    name = client_text(word[:ECHO_BYTES_MAX])
+def wrong_subcommand(container: str, argument: bytes) -> GenericError:
+    """Return the error for too many arguments of a subcommand; `argument` is its name as typed."""
+    name = client_text(argument[:ECHO_BYTES_MAX])
     return GenericError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
 
 

@@ -1,28 +1,28 @@
-"""Inline commands: a line of words, quoted or not, parsed by the rules of Redis' sdssplitargs."""
+"""Inline commands: a line of arguments, quoted or not, parsed by the rules of Redis' sdssplitargs."""
 
 from __future__ import annotations
 
 from resp_server.protocol.errors import ProtocolError
 
-# Allowed before a word and after a closing quote; only the first four end an unquoted word.
+# Allowed before an argument and after a closing quote; only the first four end an unquoted argument.
 SPACES = b" \t\n\r\v\f"
-WORD_ENDS = SPACES[:4]
+ARGUMENT_ENDS = SPACES[:4]
 HEX = b"0123456789abcdefABCDEF"
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
 
 
-def inline_words(line: bytes) -> list[bytes]:
-    """Return the words of a line; ProtocolError if a quote is not closed, or if no space follows a closing quote."""
+def inline_arguments(line: bytes) -> list[bytes]:
+    """Return the arguments in a line; ProtocolError if a quote is not closed, or no space follows a closing quote."""
     line = line.removesuffix(b"\r").partition(b"\0")[0]
     if not any(mark in line for mark in (b'"', b"'", b"\v", b"\f")):
         return line.split()
-    words = []
+    arguments = []
     at = _skip_spaces(line, 0)
     while at < len(line):
-        word, at = _word(line, at)
-        words.append(word)
+        argument, at = _argument(line, at)
+        arguments.append(argument)
         at = _skip_spaces(line, at)
-    return words
+    return arguments
 
 
 def _skip_spaces(line: bytes, at: int) -> int:
@@ -31,23 +31,23 @@ def _skip_spaces(line: bytes, at: int) -> int:
     return at
 
 
-def _word(line: bytes, at: int) -> tuple[bytes, int]:
-    """Return the word at an offset, and the offset after it. A quote may start within a word and ends it."""
-    word = bytearray()
-    while at < len(line) and line[at] not in WORD_ENDS:
+def _argument(line: bytes, at: int) -> tuple[bytes, int]:
+    """Return the argument at an offset, and the offset after it. A quote may start within an argument and ends it."""
+    argument = bytearray()
+    while at < len(line) and line[at] not in ARGUMENT_ENDS:
         mark = line[at : at + 1]
         at += 1
         if mark not in (b'"', b"'"):
-            word += mark
+            argument += mark
             continue
-        at = _quoted(line, at, mark, word)
+        at = _quoted(line, at, mark, argument)
         if at < len(line) and line[at] not in SPACES:
             raise ProtocolError("unbalanced quotes in request")
         break
-    return bytes(word), at
+    return bytes(argument), at
 
 
-def _quoted(line: bytes, at: int, quote: bytes, word: bytearray) -> int:
+def _quoted(line: bytes, at: int, quote: bytes, argument: bytearray) -> int:
     """Append the text up to the closing quote; return the offset after the quote."""
     unescape = _unescape_double if quote == b'"' else _unescape_single
     while at < len(line):
@@ -55,7 +55,7 @@ def _quoted(line: bytes, at: int, quote: bytes, word: bytearray) -> int:
         if mark == quote:
             return at + 1
         text, length = unescape(line, at) if mark == b"\\" else (mark, 1)
-        word += text
+        argument += text
         at += length
     raise ProtocolError("unbalanced quotes in request")
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from resp_server.protocol.errors import GenericError
-from resp_server.protocol.request_parser import WORD_OVERHEAD_BYTES, LongRequest, Request
+from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES, LongRequest, Request
 
 # The limits of queued commands between MULTI and EXEC (guesses; in Redis the query buffer limits them, to a gigabyte).
 QUEUED_REQUESTS_MAX = 65_536
@@ -39,7 +39,7 @@ class Transaction:
         if type(request) is LongRequest:
             self.size_bytes += request.size_bytes
         else:
-            self.size_bytes += sum(map(len, request)) + WORD_OVERHEAD_BYTES * len(request)
+            self.size_bytes += sum(map(len, request)) + ARGUMENT_OVERHEAD_BYTES * len(request)
         if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
             raise GenericError(
                 f"a transaction may have {QUEUED_REQUESTS_MAX} commands and {QUEUED_BYTES_MAX >> 20} MiB; split it"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
-from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
-from resp_server.protocol.request_parser import CHUNK_WORDS
+from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
+from resp_server.protocol.request_parser import CHUNK_ARGUMENTS
 
 pytestmark = pytest.mark.pure
 
-MANY = 3 * CHUNK_WORDS + 17
+MANY = 3 * CHUNK_ARGUMENTS + 17
 KEYS = [b"job:temp:%d" % (at if at % 3 else at + 1_000_000) for at in range(MANY)]
 VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]
 TOO_LONG = b"takes 4096 arguments of 2 MiB at once; split the request"
@@ -38,11 +38,14 @@ def test_words_of_many_bytes_are_answered_in_portions(serve: Callable[..., Any])
 
 def test_what_is_not_answered_in_portions_is_refused(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * UNSPLIT_WORDS_MAX)
+    refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * UNSPLIT_ARGUMENTS_MAX)
     assert refused == b"ERR 'command getkeys' " + TOO_LONG
-    assert peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * (UNSPLIT_WORDS_MAX - 3)) == [b"k"] * (UNSPLIT_WORDS_MAX - 3)
+    assert peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * (UNSPLIT_ARGUMENTS_MAX - 3)) == [b"k"] * (
+        UNSPLIT_ARGUMENTS_MAX - 3
+    )
     assert (
-        peer.ask("MSET", *["k"] * (2 * UNSPLIT_WORDS_MAX)) == b"READONLY You can't write against a read only replica."
+        peer.ask("MSET", *["k"] * (2 * UNSPLIT_ARGUMENTS_MAX))
+        == b"READONLY You can't write against a read only replica."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from compat.conformance.wire import Connection
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
-from resp_server.protocol.request_parser import LONG_WORD_BYTES
+from resp_server.protocol.request_parser import LONG_ARGUMENT_BYTES
 
 LONG = bytes(range(256)) * (5 << 12)
 REFUSAL = "-ERR only a value for the upstream may have more than 1 MB\r\n"
@@ -68,6 +68,6 @@ def test_other_argument_above_a_megabyte_is_refused(client: Connection, words: l
 
 
 def test_argument_of_a_megabyte_is_accepted_anywhere(client: Connection) -> None:
-    key = b"k" * LONG_WORD_BYTES
+    key = b"k" * LONG_ARGUMENT_BYTES
     assert client.call("SET", key, "1").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"1"

@@ -16,9 +16,9 @@ from time import thread_time_ns
 from compat.conformance.wire import request
 from resp_server.command.table import Command
 from resp_server.commands import command_table
-from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
+from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.protocol.glob import PATTERN_BYTES_MAX
-from resp_server.protocol.request_parser import WORDS_MAX
+from resp_server.protocol.request_parser import ARGUMENTS_MAX
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -180,8 +180,10 @@ def largest(command: Command) -> Iterator[bytes]:
     """Make requests of a command with the maximum of words, and of bytes."""
     name = command.name.encode().split(b"|")
     required = max(1, abs(command.facts.arity) - len(name))
-    yield request(*name, *[b"1"] * (UNSPLIT_WORDS_MAX - len(name)))
-    yield request(*name, *keys_of(command), *(b"job:temp:%d" % at for at in range(UNSPLIT_WORDS_MAX - len(name) - 1)))
+    yield request(*name, *[b"1"] * (UNSPLIT_ARGUMENTS_MAX - len(name)))
+    yield request(
+        *name, *keys_of(command), *(b"job:temp:%d" % at for at in range(UNSPLIT_ARGUMENTS_MAX - len(name) - 1))
+    )
     yield request(*name, *keys_of(command), *[b"0"] * (required - 1), b"-1")
     yield request(*name, *[b"a" * WORD_BYTES] * required)
     yield request(*name, *keys_of(command), *[b"*" + b"a?" * (PATTERN_BYTES_MAX // 2 - 1)] * 64)
@@ -196,10 +198,10 @@ PATTERN = b"*" + b"k?" * 500 + b"b*"
 MANY_PATTERNS = [PATTERN + b"%d" % at for at in range(60)]
 # Functions, so that only the process that sends them makes them.
 ATTACKS: dict[str, Callable[[], bytes]] = {
-    "a million words, refused": lambda: request(b"SET", *[b"x"] * (WORDS_MAX - 1)),
+    "a million words, refused": lambda: request(b"SET", *[b"x"] * (ARGUMENTS_MAX - 1)),
     "many words of no command": lambda: request(b"NO", *[b"x"] * MANY_WORDS),
     "keys of many words": lambda: request(b"COMMAND", b"GETKEYS", b"MGET", *[b"k"] * MANY_WORDS),
-    "more words than a request may have": lambda: b"*%d\r\n$1\r\nx\r\n" % (WORDS_MAX + 1),
+    "more words than a request may have": lambda: b"*%d\r\n$1\r\nx\r\n" % (ARGUMENTS_MAX + 1),
     "a name of 50 MB": lambda: request(b"CLIENT", b"SETNAME", b"x" * 50_000_000),
     "a name of 1 MB": lambda: request(b"CLIENT", b"SETNAME", b"x" * WORD_BYTES),
     "EXISTS": lambda: request(b"EXISTS", *MANY),

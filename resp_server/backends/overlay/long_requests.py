@@ -25,8 +25,8 @@ from resp_server.forwarding.answers import Answer, ask, in_steps, joined, starte
 from resp_server.forwarding.raw_replies import RawReply, Steps
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX, request_chunks, too_long
-from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
+from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX, request_chunks, too_long
+from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
 from resp_server.session.session import Session
 
 # The parts of a read with keys of both backends.
@@ -47,8 +47,8 @@ def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
         yield short  # it has few keys
         return
-    for at in range(1, len(request), CHUNK_WORDS):  # an even number: MSET has pairs
-        yield [request[0], *short[at : at + CHUNK_WORDS]]
+    for at in range(1, len(request), CHUNK_ARGUMENTS):  # an even number: MSET has pairs
+        yield [request[0], *short[at : at + CHUNK_ARGUMENTS]]
 
 
 class LongRequests:
@@ -73,7 +73,7 @@ class LongRequests:
             return route
         yield from self.check_rights(context, route.routed, request)
         if session.transaction is not None and route.is_in_chunks:
-            if len(request) > UNSPLIT_WORDS_MAX:
+            if len(request) > UNSPLIT_ARGUMENTS_MAX:
                 assert route.routed.command is not None  # only commands of Redis are split
                 raise too_long(route.routed.command)  # EXEC could not wait for its chunks
             return self._sender.router.route(request, session.next_db)
@@ -123,16 +123,16 @@ def _split(
 ) -> Steps[tuple[tuple[LongRequest, LongRequest], tuple[array[int], array[int]]]]:
     """Return the requests with the upstream's keys and with the others, and the places of the keys in the reply."""
     is_other = bytearray(len(request))
-    for first in range(0, len(route.state_keys), CHUNK_WORDS):
-        for at in route.state_keys[first : first + CHUNK_WORDS]:
+    for first in range(0, len(route.state_keys), CHUNK_ARGUMENTS):
+        for at in route.state_keys[first : first + CHUNK_ARGUMENTS]:
             is_other[at] = 1
         yield
     parts = LongRequest(request[:1], 0), LongRequest(request[:1], 0)
     for part_request in parts:
         untrack(part_request)
     places = array("L"), array("L")  # no lists: to free a million numbers would take too long
-    for first in range(1, len(request), CHUNK_WORDS):
-        for at, word in enumerate(request[first : first + CHUNK_WORDS], first):
+    for first in range(1, len(request), CHUNK_ARGUMENTS):
+        for at, word in enumerate(request[first : first + CHUNK_ARGUMENTS], first):
             part = is_other[at]
             parts[part].append(word)
             places[part].append(at - 1)

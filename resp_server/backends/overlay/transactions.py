@@ -22,7 +22,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.immediate import QUEUED
-from resp_server.pipeline.long_requests import UNSPLIT_WORDS_MAX
+from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -104,7 +104,7 @@ class OverlayTransactions:
                     database = self._sender.databases_of(session).number_of(request[1])
 
     def _is_of_states(self, request: Request, database: int) -> bool:
-        if len(request) > UNSPLIT_WORDS_MAX:
+        if len(request) > UNSPLIT_ARGUMENTS_MAX:
             return False  # a transaction of states refuses such a request when it is queued
         route = self._sender.router.route(request, database)
         return route is None or route.destination in WITHOUT_UPSTREAM or route.destination in PARTLY_OF_STATES

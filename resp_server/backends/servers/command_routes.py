@@ -9,7 +9,7 @@ from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.pipeline.immediate import SPELLINGS_MAX
-from resp_server.protocol.request_parser import CHUNK_WORDS
+from resp_server.protocol.request_parser import CHUNK_ARGUMENTS
 
 # The forwarder leaves commands with longer names to the general path.
 FORWARDED_NAME_BYTES_MAX = 16
@@ -60,5 +60,5 @@ class CommandRoutes:
                 continue
             arity = route.command.facts.arity
             least = 3 if is_mget else abs(arity)  # an MGET of one key is forwarded as it is
-            found.append((name, least, arity if arity > 0 else CHUNK_WORDS, route.command_stats))
+            found.append((name, least, arity if arity > 0 else CHUNK_ARGUMENTS, route.command_stats))
         return found

@@ -28,7 +28,7 @@ from resp_server.pipeline.long_requests import (
 )
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import encode, encode_header
-from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
 from resp_server.session.session import Session
 
 # The longest request that is sent whole (guess: encoding it takes a few milliseconds).
@@ -45,8 +45,8 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
     """Encode a long request in steps. To free memory, its words are cleared, except those of the first chunk."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
-    for at in range(0, len(request), CHUNK_WORDS):
-        words = request[at : at + CHUNK_WORDS]
+    for at in range(0, len(request), CHUNK_ARGUMENTS):
+        words = request[at : at + CHUNK_ARGUMENTS]
         for some in of_bounded_size(words):
             texts.append(pack(some).partition(b"\r\n")[2])
             size += len(texts[-1])

@@ -27,7 +27,7 @@ from resp_server.pipeline.long_requests import too_long
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
 from resp_server.protocol.replies import Retry
-from resp_server.protocol.request_parser import CHUNK_WORDS, LongRequest, Request
+from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
@@ -116,7 +116,7 @@ class ServersBackend:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
         split = forwarded_split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
-            raise too_long(command, CHUNK_WORDS)  # EXEC could not wait for its chunks
+            raise too_long(command, CHUNK_ARGUMENTS)  # EXEC could not wait for its chunks
         may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
         if destination is Destination.STATES and not (may_be_split and self.clusters.single is not None):
             split_by_slot(command, request, self.target_of)  # raises for keys of several slots
@@ -190,8 +190,8 @@ class ServersBackend:
             server.monitors.record(session, command, request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
-            if len(request) > CHUNK_WORDS:
-                raise too_long(command, CHUNK_WORDS)
+            if len(request) > CHUNK_ARGUMENTS:
+                raise too_long(command, CHUNK_ARGUMENTS)
             check_watch_limits(session.watched, new)
             targets = [(self.sender.cluster_of(key), key) for key in new]
         except ReplyError:

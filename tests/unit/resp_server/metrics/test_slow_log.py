@@ -21,7 +21,7 @@ def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(c
     client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(client.server.is_observed)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
-    words = [entry.words for entry in client.server.slow_requests.log.newest(10)]
+    words = [entry.arguments for entry in client.server.slow_requests.log.newest(10)]
     assert words == [[b"HGETALL", b"job:visits:/"], [b"MGET", b"job:temp:1", b"job:temp:2"], GET]
     assert [entry.id for entry in client.server.slow_requests.log.newest(10)] == [2, 1, 0]
 
@@ -60,7 +60,7 @@ def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> No
     client.send([b"KEYS", b"*"])
     steps.append(encoder_ns.calls)
     (entry,) = client.server.slow_requests.log.newest(1)
-    assert entry.words == [b"KEYS", b"*"]
+    assert entry.arguments == [b"KEYS", b"*"]
     assert sum(encoder_ns.took) == encoder_ns.calls == 1
     assert entry.microseconds == encoder_ns.nanoseconds // 1000
 

@@ -185,7 +185,7 @@ def test_what_took_long_together_is_noted_as_one(client: Any) -> None:
     client.server.slow_ns = 0
     client.server.config = replace(client.server.config, slowlog_log_slower_than=0)
     client.send(*[[b"GET", b"job:temp:%d" % number] for number in range(3)])
-    assert [each.words for each in client.server.slow_requests.log.newest(9)] == [
+    assert [each.arguments for each in client.server.slow_requests.log.newest(9)] == [
         [b"GET", b"job:temp:0", b"... (2 more requests)"]
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resp_server.protocol.errors import ProtocolError
-from resp_server.protocol.inline import inline_words
+from resp_server.protocol.inline import inline_arguments
 
 GOOD = [
     (b"", []),
@@ -31,7 +31,7 @@ GOOD = [
 
 @pytest.mark.parametrize(("line", "words"), GOOD)
 def test_a_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
-    assert inline_words(line) == words
+    assert inline_arguments(line) == words
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_a_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
 )
 def test_a_quote_that_is_not_closed_or_is_followed_by_text_is_an_error(line: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^unbalanced quotes in request$"):
-        inline_words(line)
+        inline_arguments(line)

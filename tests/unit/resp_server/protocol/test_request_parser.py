@@ -8,12 +8,12 @@ import pytest
 
 from resp_server.protocol.errors import QueryBufferError
 from resp_server.protocol.request_parser import (
+    ARGUMENT_OVERHEAD_BYTES,
     CHUNK_STEPS,
     INLINE_BYTES_MAX,
-    LONG_WORD_BYTES,
-    WORD_OVERHEAD_BYTES,
+    LONG_ARGUMENT_BYTES,
+    LongArgument,
     LongRequest,
-    LongWord,
     Request,
     RequestLimits,
     RequestParser,
@@ -206,7 +206,7 @@ def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -
     for chunk in (data[:100_000], data[100_000:]):
         requests += parser.feed(chunk)
         while parser.has_buffered_requests:
-            words.append(len(parser._words))
+            words.append(len(parser._arguments))
             requests += parser.feed(b"")
     assert [*map(list, requests)] == [[b"PING"], [b"PING"], [word] * count, [b"PING"]]
     assert all(later - sooner <= CHUNK_STEPS for sooner, later in pairwise(words))
@@ -233,8 +233,8 @@ def test_an_error_ends_a_parser_that_works_in_portions() -> None:
 @pytest.mark.parametrize(
     ("data", "size_bytes"),
     [
-        (b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n", 300_004 + 2 * WORD_OVERHEAD_BYTES),
-        (b"*1025\r\n" + b"$1\r\na\r\n" * 1025, 1025 * (1 + WORD_OVERHEAD_BYTES)),
+        (b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n", 300_004 + 2 * ARGUMENT_OVERHEAD_BYTES),
+        (b"*1025\r\n" + b"$1\r\na\r\n" * 1025, 1025 * (1 + ARGUMENT_OVERHEAD_BYTES)),
         (b"a " * 1025 + b"\n", 2050),
     ],
     ids=["long word", "many words", "inline"],
@@ -255,7 +255,7 @@ def test_a_request_of_up_to_a_portion_is_executed_at_once(data: bytes) -> None:
     assert not isinstance(request, LongRequest)
 
 
-LONG = b"0123456789" * (LONG_WORD_BYTES // 8)
+LONG = b"0123456789" * (LONG_ARGUMENT_BYTES // 8)
 VALUES = RequestLimits(value_bytes_max=2 * len(LONG))
 
 
@@ -269,7 +269,7 @@ def parsed_with_long_words(data: bytes, size: int) -> tuple[list[list[bytes]], R
     for each in found:
         for at in each.long_at if isinstance(each, LongRequest) else ():
             word = each[at]
-            assert isinstance(word, LongWord)
+            assert isinstance(word, LongArgument)
             text = b"".join(word.texts)
             assert len(word) == len(text) - 2 and text.endswith(b"\r\n")
             each[at] = text[:-2]
