@@ -239,7 +239,7 @@ class LogWriter:
     ) -> int:
         """Write changes, commit them as one epoch, and return its number.
 
-        There may be any number of changes: they are written in portions. If an error is raised, there is no epoch.
+        There may be any number of changes: they are written in batches. If an error is raised, there is no epoch.
 
         Args:
             changes: The changes; those of one key take effect in this order.

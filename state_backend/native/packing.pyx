@@ -129,22 +129,24 @@ cdef class BorrowedBuffer:
 
 
 cdef class Packing:
-    """Iterates over the plain rows of some runs in the order of their positions, in portions.
+    """Iterates over the plain rows of some runs in the order of their positions, in batches.
 
-    order: the numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order. tags:
-    for each run the tags of its states, number | form << 16; -1 for a state whose rows are skipped. pages: of the version
-    that the transaction began with, if the transaction has written nothing at these positions; None: `get` looks records up.
-    Values longer than `value_bytes_max`, and maps beyond `map_bytes_max` or `map_fields_max`, are skipped.
-    takes_whole_keys: all rows of a position are skipped, unless they are plain rows of one key in one run.
+    Args:
+        order: The numbers of the rows, counted over all runs, sorted by position; rows of one position keep their order.
+        tags: For each run the tags of its states, number | form << 16; -1 for a state whose rows are skipped.
+        pages: Of the version that the transaction began with, if it has written nothing at these positions; None: `get`
+            looks records up.
+        value_bytes_max, map_bytes_max, map_fields_max: Longer values, and larger maps, are skipped.
+        takes_whole_keys: All rows of a position are skipped, unless they are plain rows of one key in one run.
 
-    Attributes of all portions:
-        skipped: for each run a byte for each row, 1 if the row is skipped.
+    Attributes of all batches:
+        skipped: For each run a byte for each row, 1 if the row is skipped.
 
-    Attributes of the current portion:
-        changed: how many pairs were yielded.
-        new: how many of these pairs have a new key, by (slot, state number).
-        keys: the keys of the first `keys_max` pairs.
-        are_new: for each of `keys`, whether it is new.
+    Attributes of the current batch:
+        changed: How many pairs were yielded.
+        new: How many of these pairs have a new key, by (slot, state number).
+        keys: The keys of the first `keys_max` pairs.
+        are_new: For each of `keys`, whether it is new.
     """
 
     cdef Run* runs
@@ -164,7 +166,7 @@ cdef class Packing:
     cdef PlainRow* lanes
     cdef Lookup* lookups
     cdef size_t lane, lanes_count  # the next lane, and how many were looked up
-    cdef int64_t portion  # how many more plain rows the portion may have
+    cdef int64_t rows_left  # in the batch
     cdef int64_t keys_max
     cdef uint64_t name
     cdef uint8_t* records  # of the lanes
@@ -363,8 +365,8 @@ cdef class Packing:
         return count
 
     def begin(self, int64_t rows_max, int64_t keys_max):
-        """Begin a portion of about `rows_max` plain rows, which iteration yields; False if no plain row remains."""
-        self.portion, self.keys_max = rows_max, keys_max
+        """Begin a batch of about `rows_max` plain rows, which iteration yields; False if no plain row remains."""
+        self.rows_left, self.keys_max = rows_max, keys_max
         self.changed, self.new, self.keys, self.are_new = 0, {}, [], []
         self.new_count, self.lane, self.lanes_count = 0, 0, 0
         return self.look_up()
@@ -387,7 +389,7 @@ cdef class Packing:
         cdef Lookup* each[LANES]
         cdef size_t i, count = 0
         cdef bint has_room = True
-        if self.portion <= 0:
+        if self.rows_left <= 0:
             return False
         with nogil:
             count = self.gather(self.lanes, LANES)
@@ -400,7 +402,7 @@ cdef class Packing:
             has_room = self.pack(self.lanes, count)
         if not has_room:
             raise MemoryError
-        self.portion -= count
+        self.rows_left -= count
         self.lane, self.lanes_count = 0, count
         return count > 0
 

@@ -44,9 +44,9 @@ class CachedReads:
 
     def reply_to(self, route: Route, read: CachedRead, session: Session) -> bytes | None:
         """Return the reply to a read, if it is cached, and not older than a reply that the client gets before it."""
-        if route.is_fenced and not self._changes.is_current:
+        if route.can_overtake_cache and not self._changes.is_current:
             return None
-        if route.is_fenced and any(self._reading.has(session.id, key) for key in route.cached_keys):
+        if route.can_overtake_cache and any(self._reading.has(session.id, key) for key in route.cached_keys):
             return None
         reply = self._cache.get(read)
         self._cache.hits += reply is not None
@@ -56,20 +56,20 @@ class CachedReads:
         """Return the answer to a read, and cache it."""
         self._cache.misses += 1
         fill = None
-        if not route.is_fenced or self._changes.is_current:
+        if not route.can_overtake_cache or self._changes.is_current:
             fill = self._cache.begin_fill(read, route.cached_keys, route.cache_s)
         kept = None
         try:
-            answer = await self.fenced(route, session, answering)
+            answer = await self.once_cache_is_current(route, session, answering)
             kept = answer.reply if isinstance(answer.reply, bytes) and not is_error(answer.reply) else None
             return answer
         finally:
             if fill is not None:
                 self._cache.end_fill(fill, kept)
 
-    async def fenced(self, route: Route, session: Session, answering: Answering) -> Answer:
+    async def once_cache_is_current(self, route: Route, session: Session, answering: Answering) -> Answer:
         """Return the answer to a read when the cache is not older than the answer."""
-        if not route.is_fenced or not self._changes.is_current:
+        if not route.can_overtake_cache or not self._changes.is_current:
             return await answering
         end_read = self._reading.begin(session.id, route.changed or None)
         try:
@@ -112,7 +112,7 @@ class CachedReads:
 
 
 class ReadsInFlight:
-    """The keys of clients' fenced reads without a reply; None stands for any key."""
+    """The keys of clients' reads that have no reply and can overtake the cache; None stands for any key."""
 
     def __init__(self) -> None:
         self._counts: dict[int, Counter[bytes | None]] = {}

@@ -127,9 +127,11 @@ class RouteSender:
             )
         elif not routed.is_read and (route.changed is None or route.changed):
             batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.replies_suppressed)
-        elif routed.is_read and route.is_fenced and not self._dedicated.has_own(session.id, upstream.pools):
+        elif routed.is_read and route.can_overtake_cache and not self._dedicated.has_own(session.id, upstream.pools):
             # Others may read cached replies after this one.
-            batch.answer(lambda: self.cached.fenced(route, session, answering()), session.replies_suppressed)
+            batch.answer(
+                lambda: self.cached.once_cache_is_current(route, session, answering()), session.replies_suppressed
+            )
         else:  # nothing follows the reply
             sent, caching = route.request or request, caching_before(session.tracking_state)
             index = batch.expect(session.replies_suppressed)
@@ -181,7 +183,7 @@ class RouteSender:
 
         def answering() -> Answering:
             read = split_read(senders, route, request, to_owners)
-            return self.cached.fenced(route, session, read) if route.is_fenced else read
+            return self.cached.once_cache_is_current(route, session, read) if route.can_overtake_cache else read
 
         batch.answer(answering, session.replies_suppressed)
 

@@ -74,8 +74,8 @@ class Route(NamedTuple):
         shadowed: The keys to compare.
         cache_s: How long the reply about `cached_keys` may be cached.
         changed: The keys that the request may change, if any key is cached; None: all keys.
-        is_fenced: Its reply may be newer than a reply that is cached exactly, so the cache has to know all changes
-            before it.
+        can_overtake_cache: Its reply may be newer than a reply that is cached exactly, so the cache has to know all
+            earlier changes before the client gets it.
         is_in_chunks: For `Destination.BOTH`: the upstream's keys are read by one request, the states' in chunks.
     """
 
@@ -93,7 +93,7 @@ class Route(NamedTuple):
     cache_s: float = 0.0
     cached_keys: Sequence[bytes] = ()
     changed: Sequence[bytes] | None = ()
-    is_fenced: bool = False
+    can_overtake_cache: bool = False
     is_in_chunks: bool = False
 
 
@@ -396,9 +396,9 @@ class _KeyedRequest:
         of_states = [(at, found) for at, found in others if at not in preferred]
         state_keys = _state_keys(request, of_states)
         has_upstreams = len(of_states) < len(self._positions)
-        is_fenced = has_upstreams and self._table.keys.has_exactly_cached
+        can_overtake_cache = has_upstreams and self._table.keys.has_exactly_cached
         if not state_keys:
-            return Route(Destination.BOTH, routed, owned, preferred=preferred, is_fenced=is_fenced)
+            return Route(Destination.BOTH, routed, owned, preferred=preferred, can_overtake_cache=can_overtake_cache)
         fields = {}
         for at, (key, field) in state_keys.items():
             if field is None or routed.policy.role is Role.WATCH:
@@ -409,7 +409,13 @@ class _KeyedRequest:
         owned = [at for at in owned if at not in fields]
         sent = with_state_keys(request, state_keys)
         return Route(
-            Destination.BOTH, routed, owned, preferred=preferred, request=sent, fields=fields, is_fenced=is_fenced
+            Destination.BOTH,
+            routed,
+            owned,
+            preferred=preferred,
+            request=sent,
+            fields=fields,
+            can_overtake_cache=can_overtake_cache,
         )
 
     def _write(self) -> Route:
@@ -519,8 +525,8 @@ class _LongRequest:
         if not self._others:
             some = self.positions[:SHADOWED_KEYS_MAX]
             route = _KeyedRequest(table, routed, self._request, self._database, some, (), ()).route()
-            is_fenced = routed.is_read and table.keys.has_exactly_cached
-            return route._replace(changed=changed, is_fenced=is_fenced, cache_s=0.0)
+            can_overtake_cache = routed.is_read and table.keys.has_exactly_cached
+            return route._replace(changed=changed, can_overtake_cache=can_overtake_cache, cache_s=0.0)
         if self._dropped_count:
             is_all = self._dropped_count == len(self.positions)
             route = yield from _without_dropped(routed, self._request, self._dropped, is_all)
@@ -609,7 +615,7 @@ def _cached(route: Route, request: Request, positions: Sequence[int], decide: Ca
     rules = [(at, rule) for at in positions if (rule := decide(request[at]).rule) is not None and rule.cache_s]
     exact = [request[at] for at, rule in rules if rule.is_cached_exactly]
     if exact:
-        route = route._replace(changed=exact, is_fenced=True)
+        route = route._replace(changed=exact, can_overtake_cache=True)
     if not rules or len(rules) < len(positions) or "movablekeys" in routed.facts.flags:
         return route
     if not routed.policy.is_cacheable or not is_comparable(routed.name, routed.facts):

@@ -328,7 +328,7 @@ def test_a_reply_about_several_keys_is_cached_for_the_shortest_of_their_times() 
     made.complete()
     route = Router(TABLE, made).route([b"MGET", b"a1", b"b1", b"c1", b"a1"])
     assert route is not None and route.cache_s == 3 and route.cached_keys == [b"a1", b"b1", b"c1"]
-    assert route.is_fenced and route.changed == [b"c1"]
+    assert route.can_overtake_cache and route.changed == [b"c1"]
 
 
 @pytest.mark.parametrize(
@@ -346,6 +346,6 @@ def test_read_of_fields_of_states_waits_for_no_changes_of_exactly_cached_keys() 
     field = '[[rule]]\nkeys = "fact/<n>/<m>"\nowner = "state"\nstate_key = "job:facts:<n>"\nfield = "<m>"\n'
     made.take_rules(parse_rules(f'{field}[[rule]]\nkeys = "page:<n>"\nowner = "upstream"\ncache = "tracking"\n', ""))
     made.complete()
-    for line, is_fenced in ((b"EXISTS fact/7/a fact/7/b", False), (b"EXISTS fact/7/a page:1", True)):
+    for line, can_overtake_cache in ((b"EXISTS fact/7/a fact/7/b", False), (b"EXISTS fact/7/a page:1", True)):
         route = Router(TABLE, made).route(line.split())
-        assert route is not None and route.is_fenced is is_fenced
+        assert route is not None and route.can_overtake_cache is can_overtake_cache
