@@ -16,6 +16,8 @@ Json = Mapping[str, Any]
 
 # A command tip of ours: the keys of a request may be in several slots, which must all be owned by the node.
 ANY_SLOTS = "slots:any"
+# The version that our own commands are in since then.
+SINCE = "0.1.0"
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,52 @@ def redis_facts() -> dict[str, CommandSpec]:
     """Return the commands of Redis 7.4 by name, about 250."""
     text = files("resp_server.command").joinpath("redis.json").read_text("utf-8")
     return {name: CommandSpec.of_json(row) for name, row in json.loads(text).items()}
+
+
+# The keys of our own commands, which begin after the subcommand.
+ONE_KEY: Json = {
+    "flags": ["RO", "access"],
+    "begin_search": {"type": "index", "spec": {"index": 2}},
+    "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
+}
+ALL_KEYS: Json = {**ONE_KEY, "find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
+
+
+def own_facts(
+    complexity: str,
+    flags: str,
+    acl_categories: str,
+    *arguments: Json,
+    keys: Json | None = None,
+    tips: Sequence[str] = (),
+) -> CommandSpec:
+    """Return the facts of a command of ours.
+
+    Args:
+        flags, acl_categories: Names, with spaces between them.
+        keys: `ONE_KEY` or `ALL_KEYS`; None: it has no keys.
+    """
+    last_key = 0 if keys is None else 2 if keys is ONE_KEY else -1
+    return CommandSpec(
+        SINCE,
+        "server",
+        complexity=complexity,
+        flags=tuple(flags.split()),
+        acl_categories=tuple(acl_categories.split()),
+        tips=tips,
+        first_key=0 if keys is None else 2,
+        last_key=last_key,
+        step=0 if keys is None else 1,
+        key_specs=() if keys is None else [keys],
+        arguments=arguments,
+    )
+
+
+def argument(name: str, type: str = "string", *flags: str, **others: object) -> Json:
+    """Return an argument of a command of ours, such as an `optional` one."""
+    return {"name": name, "type": type, "display_text": name, **({"flags": list(flags)} if flags else {}), **others}
+
+
+def block(name: str, *arguments: Json, flags: Sequence[str] = ()) -> Json:
+    """Return arguments that come together."""
+    return {"name": name, "type": "block", **({"flags": list(flags)} if flags else {}), "arguments": list(arguments)}

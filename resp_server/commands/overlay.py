@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 from resp_server.command.handler import OneOrMore, command
-from resp_server.command.spec import CommandSpec
+from resp_server.command.spec import argument, own_facts
 from resp_server.pipeline.context import CommandContext, OverlayControl
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 
-SINCE = "0.1.0"
-
-
-def _facts(*arguments: str, changes: bool = True) -> CommandSpec:
-    """Return the facts of a subcommand.
-
-    Args:
-        changes: It is for administrators.
-    """
-    return CommandSpec(
-        SINCE,
-        "server",
-        complexity="O(N) where N is the number of key formats",
-        flags=("admin", "noscript", "loading", "stale") if changes else ("readonly", "loading", "stale"),
-        acl_categories=("@admin", "@slow", "@dangerous") if changes else ("@read", "@slow"),
-        arguments=[{"name": name, "type": "string", "display_text": name} for name in arguments],
-    )
+O_FORMATS = "O(N) where N is the number of key formats"
+FOR_ADMINS = (O_FORMATS, "admin noscript loading stale", "@admin @slow @dangerous")
 
 
 @command(
     "state|owner",
-    own=CommandSpec(
-        SINCE,
-        "server",
-        complexity="O(N*M) where N is the number of keys, and M that of rules and key formats",
-        flags=("readonly", "loading", "stale"),
-        acl_categories=("@read", "@slow"),
+    own=own_facts(
+        "O(N*M) where N is the number of keys, and M that of rules and key formats",
+        "readonly loading stale",
+        "@read @slow",
         # The arguments are names, not keys: no key is read, and no request is sent to a server.
-        arguments=[{"name": "key", "type": "string", "display_text": "key", "flags": ["multiple"]}],
+        argument("key", "string", "multiple"),
     ),
 )
 def state_owner(context: CommandContext, *keys: OneOrMore) -> Reply:
@@ -44,31 +27,31 @@ def state_owner(context: CommandContext, *keys: OneOrMore) -> Reply:
     return _control(context).owner(keys, context.session.db)
 
 
-@command("state|owners", own=_facts(changes=False))
+@command("state|owners", own=own_facts(O_FORMATS, "readonly loading stale", "@read @slow"))
 def state_owners(context: CommandContext) -> Reply:
     """Lists the jobs that own keys, wait for a confirmation, or are released, at a proxy with an upstream."""
     return _control(context).owners()
 
 
-@command("state|confirm", own=_facts("job"))
+@command("state|confirm", own=own_facts(*FOR_ADMINS, argument("job")))
 def state_confirm(context: CommandContext, job: bytes) -> Reply:
     """Gives the keys of a job that waits, or is released, to its states, at a proxy with an upstream."""
     return _control(context).confirm(job)
 
 
-@command("state|release", own=_facts("job"))
+@command("state|release", own=own_facts(*FOR_ADMINS, argument("job")))
 def state_release(context: CommandContext, job: bytes) -> Reply:
     """Gives a job's keys back to the upstream, at a proxy with an upstream."""
     return _control(context).release(job)
 
 
-@command("state|reload", own=_facts())
+@command("state|reload", own=own_facts(*FOR_ADMINS))
 def state_reload(context: CommandContext) -> Reply:
     """Reloads the rules file of a proxy with an upstream, and returns the number of rules."""
     return _control(context).reload()
 
 
-@command("state|shadow", own=_facts())
+@command("state|shadow", own=own_facts(*FOR_ADMINS))
 def state_shadow(context: CommandContext) -> Reply:
     """Lists what comparisons with the upstream have found for each rule, with samples, at a proxy with an upstream."""
     return _control(context).shadow()

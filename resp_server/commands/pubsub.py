@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from resp_server.command.handler import OneOrMore, command, worker_query
-from resp_server.command.spec import CommandSpec
+from resp_server.command.spec import argument, own_facts
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
@@ -94,24 +94,17 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
 
 @command(
     "state|publish",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(N+M) where N is the number of subscribed clients and M of subscribed patterns",
-        flags=("pubsub", "loading", "stale", "fast"),
-        acl_categories=("@pubsub", "@fast"),
-        arguments=[
-            {
-                "name": "kind",
-                "type": "oneof",
-                "arguments": [
-                    {"name": "channel", "type": "pure-token", "token": "CHANNEL"},
-                    {"name": "shard", "type": "pure-token", "token": "SHARD"},
-                ],
-            },
-            {"name": "name", "type": "string", "display_text": "name"},
-            {"name": "message", "type": "string", "display_text": "message"},
-        ],
+    own=own_facts(
+        "O(N+M) where N is the number of subscribed clients and M of subscribed patterns",
+        "pubsub loading stale fast",
+        "@pubsub @fast",
+        {
+            "name": "kind",
+            "type": "oneof",
+            "arguments": [{"name": each.lower(), "type": "pure-token", "token": each} for each in ("CHANNEL", "SHARD")],
+        },
+        argument("name"),
+        argument("message"),
     ),
 )
 def state_publish(context: CommandContext, kind: bytes, name: bytes, message: bytes) -> Reply:
@@ -124,14 +117,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
 
 @command(
     "state|notify",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(1)",
-        flags=("pubsub", "loading", "stale", "fast", "no_multi"),
-        acl_categories=("@pubsub", "@fast"),
-        arguments=[{"name": "classes", "type": "string", "display_text": "classes"}],
-    ),
+    own=own_facts("O(1)", "pubsub loading stale fast no_multi", "@pubsub @fast", argument("classes")),
 )
 def state_notify(context: CommandContext, letters: bytes) -> Reply:
     """Sends this connection keyspace events of these classes, whatever notify-keyspace-events is."""

@@ -9,13 +9,20 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from resp_server.acl.rules import RuleError, User
 from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.policy import OF_SERVERS
-from resp_server.command.spec import ANY_SLOTS, CommandSpec
+from resp_server.command.spec import (
+    ALL_KEYS,
+    ANY_SLOTS,
+    ONE_KEY,
+    CommandSpec,
+    Json,
+    argument,
+    own_facts,
+)
 from resp_server.commands.string import values_reply
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.histories import HistoryRequest
@@ -29,38 +36,12 @@ from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job
 from state_backend.store.store import AppliedEpoch
 
-SINCE = "0.1.0"
+O_JOBS = "O(N) where N is the number of jobs"
 
 
-def _facts(
-    *arguments: str, complexity: str = "O(N) where N is the number of jobs", optional: str = "", **others: Any
-) -> CommandSpec:
-    """Return the facts that most STATE subcommands share.
-
-    Args:
-        optional: A token that may follow the arguments.
-    """
-    tokens = [{"name": optional.lower(), "type": "pure-token", "token": optional, "flags": ["optional"]}]
-    return CommandSpec(
-        SINCE,
-        "server",
-        complexity=complexity,
-        flags=("readonly", "loading", "stale", "fast"),
-        acl_categories=("@read", "@fast"),
-        arguments=[
-            *({"name": name, "type": "string", "display_text": name} for name in arguments),
-            *(tokens if optional else ()),
-        ],
-        **others,
-    )
-
-
-ONE_KEY = {
-    "flags": ["RO", "access"],
-    "begin_search": {"type": "index", "spec": {"index": 2}},
-    "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
-}
-ALL_KEYS = ONE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
+def _facts(*arguments: Json, complexity: str = O_JOBS, keys: Json | None = None) -> CommandSpec:
+    """Return the facts that most STATE subcommands share."""
+    return own_facts(complexity, "readonly loading stale fast", "@read @fast", *arguments, keys=keys)
 
 
 @command("state|jobs", own=_facts())
@@ -128,7 +109,7 @@ def lag_ms(job: Job, applied: AppliedEpoch) -> int | None:
     return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
 
 
-@command("state|list", own=_facts("job", complexity="O(N) where N is the number of states of the job"))
+@command("state|list", own=_facts(argument("job"), complexity="O(N) where N is the number of states of the job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds, numbers of keys, and bytes."""
     visibility, requested_job = context.visibility, _job(context, job)
@@ -146,7 +127,7 @@ def state_list(context: CommandContext, job: bytes) -> Reply:
     ]
 
 
-@command("state|describe", own=_facts("job:state"))
+@command("state|describe", own=_facts(argument("job:state")))
 def state_describe(context: CommandContext, name: bytes) -> Reply:
     """Describes a state: its key format, columns and options."""
     job_name, _, state_name = name.partition(b":")
@@ -192,7 +173,7 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
     return ", ".join(each.name for each in items)
 
 
-@command("state|locate", own=_facts("key", complexity="O(1)", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
+@command("state|locate", own=_facts(argument("key"), complexity="O(1)", keys=ONE_KEY))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Locates a key: its slot, its job and state, and its server."""
     info = context.at(key).key_info(key)
@@ -212,18 +193,13 @@ def _owning_job(context: CommandContext, key: bytes) -> str | None:
 
 @command(
     "state|mget",
-    own=CommandSpec(
-        SINCE,
-        "server",
-        complexity="O(N) where N is the number of keys",
-        flags=("readonly", "fast"),
-        acl_categories=("@read", "@string", "@fast"),
+    own=own_facts(
+        "O(N) where N is the number of keys",
+        "readonly fast",
+        "@read @string @fast",
+        argument("key", "key", "multiple", key_spec_index=0),
+        keys=ALL_KEYS,
         tips=(ANY_SLOTS,),
-        arguments=[{"name": "key", "type": "key", "display_text": "key", "key_spec_index": 0, "flags": ["multiple"]}],
-        first_key=2,
-        last_key=-1,
-        step=1,
-        key_specs=[ALL_KEYS],
     ),
 )
 def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
@@ -233,20 +209,13 @@ def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
 
 @command(
     "state|history",
-    own=CommandSpec(
-        SINCE,
-        "server",
-        complexity="O(N) where N is the number of epochs that are read in the log",
-        flags=("readonly", "noscript", "no_multi"),
-        acl_categories=("@read", "@slow"),
-        arguments=[
-            {"name": "key", "type": "key", "display_text": "key", "key_spec_index": 0},
-            {"name": "count", "type": "integer", "display_text": "n", "token": "COUNT", "flags": ["optional"]},
-        ],
-        first_key=2,
-        last_key=2,
-        step=1,
-        key_specs=[ONE_KEY],
+    own=own_facts(
+        "O(N) where N is the number of epochs that are read in the log",
+        "readonly noscript no_multi",
+        "@read @slow",
+        argument("key", "key", key_spec_index=0),
+        argument("count", "integer", "optional", token="COUNT", display_text="n"),
+        keys=ONE_KEY,
     ),
 )
 def state_history(context: CommandContext, key: bytes, *options: bytes) -> Reply:
@@ -285,7 +254,7 @@ def state_lag(context: CommandContext) -> Reply:
     ]
 
 
-@command("state|follow", own=_facts(optional="KEYS"))
+@command("state|follow", own=_facts({"name": "keys", "type": "pure-token", "token": "KEYS", "flags": ["optional"]}))
 def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
     """Pushes each new epoch and topology to this connection, before the first reply that is read from it."""
     if option and option.upper() != b"KEYS":
@@ -314,17 +283,13 @@ class ReaderContext(CommandContext):
 
 @command(
     "state|within",
-    own=CommandSpec(
-        SINCE,
-        "server",
-        complexity="That of the command",
-        flags=("readonly", "stale", "no_multi"),
-        acl_categories=("@read", "@slow"),
-        arguments=[
-            {"name": "numpatterns", "type": "integer", "display_text": "numpatterns"},
-            {"name": "pattern", "type": "string", "display_text": "pattern", "flags": ["multiple"]},
-            {"name": "command", "type": "string", "display_text": "command", "flags": ["multiple"]},
-        ],
+    own=own_facts(
+        "That of the command",
+        "readonly stale no_multi",
+        "@read @slow",
+        argument("numpatterns", "integer"),
+        argument("pattern", "string", "multiple"),
+        argument("command", "string", "multiple"),
     ),
 )
 def state_within(context: CommandContext, count: int, *arguments: OneOrMore) -> Reply:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from resp_server.command.handler import OneOrMore, command, integer
-from resp_server.command.spec import CommandSpec
+from resp_server.command.spec import ONE_KEY, argument, block, own_facts
 from resp_server.commands.sliced_reply import batched, sliced_reply
-from resp_server.commands.state import ONE_KEY, check_reads_all_keys
+from resp_server.commands.state import check_reads_all_keys
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.watch import watched_version_of
 from resp_server.protocol.errors import GenericError, syntax_error
@@ -21,6 +21,8 @@ from state_backend.store.keyspace import KeyspaceView
 
 # Keys that WATCH reads in one step: about a millisecond (guess: some 10 us each).
 WATCH_BATCH_KEYS = 128
+
+JOB, TERM, EPOCH = argument("job"), argument("term", "integer"), argument("epoch", "integer")
 
 
 @command("multi")
@@ -49,25 +51,12 @@ def exec_(context: CommandContext) -> Reply:
 
 @command(
     "state|at",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(N) where N is the number of jobs",
-        flags=("readonly", "loading", "stale", "fast", "no_multi"),
-        acl_categories=("@read", "@fast", "@transaction"),
-        arguments=[
-            {
-                "name": "epoch",
-                "type": "block",
-                "flags": ["optional", "multiple"],
-                "arguments": [
-                    {"name": "job", "type": "string", "display_text": "job"},
-                    {"name": "term", "type": "integer", "display_text": "term"},
-                    {"name": "epoch", "type": "integer", "display_text": "epoch"},
-                ],
-            },
-            {"name": "clock_ms", "type": "unix-time", "display_text": "clock_ms"},
-        ],
+    own=own_facts(
+        "O(N) where N is the number of jobs",
+        "readonly loading stale fast no_multi",
+        "@read @fast @transaction",
+        block("epoch", JOB, TERM, EPOCH, flags=["optional", "multiple"]),
+        argument("clock_ms", "unix-time"),
     ),
 )
 def state_at(context: CommandContext, *arguments: OneOrMore) -> Reply:
@@ -84,21 +73,7 @@ def state_at(context: CommandContext, *arguments: OneOrMore) -> Reply:
     return OK
 
 
-@command(
-    "state|notice",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(1)",
-        flags=("readonly", "loading", "stale", "fast", "no_multi"),
-        acl_categories=("@read", "@fast"),
-        arguments=[
-            {"name": "job", "type": "string", "display_text": "job"},
-            {"name": "term", "type": "integer", "display_text": "term"},
-            {"name": "epoch", "type": "integer", "display_text": "epoch"},
-        ],
-    ),
-)
+@command("state|notice", own=own_facts("O(1)", "readonly loading stale fast no_multi", "@read @fast", JOB, TERM, EPOCH))
 def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> Reply:
     """Has this server look for an epoch of a job at once, because another server has it; nothing of this is served."""
     check_reads_all_keys(context)
@@ -111,24 +86,12 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
 
 @command(
     "state|hold",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(1)",
-        flags=("readonly", "loading", "stale", "fast", "no_multi"),
-        acl_categories=("@read", "@fast", "@transaction"),
-        arguments=[
-            {"name": "job", "type": "string", "display_text": "job"},
-            {
-                "name": "epoch",
-                "type": "block",
-                "flags": ["optional"],
-                "arguments": [
-                    {"name": "term", "type": "integer", "display_text": "term"},
-                    {"name": "epoch", "type": "integer", "display_text": "epoch"},
-                ],
-            },
-        ],
+    own=own_facts(
+        "O(1)",
+        "readonly loading stale fast no_multi",
+        "@read @fast @transaction",
+        JOB,
+        block("epoch", TERM, EPOCH, flags=["optional"]),
     ),
 )
 def state_hold(context: CommandContext, name: bytes, *arguments: bytes) -> Reply:
@@ -181,23 +144,8 @@ def unwatch(context: CommandContext) -> Reply:
     return OK
 
 
-KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name in ("key", "mark")]
-
-
 @command(
-    "state|mark",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(1)",
-        flags=("readonly", "fast"),
-        acl_categories=("@read", "@fast", "@transaction"),
-        arguments=[{"name": "key", "type": "string", "display_text": "key"}],
-        first_key=2,
-        last_key=2,
-        step=1,
-        key_specs=[ONE_KEY],
-    ),
+    "state|mark", own=own_facts("O(1)", "readonly fast", "@read @fast @transaction", argument("key"), keys=ONE_KEY)
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
     """Returns the mark that WATCH would record for a key. STATE EXPECT takes it."""
@@ -206,13 +154,11 @@ def state_mark(context: CommandContext, key: bytes) -> bytes:
 
 @command(
     "state|expect",
-    own=CommandSpec(
-        "0.1.0",
-        "server",
-        complexity="O(N) where N is the number of keys",
-        flags=("readonly", "loading", "stale", "fast", "no_multi"),
-        acl_categories=("@read", "@fast", "@transaction"),
-        arguments=[{"name": "watched", "type": "block", "flags": ["multiple"], "arguments": KEY_AND_MARK}],
+    own=own_facts(
+        "O(N) where N is the number of keys",
+        "readonly loading stale fast no_multi",
+        "@read @fast @transaction",
+        block("watched", argument("key"), argument("mark"), flags=["multiple"]),
     ),
 )
 def state_expect(context: CommandContext, *arguments: OneOrMore) -> Reply:
