@@ -175,10 +175,9 @@ def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
         scrape.add("job_committed_epoch", job["committed"], job_name=name)
         scrape.add("job_held_back", job["held_back_epoch"] is not None, job_name=name)
         scrape.add("job_failing", bool(job["error"]), job_name=name)
-        # Servers of older versions do not count by state.
-        for state, keys in zip(job["state_names"], job.get("state_keys") or (), strict=False):
+        for state, keys in zip(job["state_names"], job["state_keys"], strict=True):
             scrape.add("state_keys", keys or 0, job_name=name, state=state)
-        for state, size in zip(job["state_names"], job.get("state_bytes") or (), strict=False):
+        for state, size in zip(job["state_names"], job["state_bytes"], strict=True):
             if size is not None:
                 scrape.add("state_bytes", size, job_name=name, state=state)
 

@@ -145,9 +145,7 @@ def version_of(client: Client) -> str:
 
     The version is in HELLO, also where the ACL forbids INFO, or an upstream answers it; then there is no core.
     """
-    version = client.call("HELLO", "3").get("sparkis_version")
-    if version is None:  # an older server
-        return ""
+    version = client.call("HELLO", "3")["sparkis_version"]
     try:
         info = client.call("INFO", "server")
     except SparkisError:
@@ -169,7 +167,7 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         "stale" if job["stale"] else "live",
         "incomplete" if job["incomplete"] else "",
         "" if job["held_back_epoch"] is None else f"epoch {job['held_back_epoch']} of a new generation is held back",
-        f"{job['skipped_rows']:,} rows skipped" if job.get("skipped_rows") else "",
+        f"{job['skipped_rows']:,} rows skipped" if job["skipped_rows"] else "",
         job["error"],
     ]
     return (
@@ -179,15 +177,15 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         _number(job["applied"]),
         "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
         "-" if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
-        _number(job.get("epochs_per_minute")),  # a server of an older version has no rates, and no bytes of states
-        _number(job.get("changes_per_minute")),
+        _number(job["epochs_per_minute"]),
+        _number(job["changes_per_minute"]),
         ", ".join(filter(None, facts)),
     )
 
 
 def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (job["name"], state["name"], state["kind"], _number(state["keys"]), _number(state.get("bytes")))
+        (job["name"], state["name"], state["kind"], _number(state["keys"]), _number(state["bytes"]))
         for state in job["states"]
     ]
 

@@ -102,7 +102,7 @@ class RegistryConnection(AuthenticatedConnection):
         self._registry = registry
         self._writer = writer
         self.is_watching = False
-        # Whether the peer repeats its requests; proxies of earlier versions send WATCH once.
+        # Whether the peer repeats its requests: a server or a watcher does, a driver does not.
         self.has_heartbeat = False
         self.last_seen_s = now_s
         # The last topology version sent, and the desired slots sent with it.
@@ -416,8 +416,7 @@ class Registry:
                 case [b"REPORT", str(text)]:
                     return self._accept_report(peer, Report.parse(text))
                 case [b"WATCH"]:
-                    peer.has_heartbeat = peer.is_watching
-                    peer.is_watching = True
+                    peer.has_heartbeat = peer.is_watching = True
                     self._wake.set()
                     return OK
                 case [b"NOTICE", str(job), str(epoch), *_] if len(request) <= 4:

@@ -50,17 +50,15 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
     return merged
 
 
-def _state_keys(names: Sequence[str], rows: Sequence[Row], shares: Sequence[float]) -> list[int | None] | None:
-    """Return the number of keys of each state; None if a server of an older version does not send them."""
-    if any("state_keys" not in row for row in rows):
-        return None
+def _state_keys(names: Sequence[str], rows: Sequence[Row], shares: Sequence[float]) -> list[int | None]:
+    """Return the number of keys of each state."""
     counts = [dict(zip(row["state_names"], row["state_keys"], strict=True)) for row in rows]
     return [_sum([{"keys": each.get(name, 0)} for each in counts], "keys", shares) for name in names]
 
 
 def _state_bytes(names: Sequence[str], rows: Sequence[Row]) -> list[int | None]:
     """Return the bytes of each state, which each server reports for all slots; None if no server knows them."""
-    sizes = [dict(zip(row["state_names"], row.get("state_bytes") or (), strict=False)) for row in rows]
+    sizes = [dict(zip(row["state_names"], row["state_bytes"], strict=True)) for row in rows]
     return [_largest(each.get(name) for each in sizes) for name in names]
 
 

@@ -40,21 +40,20 @@ def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:
     assert [each["name"] for each in merged_jobs([[row()], [row(name="k")]])] == ["j", "k"]
 
 
-def test_keys_of_states_are_added_up_by_name_and_a_server_of_an_older_version_does_not_send_them() -> None:
-    whole = row(slots="0-16383", state_names=["s", "t"], state_keys=[8, 2])
-    half = row(slots="0-8191", state_names=["t"], state_keys=[5], committed=4)
+def test_keys_of_states_are_added_up_by_name() -> None:
+    whole = row(slots="0-16383", state_names=["s", "t"], state_keys=[8, 2], state_bytes=[0, 0])
+    half = row(slots="0-8191", state_names=["t"], state_keys=[5], state_bytes=[0], committed=4)
     assert merged_jobs([[half], [whole]])[0]["state_keys"] == [4, 6]
     (found,) = merged_jobs([[half | {"state_keys": [None]}], [whole]])
     assert (found["state_names"], found["state_keys"]) == (["s", "t"], [4, None])
-    assert merged_jobs([[whole], [row(state_names=["s", "t"])]])[0]["state_keys"] is None
 
 
 def test_bytes_of_states_are_those_of_the_server_that_knows_them() -> None:
-    """Each server reports all slots; one may know an older snapshot, or none, or be of an older version."""
+    """Each server reports all slots; one may know an older snapshot, or none."""
     names = {"state_names": ["s", "t"], "state_keys": [1, 1]}
-    rows = [row(**names, state_bytes=[None, None]), row(**names, state_bytes=[70, 0]), row(**names)]
+    rows = [row(**names, state_bytes=[None, None]), row(**names, state_bytes=[70, 0])]
     assert merged_jobs([[each] for each in rows])[0]["state_bytes"] == [70, 0]
-    assert merged_jobs([[rows[0]], [rows[2]]])[0]["state_bytes"] == [None, None]
+    assert merged_jobs([[rows[0]], [rows[0]]])[0]["state_bytes"] == [None, None]
     states = [{"name": "s", "kind": "map", "keys": 1, "bytes": size} for size in (None, 70, 60)]
     assert merged_states([[each] for each in states], [1.0, 0.0, 0.0])[0]["bytes"] == 70
 
