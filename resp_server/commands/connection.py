@@ -15,7 +15,6 @@ from resp_server.protocol.errors import (
     syntax_error,
 )
 from resp_server.protocol.replies import OK, Reply
-from resp_server.session.session import RESP2
 from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 
@@ -28,8 +27,7 @@ CLIENT_NAME_BYTES_MAX = 256
 @command("ping")
 def ping(context: CommandContext, message: bytes | None = None) -> Reply:
     """Returns the server's liveliness response."""
-    session = context.session
-    if session.subscriptions is not None and session.protocol == RESP2:
+    if context.session.gets_messages_as_replies:
         return [b"pong", message or b""]
     return "PONG" if message is None else message
 

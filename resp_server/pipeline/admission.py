@@ -24,7 +24,7 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import PausedWrite
 from resp_server.protocol.request_parser import Request
-from resp_server.session.session import RESP2, Session
+from resp_server.session.session import Session
 
 # Raises the error of a request that may neither run nor be queued.
 Check = Callable[[CommandContext, Command, Request], None]
@@ -50,8 +50,7 @@ def check(context: CommandContext, command: Command, request: Request) -> None:
         raise command.refusal()
     if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):
         raise GenericError("Replica can't interact with the keyspace")
-    is_subscribed = session.subscriptions is not None and session.protocol == RESP2
-    if is_subscribed and not command.policy.runs_while_subscribed:
+    if session.gets_messages_as_replies and not command.policy.runs_while_subscribed:
         raise not_for_subscribers(command.name)
     if is_missing:
         if cluster is not None and command.facts.group == "cluster":
@@ -82,7 +81,7 @@ def may_leave(session: Session, command: Command, request: Request) -> bool:
     if not session.is_authenticated or session.user.denial(command, request) is not None:
         return False
     is_refused = session.is_monitor and "readonly" in command.facts.flags
-    return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
+    return not is_refused and not session.gets_messages_as_replies
 
 
 def may_replicate(table: CommandTable, request: Request) -> bool:

@@ -242,6 +242,11 @@ class Session(SessionFields):
             self.set_reply_mode(ReplyMode.ON)
 
     @property
+    def gets_messages_as_replies(self) -> bool:
+        """Return whether the client gets messages in the form of replies, so that it may send few commands only."""
+        return self.subscriptions is not None and self.protocol == RESP2
+
+    @property
     def is_subscriber(self) -> bool:
         """Return whether the limits of subscribers apply: with subscriptions, or after MONITOR."""
         return self.subscriptions is not None or self.is_monitor

@@ -141,6 +141,28 @@ def test_cluster_subscriber_of_resp2_is_refused_at_all_nodes(client: Connection,
         assert client.call("GET").plain == b"ERR wrong number of arguments for 'get' command"
 
 
+@pytest.mark.parametrize("channel", ["SUBSCRIBE news", "SSUBSCRIBE news", "SUBSCRIBE __keyevent@0__:set"])
+def test_cluster_subscriber_of_resp2_cannot_monitor_at_any_node(
+    client: Connection, notifying: None, channel: str
+) -> None:
+    assert client.call(*channel.split(" ")).plain[2] == 1
+    assert client.call("MONITOR").plain.startswith(b"ERR Can't execute 'monitor': only (P|S)SUBSCRIBE")
+    assert client.call("CLIENT", "TRACKING", "ON").plain.startswith(b"ERR Can't execute 'client|tracking': only (P|S)")
+    assert client.call("PING").plain == [b"pong", b""]
+
+
+def test_cluster_watch_of_moved_slot_is_tried_again(cluster: RedisCluster, swap: Swap, client: Connection) -> None:
+    name = "watched"
+    home, target = cluster.master_of(name), next(each for each in cluster.nodes if each is not cluster.master_of(name))
+    with swap.start_before(cluster).connect() as stale:
+        assert stale.call("SET", name, "1").plain == b"OK"
+        cluster.move(name, target)
+        assert stale.call("WATCH", name).raw.startswith(b"-TRYAGAIN ")
+        eventually(lambda: stale.call("WATCH", name).plain, lambda found: found == b"OK" or b"CROSSSLOT" in found)
+        assert [stale.call(*line.split()).plain for line in ("MULTI", f"GET {name}", "EXEC")][-1] == [b"1"]
+        cluster.move(name, home)
+
+
 def test_cluster_moved_shard_channel_disconnects_subscriber(
     cluster: RedisCluster, proxy: Running, client: Connection
 ) -> None:

@@ -158,6 +158,22 @@ def test_monitor_shows_requests_of_both_backends(swap: Swap, direct: Connection,
         assert monitor.call("GET", "from").plain == b"elsewhere"
 
 
+def test_refused_monitor_may_monitor_later(client: Connection, direct: Connection) -> None:
+    assert direct.call("ACL", "SETUSER", "default", "-monitor").plain == b"OK"
+    try:
+        assert client.call("MONITOR").raw.startswith(b"-NOPERM")
+    finally:
+        direct.call("ACL", "SETUSER", "default", "+monitor")
+    assert client.call("SELECT", "1").plain == b"OK"
+    subscribe(client, "SUBSCRIBE", "a")
+    assert client.call("MONITOR").plain.startswith(b"ERR Can't execute 'monitor'")
+    assert client.call("UNSUBSCRIBE").plain == [b"unsubscribe", b"a", 0]
+    assert client.call("MONITOR").plain == b"OK"
+    direct.call("SET", "from", "elsewhere")
+    while not client.read().plain.endswith(b'"SET" "from" "elsewhere"'):
+        pass
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_monitor_shows_no_requests_of_proxy(swap: Swap, direct: Connection, protocol: int) -> None:
     """Each client gets a connection of its own, over which the proxy greets the upstream first."""

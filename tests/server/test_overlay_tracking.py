@@ -132,6 +132,30 @@ def test_tracking_mistakes_are_refused(swap: Swap, client: Connection, direct: C
     assert client.call("CLIENT", "CACHING", "YES").is_error
 
 
+@pytest.mark.parametrize("is_redirected", [False, True])
+def test_refused_tracking_leaves_client_without_tracking(
+    client: Connection, direct: Connection, is_redirected: bool
+) -> None:
+    number = client.call("CLIENT", "ID").plain
+    options: list[object] = ["REDIRECT", number] if is_redirected else []
+    assert client.call("CLIENT", "TRACKING", "ON", "OPTIN", "OPTOUT", *options).is_error  # type: ignore[arg-type]
+    assert client.call("SELECT", "1").plain == b"OK"
+    assert direct.call("ACL", "SETUSER", "default", "-client|tracking").plain == b"OK"
+    try:
+        found = client.call("CLIENT", "TRACKING", "ON", *options).raw  # type: ignore[arg-type]
+    finally:
+        direct.call("ACL", "SETUSER", "default", "+client|tracking")
+    assert found.startswith(b"-NOPERM")
+    assert client.call("SELECT", "0").plain == b"OK"
+    assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
+    assert client.call("SELECT", "1").is_error
+    assert client.call("CLIENT", "TRACKING", "ON", "BCAST").is_error  # it goes on to track without
+    assert client.call("SELECT", "1").is_error
+    client.call("GET", "a")
+    direct.call("SET", "a", "1")
+    assert is_of(client.read(), b"a")
+
+
 def test_tracking_in_resp2_sends_nothing_before_hello_3(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client:
         assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"

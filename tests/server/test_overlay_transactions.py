@@ -46,6 +46,17 @@ def test_exec_without_watch_needs_no_dedicated_connection(swap: Swap, direct: Co
         assert swap.info()["upstream_pinned"] == "0"
 
 
+def test_refused_watch_watches_nothing(swap: Swap, direct: Connection) -> None:
+    with swap.proxy.connect() as client:
+        assert direct.call("ACL", "SETUSER", "default", "-watch").plain == b"OK"
+        try:
+            assert client.call("WATCH", "a").raw.startswith(b"-NOPERM")
+        finally:
+            direct.call("ACL", "SETUSER", "default", "+watch")
+        assert client.call("SELECT", "1").plain == b"OK"
+        assert call_each(client, "WATCH a", "MULTI", "SET a 1", "EXEC")[-1] == [b"OK"]
+
+
 def test_redis_py_pipelines_cover_both_backends(swap: Swap, direct: Connection) -> None:
     for protocol in (2, 3):
         with redis.Redis(port=swap.proxy.port, protocol=protocol) as client:

@@ -107,6 +107,8 @@ class Listening:
             )
         command.check_arity(request)
         check_rights(context, routed, request)
+        if context.session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
+            return False  # the proxy refuses it: not all nodes of a Redis Cluster would, which have no subscription
         return self.subscriptions.needs_upstream(routed.name, request, context.session)
 
     # -- requests of other clients ------------------------------------------------------------------------------------

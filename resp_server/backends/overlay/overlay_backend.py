@@ -48,7 +48,7 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.session.session import RESP2, Session
+from resp_server.session.session import Session
 from state_backend import VERSION
 
 ACL_LOAD = (b"ACL", b"LOAD")
@@ -284,9 +284,8 @@ class OverlayBackend:
         if routed.policy.kills_a_script:
             for pool in self._sender.upstream_of(session).masters:
                 pool.dedicated.open(session.id, session.protocol)
-        is_subscriber = session.subscriptions is not None and session.protocol == RESP2
         # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
-        if is_subscriber and not routed.policy.runs_while_subscribed:
+        if session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
             if route.destination is not Destination.UPSTREAM:
                 return False
             if self._sender.upstream_of(session).node_count > 1:  # maybe it is no subscriber of the key's node

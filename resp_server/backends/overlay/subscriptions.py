@@ -41,6 +41,7 @@ from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions
+from resp_server.session.tracking import TrackingState
 
 RESET = pack((b"RESET",))
 LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
@@ -149,11 +150,14 @@ class OverlaySubscriptions:
         replies = []
         for part, own in zip(parts, dedicated, strict=True):
             replies.append(ReplyFuture())
-            sent = UpstreamRequest(pack(part.request), replies[-1], 0, is_read=False)
+            sink = own.marked(
+                replies[-1],
+                is_monitor=own.is_monitor or policy_of(name).role is Role.MONITOR,
+                is_for_messages=own.is_for_messages or part.is_main,
+                is_at_all_masters=own.is_at_all_masters or part.is_at_all_masters,
+            )
+            sent = UpstreamRequest(pack(part.request), sink, 0, is_read=False)
             sent.confirmations = part.confirmations
-            own.is_monitor |= policy_of(name).role is Role.MONITOR
-            own.is_for_messages |= part.is_main
-            own.is_at_all_masters |= part.is_at_all_masters
             own.send_request(sent, session.protocol)
         cut = partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only")
         confirmed = partial(self._confirmed, session.id)
@@ -224,10 +228,12 @@ class OverlaySubscriptions:
 
     def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send CLIENT TRACKING to all nodes that have keys, or where it is on; the reply is the first error, or OK."""
-        is_on, target = request[2].upper() == b"ON", TrackingOptions.of(request[3:]).redirect
-        if target and target not in self._sessions:
+        is_on, options = request[2].upper() == b"ON", TrackingOptions.of(request[3:])
+        if options.redirect and options.redirect not in self._sessions:
             raise no_such_client()
-        tracking = Tracking(request, bool(target)) if is_on else Tracking(request[:3])
+        if is_on:  # what the proxy refuses is not on at the upstream, either
+            options.check(session.tracking_state or TrackingState())
+        tracking = Tracking(request, bool(options.redirect)) if is_on else Tracking(request[:3])
         upstream = self._upstream_of(session)
         upstream.on_moved, upstream.on_push = self._forget_cached, self._push
         tracking_pools = self._tracking_pools(session)  # of a node, too, that only a MOVED has named so far

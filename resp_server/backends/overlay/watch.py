@@ -12,6 +12,7 @@ from resp_server.backends.routing.router import Route
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.watch import watch_states
 from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
+from resp_server.forwarding.raw_replies import is_error
 from resp_server.forwarding.reply_sinks import Defer
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import CrossSlotError
@@ -48,16 +49,24 @@ async def watch_both(
     targets = [(cluster_of(key), key) for key in ours]
     from_states = [started(watch_states(session.watched, targets))] if targets else []
     from_upstream = started(_watch_upstream(upstream, dedicated, sent, session.protocol))
-    dedicated.watched.update(theirs)
     return await joined([from_upstream, *from_states], lambda replies: replies[0], defer)
 
 
 async def _watch_upstream(
     upstream: Upstream, dedicated: DedicatedConnection, request: Request, protocol: int
 ) -> Answer:
-    future = ReplyFuture()
+    """Watch keys at the upstream, which watches none of them if it refuses the request."""
+    future, new = ReplyFuture(), set(request[1:]) - dedicated.watched
     dedicated.send_request(UpstreamRequest(pack(request), future, 0, is_read=False), protocol)
-    return Answer(upstream.checked((await future).reply))
+    dedicated.watched |= new
+    try:
+        reply = upstream.checked((await future).reply)
+    except Exception:
+        dedicated.watched -= new
+        raise
+    if is_error(reply):
+        dedicated.watched -= new
+    return Answer(reply)
 
 
 def _watches(pool: UpstreamPool, session: Session) -> bool:

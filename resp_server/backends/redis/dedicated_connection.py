@@ -6,7 +6,8 @@ order. It is closed with the client, or if another client needs one and this one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from resp_server.backends.redis.breaker import Breaker
@@ -52,8 +53,8 @@ class DedicatedConnection(UpstreamConnection):
         upstream_id: The id that CLIENT UNBLOCK at the upstream takes; None: it is not known.
         watched: The keys that WATCH watches there.
         is_dirty: One of them has another owner now, so EXEC must run nothing.
-        is_monitor: MONITOR was sent.
-        is_tracking: CLIENT TRACKING ON was sent.
+        is_monitor: MONITOR was sent, and not refused.
+        is_tracking: CLIENT TRACKING ON was sent, and not refused.
         has_module_subscription: A module's command may have subscribed the connection.
         is_for_messages: The client gets messages of channels from this node, not only notifications and messages of
             shards.
@@ -115,6 +116,19 @@ class DedicatedConnection(UpstreamConnection):
         waiting, self.upstream_id, self._wait_for_id = self._wait_for_id or (), upstream_id, None
         for then in waiting:
             then(upstream_id)
+
+    def marked(self, sink: ReplySink, **marks: bool) -> ReplySink:
+        """Set attributes as the request does that is sent next; return the sink for its reply.
+
+        A refused request changes nothing at the upstream. So after an error the attributes are as before.
+        """
+        before = {name: getattr(self, name) for name in marks}
+        self._mark(marks)
+        return _MarkingSink(sink, partial(self._mark, before))
+
+    def _mark(self, marks: Mapping[str, bool]) -> None:
+        for name, is_set in marks.items():
+            setattr(self, name, is_set)
 
     def send_request(self, request: UpstreamRequest, protocol: int) -> None:
         """Send a request in a version of the protocol, which the client may have changed."""
@@ -403,6 +417,26 @@ class _IdSink(_Discard):
 
     def fail(self, index: int, error: Exception) -> None:
         self._connection.set_upstream_id(None)
+
+
+class _MarkingSink(ReplySink):
+    """Takes the reply to a request that has marked its connection.
+
+    Args:
+        unmark: Called if the request is refused.
+    """
+
+    def __init__(self, sink: ReplySink, unmark: Callable[[], None]) -> None:
+        self._sink, self._unmark = sink, unmark
+
+    def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
+        if is_error(reply):
+            self._unmark()
+        self._sink.put(index, reply, epochs)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._unmark()
+        self._sink.fail(index, error)
 
 
 class _WaitSink(_Discard):

@@ -65,27 +65,27 @@ class TrackingRequest:
     def send(self, dedicated: DedicatedConnections, client: int) -> None:
         """Send the request, over connections that are made if there are none; ReplyError: too many clients have one."""
         own = dedicated.open(client, self.protocol)
-        own.is_tracking = self.tracking.request[2].upper() == b"ON"
+        sink = own.marked(self.sink, is_tracking=self.tracking.request[2].upper() == b"ON")
         if self.tracking.is_redirected:
             listener = dedicated.open_listener(client)
-            listener.is_tracking = True
-            listener.with_upstream_id(partial(self._send_redirected, own))
+            sink = listener.marked(sink, is_tracking=True)
+            listener.with_upstream_id(partial(self._send_redirected, own, sink))
             return
         former = dedicated.listener_of(client)
         if former is not None:
-            former.is_tracking = False
-        self._send(own, self.tracking.request)
+            sink = former.marked(sink, is_tracking=False)
+        self._send(own, self.tracking.request, sink)
 
-    def _send(self, own: DedicatedConnection, request: Request) -> None:
-        own.send_request(UpstreamRequest(pack(request), self.sink, self.index, is_read=False), self.protocol)
+    def _send(self, own: DedicatedConnection, request: Request, sink: ReplySink) -> None:
+        own.send_request(UpstreamRequest(pack(request), sink, self.index, is_read=False), self.protocol)
 
-    def _send_redirected(self, own: DedicatedConnection, listener_id: int | None) -> None:
+    def _send_redirected(self, own: DedicatedConnection, sink: ReplySink, listener_id: int | None) -> None:
         request = self.tracking.request
         if listener_id is None:
             error = GenericError("the upstream has not replied to CLIENT ID, which REDIRECT needs")
-            self.sink.fail(self.index, error)
+            sink.fail(self.index, error)
         elif self.is_wanted():
-            self._send(own, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)))
+            self._send(own, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)), sink)
 
 
 def _redirected(options: Iterator[bytes], target: bytes) -> Iterator[bytes]:
