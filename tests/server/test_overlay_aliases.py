@@ -343,6 +343,19 @@ def test_notifications_follow_changed_alias_in_order(swap: Swap) -> None:
             assert sparkis(swap.proxy, "reload").returncode == 0
 
 
+@pytest.mark.usefixtures("changed")
+def test_notifications_have_aliases_after_reload_of_same_rules(swap: Swap) -> None:
+    with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
+        client.call("HELLO", 3)
+        client.call("PSUBSCRIBE", "__keyspace@0__:dash/1/*")
+        assert sparkis(swap.proxy, "reload").returncode == 0
+        with swap.proxy.connect() as other:
+            other.call("PSUBSCRIBE", "__keyspace@0__:other*")
+        publish(swap, score(1, b"7"), fact(1, b"f"))
+        read_until(client, [(b"__keyspace@0__:dash/1/" + name, b"set") for name in (b"score", b"apdex", b"errors")])
+
+
 def read_until_reply(client: Connection) -> tuple[list[Reply], Reply]:
     pushes = []
     while (found := client.read()).type == ">":

@@ -117,6 +117,12 @@ def test_cluster_transaction_runs_at_master_of_its_keys(proxy: Running, client: 
             b"QUEUED",
             None,
         ]
+    assert [client.call(*line.split()).plain for line in ("WATCH t2", "WATCH", "WATCH t1", "UNWATCH")] == [
+        b"OK",
+        b"ERR wrong number of arguments for 'watch' command",
+        b"CROSSSLOT Keys in request don't hash to the same slot",
+        b"OK",
+    ]
     client.call("MULTI")
     client.call("SET", "a", "1")
     client.call("SET", "b", "1")

@@ -24,7 +24,7 @@ from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.immediate import QUEUED
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.pipeline.transactions import BackendExec, Watched
-from resp_server.protocol.errors import GenericError
+from resp_server.protocol.errors import GenericError, wrong_arity
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import Session
 from resp_server.session.transaction import Transaction
@@ -73,6 +73,8 @@ class OverlayTransactions:
     def watch(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> None:
         """Add the pending reply to a WATCH whose keys are not all states' keys under their own names."""
         session = context.session
+        if not route.routed.facts.has_arity_of(request):
+            raise wrong_arity(route.routed.name)
         batch.is_last = True
         if route.destination is Destination.ALIASED and route.request is not None:
             self._servers.watch(context, route.request, batch)

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from time import perf_counter_ns
 
-from resp_server.backends.routing.rules import Rule
+from resp_server.backends.routing.rules import Rule, Rules
 from resp_server.backends.servers.aliased_keys import AliasedKeys, may_name
 from resp_server.backends.servers.field_notifications import HASH_CLASS
 from resp_server.backends.servers.message_delivery import MessageDelivery
@@ -56,7 +56,9 @@ class PubsubRelay:
         self._messages = MessageDelivery(server, aliases)
         # The number of clients' channels and patterns that need each of the relay's own patterns.
         self._needed: Counter[bytes] = Counter()
-        self._counted_for: object = None  # the rules and events for which the above was made
+        # The rules and events for which the above was made. Rules that were read again name keys by new objects.
+        self._counted_rules: Rules | None = None
+        self._counted_events = ""
         self._clusters = clusters
         self._pubsub = server.message_bus.pubsub
         # By (application, address). A server limits the subscriptions of a connection, so there may be several.
@@ -114,11 +116,10 @@ class PubsubRelay:
         """Take the current rules and setting; tell whether the patterns have changed."""
         if self._aliases is None:
             return False
-        events = self.server.config.notify_keyspace_events
-        rules_and_events = (self._aliases.rules, events)
-        if self._counted_for == rules_and_events:
+        rules, events = self._aliases.rules, self.server.config.notify_keyspace_events
+        if self._counted_rules is rules and self._counted_events == events:
             return False
-        self._counted_for = rules_and_events
+        self._counted_rules, self._counted_events = rules, events
         sources = self._aliases.sources(has_keyspace="K" in events)
         self._changed |= dict.fromkeys(
             (SubscriptionKind.PATTERN, source) for source in {*self._messages.sources, *sources}
