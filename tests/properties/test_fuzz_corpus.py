@@ -22,6 +22,9 @@ from resp_server.command.table import Command
 from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.protocol.replies import Pending
 
+# A server that has stopped leaves no coroutine behind that waits: its end in garbage collection would be an error.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.fixture(scope="module")
 def subject() -> Iterator[Subject]:

@@ -12,9 +12,7 @@ longer pins it, replies NOEPOCH. Then all transactions are sent again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from resp_server.backends.servers.request_policy import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey
@@ -26,7 +24,7 @@ from resp_server.backends.servers.transaction_plan import (
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.forwarding.answers import Answer, Called, Turns, all_of, in_steps
+from resp_server.forwarding.answers import Answer, Turns, all_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.batched import resolved
@@ -209,10 +207,9 @@ class Attempts:
         self._pause_s, self._losses = PAUSE_S, 0
 
     async def pause(self, reason: str) -> None:
-        """Wait before the next attempt; TryAgainError with a reason if the deadline would be over then."""
-        if self._cluster.access.clock() + self._pause_s > self._deadline_s:
+        """Wait before the next attempt; TryAgainError if the deadline would be over, or the proxy stops."""
+        if not await self._cluster.pause(self._deadline_s, self._pause_s):
             raise TryAgainError(reason)
-        await Called(partial(asyncio.get_running_loop().call_later, self._pause_s))
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def may_follow_loss(self, transaction: ServerTransaction) -> bool:

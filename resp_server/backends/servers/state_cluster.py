@@ -84,6 +84,7 @@ class StateCluster:
 
     def __post_init__(self) -> None:
         self._is_stopping = False
+        self._pauses: dict[Callable[[], None], None] = {}  # the functions that end them
         self._refreshing: set[str] = set()
         self._server_addresses: frozenset[str] = frozenset()
         self._active, self._min_epochs = ActiveServers(), MinEpochs()
@@ -108,6 +109,8 @@ class StateCluster:
         """Close all connections."""
         self._is_stopping = True
         self._checking.cancel()
+        for end_pause in list(self._pauses):  # else what waits for it would never end
+            end_pause()
         for connection in list(self.connections.values()):
             connection.close()
         self.long_replies.stop()
@@ -189,12 +192,21 @@ class StateCluster:
         """Return the server that answers for a master's shard now."""
         return self._active.of(master)
 
-    async def pause(self, deadline_s: float) -> bool:
+    async def pause(self, deadline_s: float, pause_s: float = AGREE_PAUSE_S) -> bool:
         """Pause before a retry; return False at once if the deadline would be over then, or the proxy stops."""
-        can_pause = not self._is_stopping and self.access.clock() + AGREE_PAUSE_S <= deadline_s
-        if can_pause:
-            await Called(partial(asyncio.get_running_loop().call_later, AGREE_PAUSE_S))
-        return can_pause
+        if self._is_stopping or self.access.clock() + pause_s > deadline_s:
+            return False
+        await Called(partial(self._begin_pause, pause_s))
+        return not self._is_stopping
+
+    def _begin_pause(self, pause_s: float, then: Callable[[], None]) -> None:
+        def end() -> None:
+            timer.cancel()
+            del self._pauses[end]
+            then()
+
+        timer = asyncio.get_running_loop().call_later(pause_s, end)
+        self._pauses[end] = None
 
     async def _send_after_pause(self, request: ServerRequest, error: bytes, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Send a request again after a pause; if its deadline would be over then, its sink gets an error."""
