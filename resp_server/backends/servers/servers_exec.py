@@ -207,7 +207,7 @@ class Attempts:
         self._pause_s, self._losses = PAUSE_S, 0
 
     async def pause(self, reason: str) -> None:
-        """Wait before the next attempt; TryAgainError if the deadline would be over, or the proxy stops."""
+        """Wait before the next attempt; TryAgainError if the deadline would be over then, or the proxy stops."""
         if not await self._cluster.pause(self._deadline_s, self._pause_s):
             raise TryAgainError(reason)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)

@@ -23,6 +23,7 @@ from resp_server.backends.servers.long_replies import LongReplies
 from resp_server.backends.servers.min_epochs import MinEpochs
 from resp_server.backends.servers.replica_choice import ActiveServers, Change
 from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
+from resp_server.backends.servers.retry_pauses import RetryPauses
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.server_stores import ServerStores
@@ -30,7 +31,7 @@ from resp_server.backends.servers.slot_connections import SlotConnections
 from resp_server.backends.servers.slot_map import NO_TERM, SlotMap
 from resp_server.backends.servers.stalled_jobs import StalledJobs
 from resp_server.cluster.topology import Topology, TopologyError
-from resp_server.forwarding.answers import Called, ReplyFuture, in_background
+from resp_server.forwarding.answers import ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import Defer
 from resp_server.forwarding.reply_splitter import PING, pack
@@ -84,7 +85,7 @@ class StateCluster:
 
     def __post_init__(self) -> None:
         self._is_stopping = False
-        self._pauses: dict[Callable[[], None], None] = {}  # the functions that end them
+        self._pauses = RetryPauses()
         self._refreshing: set[str] = set()
         self._server_addresses: frozenset[str] = frozenset()
         self._active, self._min_epochs = ActiveServers(), MinEpochs()
@@ -109,8 +110,7 @@ class StateCluster:
         """Close all connections."""
         self._is_stopping = True
         self._checking.cancel()
-        for end_pause in list(self._pauses):  # else what waits for it would never end
-            end_pause()
+        self._pauses.stop()
         for connection in list(self.connections.values()):
             connection.close()
         self.long_replies.stop()
@@ -194,19 +194,7 @@ class StateCluster:
 
     async def pause(self, deadline_s: float, pause_s: float = AGREE_PAUSE_S) -> bool:
         """Pause before a retry; return False at once if the deadline would be over then, or the proxy stops."""
-        if self._is_stopping or self.access.clock() + pause_s > deadline_s:
-            return False
-        await Called(partial(self._begin_pause, pause_s))
-        return not self._is_stopping
-
-    def _begin_pause(self, pause_s: float, then: Callable[[], None]) -> None:
-        def end() -> None:
-            timer.cancel()
-            del self._pauses[end]
-            then()
-
-        timer = asyncio.get_running_loop().call_later(pause_s, end)
-        self._pauses[end] = None
+        return self.access.clock() + pause_s <= deadline_s and await self._pauses.pause(pause_s)
 
     async def _send_after_pause(self, request: ServerRequest, error: bytes, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Send a request again after a pause; if its deadline would be over then, its sink gets an error."""
