@@ -1,209 +1,256 @@
-"""Run our programs as forks of a process that has imported them: an eighth of the processor time of a new Python.
+"""Our programs that tests start are forks of a process that has imported them.
 
+    use_forks()
+    subprocess.run([sys.executable, "-m", "sparkis", "health", "--port", "7379"])
     process = forked(["-m", "resp_server.programs.serve", "--port", "0"], environment)
 
-The tests start a thousand servers, and each server starts appliers and workers. Half of the processor time of a test of
-a server was Python's start and its imports. A fork runs what a new Python with the same arguments would: a module, a
-script or code, with the caller's environment, folder and stderr. So do the children of a fork (see `compat.nursery`).
-What a start itself does is tested where tests run the commands of users.
+The tests start thousands of processes, and each server starts appliers and workers. Half of the processor time of a
+test of a server was Python's start and its imports; a fork takes an eighth of it. A fork runs what a new Python would,
+with the arguments, environment, folder and descriptors that `subprocess.Popen` was given, as a child of the process
+that asked for it. What a start itself does is tested where tests run the commands of users (`sparkis serve`, an
+installed package, an example), and where a program's environment has STARTS.
+
+A fork server has no threads and no open stores. That of the tests is a new Python, and a program that starts children
+forks one before it begins. A fork server forks twice, and the process between the two ends. Meanwhile the process that
+asks takes orphans, so the fork becomes its child: it waits for it and signals it as usual.
 """
 
 from __future__ import annotations
 
-import gc
+import asyncio
+import inspect
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from ctypes import CDLL
 from functools import cache
-from importlib import import_module
 from threading import Lock
+from typing import Any, NoReturn
 
-from compat import nursery
-from compat.forked_program import ARGUMENT_BYTES_MAX, IMPORTED, run_to_end, show_arguments
+from compat.forked_child import Child
+from compat.forked_program import ARGUMENT_BYTES_MAX, PROGRAMS, import_programs, place, run_to_end, show_arguments
 
+MODULE = "compat.fork_server"
+# In the environment of a program that is started, as are its children: a test is about a start itself, or reads the
+# environment that the kernel shows.
+STARTS = "TESTS_OF_SPARKIS_START_PROGRAMS"
+# The programs that start children. (`sparkis serve` becomes a supervisor, which starts a new Python.)
+PARENTS = ("serve", "state_server", "worker", "proxy")
+# The subcommands of `sparkis` that are started: a signal ends them, also while they start, or they start Spark.
+STARTED = frozenset({"attach", "demo", "proxy", "registry", "serve", "state-server", "top", "ui"})
 # The arguments and the environment of a program, which the kernel passes as one message (guess).
 REQUEST_BYTES_MAX = 1 << 17
+DESCRIPTORS_MAX = 64
+PR_SET_CHILD_SUBREAPER = 36
+# The arguments of `Popen._execute_child` that are the ends of pipes.
+PIPE_ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
-class ForkedProcess:
-    """A running fork, with the methods of `subprocess.Popen`; stdin and stdout are pipes."""
+class Process(subprocess.Popen[Any]):
+    """A process as `subprocess.Popen` starts it, or a fork if it is one of our programs.
 
-    def __init__(self, pid: int, status: int, stdin: int, stdout: int, arguments: Sequence[str]) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self.stdin = open(stdin, "wb")  # noqa: SIM115  # its user closes it
-        self.stdout = open(stdout, "rb")  # noqa: SIM115
-        self._status = open(status, "rb")  # noqa: SIM115
-        self._arguments = arguments
+    It overrides the method of Python 3.11 to 3.14 that starts a child. All others are right for a fork, too.
+    """
 
-    def __repr__(self) -> str:
-        return f"<forked: {' '.join(self._arguments[:2])}, process {self.pid}, exit code {self.returncode}>"
+    def _execute_child(self, *given: Any, **more: Any) -> None:
+        start = inspect.signature(super()._execute_child).bind(*given, **more).arguments  # type: ignore[misc]
+        if not self._is_forked(start):
+            super()._execute_child(*given, **more)  # type: ignore[misc]
+            return
+        environment = dict(os.environ if start["env"] is None else start["env"])
+        standard = (start["p2cread"], start["c2pwrite"], start["errwrite"])
+        passed = {number: end if end != -1 else number for number, end in enumerate(standard)}
+        passed |= {number: number for number in start["pass_fds"]}
+        request = {
+            "arguments": [os.fspath(word) for word in start["args"]][1:],
+            "environment": environment,
+            "folder": os.path.abspath(start["cwd"] or os.curdir),
+            "is_new_session": bool(start["start_new_session"]),
+            "process_group": start["process_group"],
+            "blocked_signals": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))],
+            "descriptors": [*passed],
+        }
+        self.pid = _server_for(environment).start(request, [*passed.values()])
+        self._child_created = True
+        self._close_pipe_fds(*(start[name] for name in PIPE_ENDS))  # type: ignore[attr-defined]
 
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
-        return self.returncode if self._has_ended(0) else None
+    def _is_forked(self, start: Mapping[str, Any]) -> bool:
+        return is_forked(start)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit code, or minus the signal. TimeoutExpired after `timeout` seconds."""
-        if not self._has_ended(timeout):
-            raise subprocess.TimeoutExpired(list(self._arguments), timeout or 0.0)
-        assert self.returncode is not None
-        return self.returncode
 
-    def _has_ended(self, timeout: float | None) -> bool:
-        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            self.returncode = int(self._status.read())
-            self._status.close()
-        return self.returncode is not None
+class ForkedProcess(Process):
+    """A fork that runs a program of any kind: `-m` and a module, `-c` and code, or a file."""
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, if it runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+    def _is_forked(self, start: Mapping[str, Any]) -> bool:
+        return sys.platform == "linux"
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+def is_forked(start: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of `Popen` start one of our programs, in a way that a fork can."""
+    args = start["args"]
+    if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)) or len(args) < 3:
+        return False
+    is_command = args[2] == "sparkis" and not STARTED & {*args[3:4]}
+    is_ours = args[0] == sys.executable and args[1] == "-m" and (args[2] in PROGRAMS or is_command)
+    is_plain = not start["shell"] and start["executable"] is None and start["preexec_fn"] is None
+    return is_ours and is_plain and STARTS not in (os.environ if start["env"] is None else start["env"])
+
+
+def use_forks() -> None:
+    """Have this process start our programs as forks from now on, whatever module of it starts them."""
+    subprocess.Popen = Process  # type: ignore[misc]
+    asyncio.create_subprocess_exec = _started  # type: ignore[assignment]
+
+
+_started_by_asyncio = asyncio.create_subprocess_exec
+# The options of `asyncio.create_subprocess_exec` that a fork can have.
+PLAIN = {"shell": False, "executable": None, "preexec_fn": None, "env": None}
+
+
+async def _started(*command: str, limit: int = 1 << 16, **options: Any) -> Any:
+    """Start a child as `asyncio.create_subprocess_exec` does: one of our programs as a fork."""
+    if not is_forked({"args": command, **PLAIN, **options}):
+        return await _started_by_asyncio(*command, limit=limit, **options)
+    child = Child(Process(command, bufsize=0, **options))
+    await child.connect(limit)
+    return child
+
+
+def forked(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Run a program with the arguments that a Python takes; stdin and stdout are pipes."""
+    pipe = subprocess.PIPE
+    return ForkedProcess([sys.executable, *arguments], stdin=pipe, stdout=pipe, env=environment)
 
 
 class ForkServer:
-    """The process that forks. It ends when the process that started it does."""
+    """A process that forks, as the one that asks sees it. It ends when the latter does."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._lock = Lock()
-        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
-            # The last argument is room for the arguments of forks (see `show_arguments`).
-            command = [sys.executable, "-m", "compat.fork_server", str(other.fileno()), " " * ARGUMENT_BYTES_MAX]
-            # Not waited for: it ends with this process.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()], env=dict(environment)
-            )
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests, self._lock = requests, Lock()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        """Run a program."""
-        request = json.dumps({"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()})
-        (stdin, ours_in), (ours_out, stdout), (ours_status, status) = os.pipe(), os.pipe(), os.pipe()
-        theirs = [stdin, stdout, 2, status]
+    def start(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Run a program as a child of this process; return its process id.
+
+        Args:
+            request: What `_become` takes.
+            descriptors: Those of the program, in the order of the request's numbers.
+        """
         with self._lock:
-            socket.send_fds(self._socket, [request.encode()], theirs)
-            pid = int(self._socket.recv(64))
-        for descriptor in (stdin, stdout, status):
-            os.close(descriptor)
-        return ForkedProcess(pid, ours_status, ours_in, ours_out, arguments)
+            take_orphans(True)
+            socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
+            pid = int(self._requests.recv(64))
+            take_orphans(False)
+        return pid
 
 
-@cache
-def _fork_server(is_pure: bool) -> ForkServer:
-    """Return this process's fork server. is_pure: it has not imported the compiled core."""
-    environment = dict(os.environ)
-    environment.pop("SPARKIS_PURE", None)
-    return ForkServer(environment | ({"SPARKIS_PURE": "1"} if is_pure else {}))
+def take_orphans(is_wanted: bool) -> None:
+    """Have the kernel make the orphans among this process's descendants its children from now on, or not."""
+    CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)
+
+
+# The fork server that this process, a fork, has forked before its program began.
+_own: list[ForkServer] = []
+
+
+def _server_for(environment: Mapping[str, str]) -> ForkServer:
+    with _lock:
+        return _own[0] if _own else _started_server("SPARKIS_PURE" in environment, os.getpid())
 
 
 _lock = Lock()
 
 
-def forked(arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-    """Run a program with the arguments that a Python takes: `-m` and a module, `-c` and code, or a file."""
-    with _lock:
-        server = _fork_server("SPARKIS_PURE" in environment)
-    return server.start(arguments, environment)
+@cache
+def _started_server(is_pure: bool, pid: int) -> ForkServer:
+    """Start the fork server of a process of tests. is_pure: it does not import the compiled core."""
+    environment = {name: text for name, text in os.environ.items() if name != "SPARKIS_PURE"}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # The last argument is room for the arguments of forks (see `show_arguments`). Nothing waits for this process.
+        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), " " * ARGUMENT_BYTES_MAX]
+        environment |= {"SPARKIS_PURE": "1"} if is_pure else {}
+        _servers.append(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+        )
+    return ForkServer(ours)
 
 
-class _Children:
-    """The running forks of a fork server, whose ends it reports."""
-
-    def __init__(self) -> None:
-        self._status: dict[int, int] = {}
-        self.woken, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *ignored: None)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-
-    def add(self, pid: int, status: int) -> None:
-        self._status[pid] = status
-
-    def reap(self) -> None:
-        """Report the exit codes of all that have ended."""
-        self.woken.recv(4096)
-        while self._status:
-            pid, waited = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            status = self._status.pop(pid)
-            try:
-                os.write(status, b"%d" % os.waitstatus_to_exitcode(waited))
-            except BrokenPipeError:  # nobody wants to know
-                pass
-            os.close(status)
-
-    def leave(self) -> None:
-        """Forget all of it, in a fork."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for each in (self.woken, self._waker):
-            each.close()
-        for status in self._status.values():
-            os.close(status)
+_servers: list[subprocess.Popen[bytes]] = []
 
 
-def _fork_on_request(requests: socket.socket) -> bytes:
-    """Fork for each request until the other side is closed. Return the request in the fork, and nothing at the end."""
-    children = _Children()
+def begin(arguments: Sequence[str]) -> None:
+    """Fork the fork server of this process, a fork itself, if it runs a program that starts children."""
+    if not (arguments[0] == "-m" and arguments[1].rpartition(".")[2] in PARENTS) or STARTS in os.environ:
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        show_arguments(["-m", MODULE])
+        _fork_on_request(theirs)
+    theirs.close()
+    _own.append(ForkServer(ours))
+    use_forks()
+
+
+def _fork_on_request(requests: socket.socket) -> NoReturn:
+    """Fork for each request until the process that asks has ended; run the program in the fork."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the process that asks, whose end ends this one
     while True:
-        ready, _, _ = select.select([requests, children.woken], [], [])
-        if children.woken in ready:
-            children.reap()
-        if requests not in ready:
-            continue
-        request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
+        request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
         if not request:
-            return b""
-        pid = os.fork()
-        if not pid:
-            children.leave()
-            os.close(descriptors.pop())
-            for standard, descriptor in enumerate(descriptors):
-                os.dup2(descriptor, standard)
-        for descriptor in descriptors[:3]:
-            os.close(descriptor)
-        if not pid:
-            return request
-        children.add(pid, descriptors[3])
-        requests.send(b"%d" % pid)
+            os._exit(0)
+        (reading, writing), (begun, begin_it) = os.pipe(), os.pipe()
+        between = os.fork()
+        if not between:
+            if child := os.fork():
+                os.write(writing, b"%d" % child)
+                os._exit(0)
+            for each in (reading, writing, begin_it):
+                os.close(each)
+            requests.close()
+            os.read(begun, 1)  # until it is a child of the process that asks
+            os.close(begun)
+            _become(json.loads(request), descriptors)
+        os.close(writing)
+        os.waitpid(between, 0)
+        os.close(begin_it)
+        pid = os.read(reading, 64)
+        for each in (reading, begun, *descriptors):
+            os.close(each)
+        requests.send(pid)
+
+
+def _become(told: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """Run a program in this process, a fork."""
+    if told["is_new_session"]:
+        os.setsid()
+    if told["process_group"] != -1:
+        os.setpgid(0, told["process_group"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, told["blocked_signals"])
+    place(descriptors, told["descriptors"])
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["folder"])
+    show_arguments(told["arguments"])
+    begin(told["arguments"])
+    run_to_end(told["arguments"])
 
 
 def main() -> None:
     """Import all programs, and run each request in a fork."""
-    for name in IMPORTED:
-        import_module(name)
-    for name in IMPORTED:
-        del sys.modules[name]  # what it imports stays; `runpy` runs it as `__main__`, and warns if it is imported
-    gc.collect()
-    gc.freeze()  # a collection in a fork would write to all pages
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    with socket.socket(fileno=int(sys.argv[1])) as requests:
-        request = _fork_on_request(requests)
-    if request:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        told = json.loads(request)
-        os.environ.clear()
-        os.environ.update(told["environment"])
-        os.chdir(told["folder"])
-        show_arguments(told["arguments"])
-        nursery.begin(told["arguments"])
-        run_to_end(told["arguments"])
+    import_programs()
+    _fork_on_request(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":
-    main()
+    from compat import fork_server  # forks find the module by its name, and not only as `__main__`
+
+    fork_server.main()

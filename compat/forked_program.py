@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
+import gc
 import os
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -19,8 +22,39 @@ IMPORTED = (
     "state_backend.apply.applier",
     "state_backend.apply.compactor",
 )
+# The modules that are run as programs. Those of the former are removed from `sys.modules` before they run.
+PROGRAMS = frozenset(IMPORTED) | {"state_backend.attach.shard"}
+# The modules of the subcommands of `sparkis` that are forks.
+OF_COMMANDS = (
+    "spark_hooks.cli",
+    "spark_hooks.config_command",
+    *(f"resp_server.programs.{name}" for name in ("configuration", "health", "status", "stop", "swap_check")),
+    *(f"state_backend.{name}" for name in ("attach.shard", "log.visibility")),
+)
+# A fork's descriptors get their numbers from numbers that none of them has.
+ASIDE = 512
 # The room for the arguments that `ps` shows (guess).
 ARGUMENT_BYTES_MAX = 4096
+
+
+def import_programs() -> None:
+    """Import all programs, and see to it that a fork runs each as `__main__`, and copies few pages."""
+    for name in (*IMPORTED, *OF_COMMANDS):
+        import_module(name)
+    for name in IMPORTED:
+        del sys.modules[name]  # what it imports stays; `runpy` warns if what it runs is imported
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to all pages
+
+
+def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give a fork's descriptors their numbers."""
+    aside = [fcntl.fcntl(each, fcntl.F_DUPFD, ASIDE) for each in descriptors]
+    for each in descriptors:
+        os.close(each)
+    for each, number in zip(aside, numbers, strict=True):
+        os.dup2(each, number)
+        os.close(each)
 
 
 def show_arguments(arguments: Sequence[str]) -> None:
@@ -57,6 +91,10 @@ def _exit_code_of(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        is_unbuffered = stream is sys.stderr or stream.isatty() or bool(os.environ.get("PYTHONUNBUFFERED"))
+        stream.reconfigure(line_buffering=is_unbuffered)  # type: ignore[union-attr]
+    sys.orig_argv = [sys.executable, *arguments]
     what, *given = arguments[1:] if arguments[0] in ("-m", "-c") else arguments
     sys.argv = [what, *given]
     if arguments[0] == "-m":

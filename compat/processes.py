@@ -20,9 +20,9 @@ def killed_at_end(command: list[Any], **options: Any) -> Iterator[subprocess.Pop
 
 
 def children_of(pid: int) -> dict[int, bytes]:
-    """Return the command lines of a process's children, but of its nursery (`compat.nursery`), by their process ids."""
+    """Return the command lines of a process's children, but its `compat.fork_server`, by their process ids."""
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with suppress(OSError):  # it may just have ended
             found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
-    return {child: line for child, line in found.items() if b"compat.nursery" not in line}
+    return {child: line for child, line in found.items() if b"compat.fork_server" not in line}

@@ -15,6 +15,7 @@ import pytest
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+from compat.fork_server import use_forks
 from resp_server.native import CORE
 from state_backend import log_lines
 from tests.forks import Forks
@@ -36,6 +37,9 @@ CLASSES = Path(sys.prefix) / "spark.jsa"
 if CLASSES.exists() and CLASSES.stat().st_size:
     SHORT_LIVED_JVM += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
+
+# Our programs that tests start are forks, unless a test says otherwise.
+use_forks()
 
 # No example has to be found, or run, within a time.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
-from compat.fork_server import ForkedProcess, forked
+from compat.fork_server import forked
 from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 
@@ -51,7 +51,7 @@ class Running:
     """A running server."""
 
     port: int
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: subprocess.Popen[bytes]
     password: str | None = None
     control_port: int = 0
     tls_port: int = 0
@@ -128,6 +128,7 @@ def sparkis_program(
     # Its standard input stays open: a child ends with its parent.
     process = forked([*program, "--child", "--loglevel", "error", *options], environment)
     with _stopped_at_the_end(process):
+        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"{program[-1]} does not start: exit code {process.wait()}")
@@ -181,7 +182,7 @@ def sparkis_proxy(
 
 
 @contextmanager
-def _stopped_at_the_end(process: subprocess.Popen[bytes] | ForkedProcess) -> Iterator[None]:
+def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from compat.fork_server import STARTS
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
@@ -40,7 +41,7 @@ class Running:
         ]
         command += ["--store", str(folder / "store")]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment() | {STARTS: "yes"}
         )
         assert self.process.stdout is not None
         self.client = Client("127.0.0.1", json.loads(self.process.stdout.readline())["port"], timeout_s=30)

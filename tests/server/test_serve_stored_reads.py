@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program
 from compat.conformance.wire import Connection, request
 from compat.examples import examples
-from compat.nursery import STARTS_CHILDREN
+from compat.fork_server import STARTS
 from compat.waiting import READ_PAUSE_S, eventually
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
@@ -37,7 +37,7 @@ COUNT = StateDescriptor("count", key="car", value="n")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with ExitStack() as stack:
         # The password of a state server is in its own environment only.
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS_CHILDREN, "yes")
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS, "yes")
         yield Scene(tmp_path_factory.mktemp("scene"), stack)
 
 

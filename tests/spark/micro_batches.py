@@ -66,6 +66,7 @@ def local_session(master: str, **settings: str) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         # Python workers of Spark connect within this time (15 s by default), also on a machine with other work.
         "spark.python.authenticate.socketTimeout": "300s",
+        "spark.python.daemon.module": "compat.spark_daemon",
     }
     builder = SparkSession.builder.master(master).appName("sparkis tests")
     for name, value in (quiet | settings).items():

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 import sparkis
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import Running, redis_server
+from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
@@ -79,8 +80,8 @@ def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
 
         pid, before = endpoint.pid, endpoint.url
         assert url not in Path(f"/proc/{pid}/cmdline").read_text()  # it may have a password
-        (state_server,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        os.kill(int(state_server), signal.SIGKILL)
+        (state_server,) = children_of(pid)
+        os.kill(state_server, signal.SIGKILL)
         rows.add({"k": "a", "v": 2})
         wait_for(client, "job:s:a", "2")
         assert client.get("session:2") == "bob"

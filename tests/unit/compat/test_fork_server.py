@@ -5,29 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from compat.fork_server import ForkedProcess, forked
+from compat.fork_server import STARTS, ForkedProcess, forked, is_forked
 from resp_server.native import CORE
 from tests.builders import put_value, value_state, write_log
 
 SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
 
 
-def output_of(process: ForkedProcess) -> bytes:
-    """Return what a process prints until it ends."""
-    process.stdin.close()
-    with process.stdout as stdout:
-        return stdout.read()
-
-
-def run(*arguments: str, **environment: str) -> tuple[bytes, int]:
+def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes, int]:
     """Return what a program prints, and its exit code."""
     process = forked(arguments, environment)
-    return output_of(process), process.wait()
+    return process.communicate(given)[0], process.wait()
 
 
 def test_a_program_has_the_callers_arguments_environment_and_folder(
@@ -40,10 +35,7 @@ def test_a_program_has_the_callers_arguments_environment_and_folder(
 
 
 def test_a_module_and_a_file_are_run_as_main(tmp_path: Path) -> None:
-    process = forked(["-m", "json.tool", "--compact"], {})
-    process.stdin.write(b"[1, 2]")
-    process.stdin.close()
-    assert output_of(process) == b"[1,2]\n" and process.wait() == 0
+    assert run("-m", "json.tool", "--compact", given=b"[1, 2]") == (b"[1,2]\n", 0)
     (file := tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
     assert run(str(file), "x") == (b"__main__ ['x']\n", 0)
 
@@ -65,17 +57,56 @@ def test_a_program_that_fails_says_why(ending: str, said: str, capfd: pytest.Cap
 def test_a_program_runs_until_its_input_ends_or_it_is_killed() -> None:
     waiting = "import sys; print('begins', flush=True); sys.stdin.read()"
     first, second = (forked(["-c", waiting], {}) for _ in range(2))
-    for each in (first, second):
-        assert each.stdout.readline() == b"begins\n" and each.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        first.wait(0)
-    first.stdin.close()
-    assert first.wait() == first.poll() == first.returncode == 0
-    second.send_signal(signal.SIGKILL)
-    assert second.wait() == -signal.SIGKILL
-    second.terminate()  # it has ended, and its number may be another process's
-    for each in (first, second):
-        assert output_of(each) == b""
+    with first, second:
+        for each in (first, second):
+            assert each.stdout is not None and each.stdout.readline() == b"begins\n" and each.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            first.wait(0)
+        assert first.communicate()[0] == b"" and first.poll() == first.returncode == 0
+        second.send_signal(signal.SIGKILL)
+        assert second.wait() == -signal.SIGKILL
+
+
+SHOWS_WHAT_IT_HAS = """
+import os, signal, sys
+blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+print(os.getppid(), os.getcwd(), os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), blocked, flush=True)
+os.write(int(sys.argv[1]), b"to its parent")
+print("an error", file=sys.stderr)
+"""
+
+
+def test_a_fork_has_what_popen_gives_a_new_process(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", SHOWS_WHAT_IT_HAS, str(writing)]
+    options: dict[str, Any] = {"cwd": tmp_path, "start_new_session": True, "pass_fds": [writing], "text": True}
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        for made in (subprocess.Popen, ForkedProcess):
+            process = made(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+            assert process.communicate()[0] == f"{os.getpid()} {tmp_path} True True True\nan error\n"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+        os.close(writing)
+    with open(reading) as pipe:
+        assert pipe.read() == "to its parent" * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "are_forks"),
+    [
+        ("-m sparkis health", True),
+        ("-m sparkis serve", False),
+        ("-m resp_server.programs.registry", True),
+        ("-m json.tool", False),
+        ("-c pass", False),
+    ],
+)
+def test_our_programs_are_forks_unless_a_signal_may_end_their_start(command: str, are_forks: bool) -> None:
+    start = {"args": [sys.executable, *command.split()], "shell": False, "executable": None, "preexec_fn": None}
+    assert is_forked({**start, "env": None}) == are_forks
+    assert not is_forked({**start, "env": {STARTS: "yes"}}) and not is_forked({**start, "env": None, "shell": True})
+    assert not is_forked({**start, "args": ["python3", *command.split()], "env": None})
 
 
 def test_programs_are_imported_already_with_the_core_or_without() -> None:
@@ -110,7 +141,9 @@ asyncio.run(main())
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("kill", -9)])
 def test_a_child_of_a_program_is_a_fork_and_a_child_of_the_program(tmp_path: Path, ending: str, code: int) -> None:
     write_log(tmp_path / "log", "j", [value_state("s")], [put_value("s", b"j:s:a", b"1")])
-    program = f"import runpy, sys; from compat import nursery; nursery.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
+    program = (
+        f"import runpy, sys; from compat import fork_server; fork_server.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
+    )
     printed, _ = run("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
     assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]
 
