@@ -49,6 +49,7 @@ def test_the_partitions_of_a_query_with_a_sink_may_change(
             assert client.hgetall(f"spread:s:{key}") == {"n": f"{run + 1}", "v": f"{number + run}"}
 
 
+@pytest.mark.slow
 def test_the_partitions_of_a_query_and_of_what_is_attached_to_it_may_change(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):

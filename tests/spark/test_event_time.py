@@ -99,6 +99,7 @@ def test_late_rows_come_to_the_same_as_all_rows_at_once(client: redis.Redis, bat
         assert everything(client, job) == expected(rows)
 
 
+@pytest.mark.slow
 def test_a_restart_and_a_replayed_batch_change_nothing(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, at timestamp, n int")
     rows.add({"k": "a", "at": "2024-05-01T10:05:00Z", "n": 5})
@@ -123,6 +124,7 @@ def test_a_restart_and_a_replayed_batch_change_nothing(client: redis.Redis, batc
     assert client.lrange("replayed:list:a", 0, -1) == ["1", "3", "5", "9"]
 
 
+@pytest.mark.slow
 def test_the_policies_of_ties_and_of_late_rows(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, t int, v string")
     for value, time in (("one", 2), ("two", 2), ("late", 1), ("three", 3)):

@@ -129,6 +129,7 @@ def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
     assert lag(client, old_state)["held_back_epoch"] is None
 
 
+@pytest.mark.slow
 def test_it_is_shown_when_the_time_is_over(
     client: redis.Redis,
     numbers: DataFrame,

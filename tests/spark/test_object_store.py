@@ -76,6 +76,7 @@ def test_a_querys_log_may_lie_in_a_bucket(
     assert client.hget("bucket:last:s1", "temp") == "501"
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_is_lost_is_a_commit(
     proxy: FaultyProxy, spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ) -> None:

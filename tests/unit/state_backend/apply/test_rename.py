@@ -16,6 +16,7 @@ from state_backend.apply.applier import Applier
 from state_backend.apply.rename import rename
 from state_backend.apply.replay import read_snapshot
 from state_backend.codec.packed_map import pack
+from state_backend.log import fencing
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
@@ -34,6 +35,12 @@ STATES = (
 )
 CLOCK_MS = 1_700_000_000_000
 FAR_MS = 4_000_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for one more heartbeat of the last writer, and not for three seconds; `test_fencing.py` tests the wait."""
+    monkeypatch.setattr(fencing, "HEARTBEATS_MISSED_MAX", 0.01)
 
 
 # A writer that is not closed, and does not say that it lives.
