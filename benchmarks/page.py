@@ -82,7 +82,7 @@ def table(rows: Sequence[Row]) -> str:
         found = [_named(row), f"{text.ours} {row.unit}", *([text.peer, text.ratio] if has_peer else [])]
         found += [text.spread, text.budget + mark, *([text.cpu] if has_cpu else [])]
         lines.append(f"| {' | '.join(found)} |")
-    return "\n".join(lines) + "\n\n" + _measured(rows)
+    return "\n".join(lines) + "\n\n" + measured(rows)
 
 
 def _named(row: Row) -> str:
@@ -96,7 +96,7 @@ def description(row: Row) -> str:
     return "; ".join(filter(None, (row.note, peer)))
 
 
-def _measured(rows: Sequence[Row]) -> str:
+def measured(rows: Sequence[Row]) -> str:
     """Return when, how often and on which machine the rows were measured; rows of another machine are listed."""
     lines = []
     for machine in dict.fromkeys(row.machine for row in rows):

@@ -106,7 +106,8 @@ class SparkisProxied(Proxied):
         super().__init__(keys)
         log = folder / "log"
         self.writer = load_log(log, keys, has_maps_and_lists=False)
-        registry_port, self.server_ports = start_state_servers(stack, folder, log)
+        registry_port, servers = start_state_servers(stack, folder, log)
+        self.server_ports = [each.port for each in servers]
         self._registry = stack.enter_context(Client("127.0.0.1", registry_port, password=TOKEN, timeout_s=30))
         options = ("--log", str(log), "--port", "0")
         self.process, self.port, _ = start_program(stack, "resp_server.programs.proxy", *options)
@@ -182,13 +183,13 @@ def start_program(stack: ExitStack, module: str, *options: str) -> ServerProcess
     return ServerProcess(process, int(json.loads(line)["port"]))
 
 
-def start_state_servers(stack: ExitStack, folder: Path, log: Path) -> tuple[int, list[int]]:
-    """Start a registry and two state servers of a log, which end with the block; return their ports."""
+def start_state_servers(stack: ExitStack, folder: Path, log: Path) -> tuple[int, list[ServerProcess]]:
+    """Start a registry and two state servers of a log, which end with the block; return its port, and the servers."""
     options = ("--log", str(log), "--port", "0")
     registry = start_program(stack, "resp_server.programs.registry", *options)
     stores = [("--store", str(folder / f"store{number}")) for number in range(2)]
     servers = [start_program(stack, "resp_server.programs.state_server", *options, *each) for each in stores]
-    return registry.port, [each.port for each in servers]
+    return registry.port, servers
 
 
 def start_twemproxy(stack: ExitStack, folder: Path, server_ports: Sequence[int]) -> ServerProcess:

@@ -154,13 +154,13 @@ class Scene:
         """Start a proxy to two state servers, beside twemproxy to two redis-servers."""
         log, folder = self._folder / "log", self._folder / "proxied"
         folder.mkdir()
-        _, ports = start_state_servers(stack, folder, log)
+        _, servers = start_state_servers(stack, folder, log)
         proxy = start_program(stack, "resp_server.programs.proxy", "--log", str(log), "--port", "0", *self._users())
         ours = Endpoint(OURS, proxy.port)
         _wait_for(ours, STATES)
         second = self._start_redis("second", stack, self.states)
         proxied = self._twemproxy("proxied", stack, self._redis, second)
-        yield PROXY, self._place(PROXY, ours, proxied=proxied, counted=(*ports, second.port))
+        yield PROXY, self._place(PROXY, ours, proxied=proxied, counted=(*(each.port for each in servers), second.port))
 
     def _cluster(self, stack: ExitStack) -> Iterator[Measurable]:
         """Start one address with a Redis Cluster as its upstream; all keys are at one of its masters."""

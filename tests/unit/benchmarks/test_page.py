@@ -41,7 +41,11 @@ def test_the_plots_show_the_results_as_they_are() -> None:
 
 def test_the_page_has_a_place_for_every_part() -> None:
     places = {found[1] for found in page.PART.findall(page.PAGE.read_text())}
-    assert places == set(PARTS) - {"many", "commands"}  # rows beside those of fewer keys, and a page of its own
+    assert places == set(PARTS) - {
+        "many",
+        "commands",
+        "clients",
+    }  # rows beside those of fewer keys, and pages of their own
 
 
 def test_a_row_within_its_budget_is_told_from_one_that_is_not() -> None:
