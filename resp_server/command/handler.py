@@ -70,23 +70,23 @@ class _Name:
 NameAsTyped = Annotated[bytes, _Name]
 
 
-def is_integer(word: bytes) -> bool:
-    """Return whether a word is a 64-bit number for Redis' string2ll: no plus sign, no leading zero, no space."""
-    return INTEGER.fullmatch(word) is not None and -INTEGER_MAX - 1 <= int(word) <= INTEGER_MAX
+def is_integer(argument: bytes) -> bool:
+    """Return whether an argument is a 64-bit number for Redis' string2ll: no plus sign, no leading zero, no space."""
+    return INTEGER.fullmatch(argument) is not None and -INTEGER_MAX - 1 <= int(argument) <= INTEGER_MAX
 
 
-def integer(word: bytes) -> int:
-    """Return a word as a 64-bit number; GenericError if it is not one."""
-    if not is_integer(word):
+def integer(argument: bytes) -> int:
+    """Return an argument as a 64-bit number; GenericError if it is not one."""
+    if not is_integer(argument):
         raise not_an_integer()
-    return int(word)
+    return int(argument)
 
 
-def integer_at_least(word: bytes, minimum: int, error: str) -> int:
-    """Return a word as a 64-bit number; GenericError with this text if it is below the minimum, or is no number."""
-    if not is_integer(word) or int(word) < minimum:
+def integer_at_least(argument: bytes, minimum: int, error: str) -> int:
+    """Return an argument as a 64-bit number; GenericError with this text if it is smaller, or is no number."""
+    if not is_integer(argument) or int(argument) < minimum:
         raise GenericError(error)
-    return int(word)
+    return int(argument)
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,15 @@ class Parameters:
         """Whether no argument is converted."""
         return all(each.convert is None for each in self.each)
 
-    def convert(self, words: Sequence[bytes]) -> list[Any]:
+    def convert(self, arguments: Sequence[bytes]) -> list[Any]:
         """Return the converted arguments; their number must be valid. They are converted from left to right."""
-        each = list(self.each)
-        if each and each[-1].is_repeated:
-            each += [each[-1]] * (len(words) - len(each))
-        return [word if as_.convert is None else as_.convert(word) for as_, word in zip(each, words, strict=False)]
+        parameters = list(self.each)
+        if parameters and parameters[-1].is_repeated:
+            parameters += [parameters[-1]] * (len(arguments) - len(parameters))
+        return [
+            argument if parameter.convert is None else parameter.convert(argument)
+            for parameter, argument in zip(parameters, arguments, strict=False)
+        ]
 
 
 def _parameter(declared: inspect.Parameter, hint: Any) -> Parameter:

@@ -89,8 +89,8 @@ class Command:
         return [(at, channels.kind == PATTERNS) for at in range(1, len(request))]
 
     @cached_property
-    def _takes_words(self) -> bool:
-        """Whether the function takes all words after the name unchanged, in the exact number of the arity."""
+    def _takes_bytes(self) -> bool:
+        """Whether the function takes all arguments unchanged, in the exact number of the arity."""
         parameters = None if self.handler is None else self.handler.parameters
         takes_bytes = parameters is not None and parameters.needs_no_conversion and not parameters.has_name
         return takes_bytes and self.facts.arity > 0
@@ -107,12 +107,13 @@ class Command:
             replies: list[Reply] = body(context, [request[-1] for request in requests])
             return replies
         request = requests[0]
-        words = request[self.words :]
-        if self._takes_words:
-            return [body(context, *words)]
+        arguments: Sequence[Any] = request[self.words :]
+        if self._takes_bytes:
+            return [body(context, *arguments)]
         if parameters.count_max is not None:
             check_count(parameters, self.name, request)
-        arguments = words if parameters.needs_no_conversion else parameters.convert(words)
+        if not parameters.needs_no_conversion:
+            arguments = parameters.convert(arguments)
         return [body(context, request[0], *arguments) if parameters.has_name else body(context, *arguments)]
 
 

@@ -93,11 +93,11 @@ def _is_key_command(command: Command, name: bytes) -> bool:
 
 
 def same_command_prefix(requests: list[Request]) -> list[Request]:
-    """Return the first requests that have the same name, as typed, and the same number of words."""
-    name, words = requests[0][0], len(requests[0])
-    for at, request in enumerate(requests):
-        if request[0] != name or len(request) != words or type(request) is LongRequest:
-            return requests[: at or 1]
+    """Return the first requests that have the same name, as typed, and the same number of arguments."""
+    name, size = requests[0][0], len(requests[0])
+    for index, request in enumerate(requests):
+        if request[0] != name or len(request) != size or type(request) is LongRequest:
+            return requests[: index or 1]
     return requests
 
 
@@ -143,22 +143,22 @@ class ImmediatePipeline:
         Replies are added to `out`, and answered requests are removed from `requests`. Returns the incomplete reply.
         """
         session, server = context.session, self._server
-        at, later, is_over = 0, None, False
+        answered, later, is_turn_over = 0, None, False
         end = len(requests) if len(requests) < requests_max else requests_max
         may_answer_runs = not server.loading_waits.may_occur
-        while at < end and not is_over:
-            request = requests[at]
+        while answered < end and not is_turn_over:
+            request = requests[answered]
             key_command = self.key_command(request[0]) if session.can_use_fast_path and may_answer_runs else None
             if key_command is None:
-                later, is_over = self._answer_one(context, request, out, ends_ns)
-                at += not isinstance(later, Retry)
+                later, is_turn_over = self._answer_one(context, request, out, ends_ns)
+                answered += not isinstance(later, Retry)
                 continue
             session.last_command = key_command.command.name
-            run = same_command_prefix(requests[at:end])
-            answered, later, is_over = self.answer_run([context] * len(run), key_command, run, out, ends_ns)
-            at += answered
-        session.calls += at
-        del requests[:at]
+            run = same_command_prefix(requests[answered:end])
+            count, later, is_turn_over = self.answer_run([context] * len(run), key_command, run, out, ends_ns)
+            answered += count
+        session.calls += answered
+        del requests[:answered]
         return later
 
     def key_command(self, name: bytes) -> KeyCommand | None:
@@ -185,7 +185,7 @@ class ImmediatePipeline:
             contexts: One for each request. Replies are added to `out`.
         """
         command, command_stats = key_command
-        server, answered, rejected, is_over = self._server, 0, 0, False
+        server, answered, rejected, is_turn_over = self._server, 0, 0, False
         try:
             command.check_arity(run[0])
         except Exception as error:
@@ -193,7 +193,7 @@ class ImmediatePipeline:
             out += [self.error_reply(error) for _ in run]
             return len(run), None, False
         started_ns = began_ns = perf_counter_ns()
-        while answered < len(run) and not is_over:
+        while answered < len(run) and not is_turn_over:
             context, batch = contexts[answered], run[answered : answered + REQUESTS_PER_CALL]
             if server.cluster is not None:
                 try:
@@ -215,25 +215,25 @@ class ImmediatePipeline:
             began_ns = now_ns
             out += replies
             answered += len(replies)
-            is_over = now_ns >= ends_ns or len(last) > LARGE_REPLY_BYTES
+            is_turn_over = now_ns >= ends_ns or len(last) > LARGE_REPLY_BYTES
         else:
             last = None
         command_stats.rejected += rejected
         if answered > rejected:
             command_stats.count(answered - rejected, began_ns - started_ns)
-        return (answered, None, is_over) if last is None else (answered + 1, last, True)
+        return (answered, None, is_turn_over) if last is None else (answered + 1, last, True)
 
     @staticmethod
     def _owned_here(
         cluster: NodeView, command: Command, contexts: Sequence[CommandContext], requests: Sequence[Request]
     ) -> Sequence[Request]:
         """Return the first requests that this node answers; ReplyError if it does not answer the first one."""
-        for at, (context, request) in enumerate(zip(contexts, requests, strict=False)):
+        for index, (context, request) in enumerate(zip(contexts, requests, strict=False)):
             try:
                 cluster.check(command.facts, first_chunk(request), context.session.is_readonly)
             except ReplyError:
-                if at:
-                    return requests[:at]
+                if index:
+                    return requests[:index]
                 raise
         return requests
 

@@ -312,9 +312,6 @@ class KeyspaceView:
 
     def job_of(self, key: bytes) -> str | None:
         """Return the job that a key belongs to, or None; StoreError if that job cannot be read."""
-        return self._job_of(key)
-
-    def _job_of(self, key: bytes) -> str | None:
         if self._single_job is not None:
             return self._single_job
         prefix = key[: key.find(b":")] if b":" in key else b""
@@ -396,7 +393,7 @@ class KeyspaceView:
         """Return the snapshot to read a key from: the snapshot of its job, or an empty one for a key of no job."""
         if self._single_snapshot is not None:  # the hot path of GET with a single job
             return self._single_snapshot
-        name = self._job_of(key)
+        name = self.job_of(key)
         if name is None:
             return self._empty
         snapshot = self.snapshot_of(name)
@@ -419,7 +416,7 @@ class KeyspaceView:
 
     def store_of(self, key: bytes) -> Store | None:
         """Return the store of a key's job; None for a key of no job."""
-        name = self._job_of(key)
+        name = self.job_of(key)
         return None if name is None else self._jobs[name].store
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
