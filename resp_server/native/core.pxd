@@ -7,6 +7,8 @@ from state_backend.native.lookup cimport Lookup
 
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil
 
+cdef int record_reads(tracking, tracking_state, list keys) except -1
+
 cdef class InputInterceptor:
     cdef bint has_partial  # it stores the start of a request
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0
@@ -107,13 +109,13 @@ cdef class Core:
     cdef uint64_t hits, misses
     cdef readonly int last_command
     cdef object session  # whose requests are answered
+    cdef list keys_read  # the keys that the client may cache; None: none of its reads are recorded
+    cdef bint is_caching_set, is_optin, is_optout  # as in the client's `TrackingState`
     cdef uint64_t random  # of RANDOM
     cdef object count_keys, read_clock  # see `FastPath`; the server's clock
     cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
 
-    cdef size_t answer_all(
-        self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
-    ) except? 0
+    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0
     cdef int use_view(self, view, bint is_node) except -1
     cdef bint is_newest(self)
     cdef int job_at(self, const Word* key) except -3
@@ -134,9 +136,10 @@ cdef class Core:
     cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef bint has_lookahead(self, const uint8_t* start) noexcept
-    cdef const uint8_t* reply_all(
-        self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
-    ) except NULL
+    cdef int begin_tracking(self, tracking_state) except -1
+    cdef bint records_keys(self, bint is_transaction) noexcept
+    cdef int record_keys(self, const Request* request) except -1
+    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2
     cdef int count_lookup(self, bint is_hit) noexcept
@@ -194,4 +197,5 @@ cdef class FastPath:
     cdef Rules rules_of(self, object user)
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list remaining_requests(self, session, const uint8_t* data, size_t size, size_t* took)
+    cdef bytes track(self, SessionFields session, tracking_state)
     cdef int count(self, int64_t elapsed_ns) noexcept

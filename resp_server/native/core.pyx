@@ -12,7 +12,9 @@ The core uses no socket and no session. It holds the GIL, and copies values into
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.conversion cimport PyOS_double_to_string, PyOS_string_to_double
+from cpython.dict cimport PyDict_GetItem
 from cpython.mem cimport PyMem_Free
+from cpython.ref cimport PyObject
 from cpython.time cimport monotonic_ns
 from libc.math cimport INFINITY, fabs, nextafter, signbit
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -91,6 +93,7 @@ cdef enum:
     FROM_LOWEST  # elements from the lowest rank, or from the highest
     FROM_HIGHEST
     CLIENT_ID
+    CACHING  # OK, and CLIENT CACHING is set
     CLOCK
     DATABASE
     KEY_COUNT  # of all jobs
@@ -147,6 +150,7 @@ ROWS = (
     (b"echo", 1, 1, ANY_KIND, NOTHING, TEXTS, False),
     (b"select", 1, 1, ANY_KIND, NOTHING, DATABASE, False),
     (b"client|id", 0, 0, ANY_KIND, NOTHING, CLIENT_ID, False),
+    (b"client|caching", 1, 1, ANY_KIND, NOTHING, CACHING, False),
     (b"time", 0, 0, ANY_KIND, NOTHING, CLOCK, True),
     (b"dbsize", 0, 0, ANY_KIND, NOTHING, KEY_COUNT, False),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
@@ -526,6 +530,21 @@ def glob_matches(bytes pattern, bytes text):
     )
 
 
+cdef int record_reads(tracking, tracking_state, list keys) except -1:
+    """Record in the tracking table that a client read keys, except those that it alone caches already: most of them."""
+    cdef list new = []
+    cdef dict clients_by_key = tracking.clients_by_key
+    cdef object own = tracking_state.as_tuple
+    cdef PyObject* clients
+    for key in keys:
+        clients = PyDict_GetItem(clients_by_key, key)
+        if clients != <PyObject*>own:
+            new.append(key)
+    if new:
+        tracking.record_keys(tracking_state, new)
+    return 0
+
+
 cdef class KeyFilter:
     """The keys about which a core may answer. It answers only about stored ones, as another process has the others."""
 
@@ -740,9 +759,7 @@ cdef class Core:
         self.only_job, self.last_job, self.last_command = NO_JOB, 0, -1
         self.random = <uint64_t>monotonic_ns() | 1
 
-    cdef size_t answer_all(
-        self, const uint8_t* start, size_t size, int protocol, Rules rules, list keys_read
-    ) except? 0:
+    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0:
         """Answer requests from the view of the last `use_view`; return their size."""
         cdef const uint8_t* at = start
         cdef const uint8_t* end = start + size
@@ -766,7 +783,7 @@ cdef class Core:
                     break
                 self.find_keys_and_members()
                 first, end_request = 0, <uint32_t>self.request_count
-            at = self.reply_all(first, end_request, stopped, keys_read)
+            at = self.reply_all(first, end_request, stopped)
             if at != stopped:
                 self.is_incomplete = False
             if at != stopped or self.is_incomplete:
@@ -930,7 +947,7 @@ cdef class Core:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
         if count:
             return self.key_filter.admits(keys, count)
-        return rows[command].part == TRANSACTION or rows[command].shape in (TEXTS, CLIENT_ID)
+        return rows[command].part == TRANSACTION or rows[command].shape in (TEXTS, CLIENT_ID, CACHING)
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
@@ -1108,15 +1125,36 @@ cdef class Core:
             number = u64(ends - 8 * count + 8 * child)
         return -1
 
-    cdef const uint8_t* reply_all(
-        self, uint32_t first, uint32_t end_request, const uint8_t* stopped, list keys_read
-    ) except NULL:
+    cdef int begin_tracking(self, tracking_state) except -1:
+        """Answer the requests of a client with this tracking; None: the client tracks no keys."""
+        self.keys_read, self.is_caching_set, self.is_optin, self.is_optout = None, False, False, False
+        if tracking_state is not None:
+            self.is_caching_set = tracking_state.is_caching_set
+            self.is_optin, self.is_optout = tracking_state.is_optin, tracking_state.is_optout
+            if tracking_state.is_on and not tracking_state.is_bcast:
+                self.keys_read = []
+        return 0
+
+    cdef bint records_keys(self, bint is_transaction) noexcept:
+        """Return whether the keys of a request are recorded. CLIENT CACHING does not limit them in a transaction."""
+        if self.keys_read is None:
+            return False
+        return is_transaction or not (self.is_optin or self.is_optout) or self.is_caching_set == self.is_optin
+
+    cdef int record_keys(self, const Request* request) except -1:
+        cdef uint32_t i
+        for i in range(request.first_word, request.first_word + request.keys):
+            self.keys_read.append(PyBytes_FromStringAndSize(<const char*>self.words[i].at, self.words[i].size))
+        return 0
+
+    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL:
         """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins."""
         cdef uint32_t i = first, last, j
-        cdef size_t before, k
+        cdef size_t before
         cdef Request* request
         cdef uint64_t hits, misses
         cdef int outcome
+        cdef bint is_recorded
         cdef const uint8_t* end = stopped
         while i < end_request:
             request = &self.requests[i]
@@ -1130,13 +1168,15 @@ cdef class Core:
                 self.out.used, self.hits, self.misses = before, hits, misses
                 end = request.at
                 break
+            is_recorded = self.records_keys(last > i)
             for j in range(i, last + 1):
                 request = &self.requests[j]
                 self.answered[request.command] += 1
                 self.last_command = request.command
-                if keys_read is not None:
-                    for k in range(request.first_word, request.first_word + request.keys):
-                        keys_read.append(PyBytes_FromStringAndSize(<const char*>self.words[k].at, self.words[k].size))
+                if is_recorded:
+                    self.record_keys(request)
+            if rows[request.command].shape not in (CACHING, CLIENT_ID):  # CLIENT CACHING is about the next other command
+                self.is_caching_set = False
             i = last + 1
             if self.out.used > self.limit and i < end_request:
                 end = self.requests[i].at
@@ -1170,7 +1210,7 @@ cdef class Core:
             put(self.out, b"+QUEUED\r\n", 9)
         put_line(self.out, c"*", exec_ - multi - 1)
         for i in range(multi + 1, exec_):
-            if self.reply_to(&self.requests[i]) == GENERAL:
+            if rows[self.requests[i].command].shape == CACHING or self.reply_to(&self.requests[i]) == GENERAL:
                 return GENERAL
         return ANSWERED
 
@@ -1234,6 +1274,11 @@ cdef class Core:
             return (put_bulk(out, word.at, word.size) if request.words else put(out, b"+PONG\r\n", 7)) + ANSWERED
         if shape == CLIENT_ID:
             return put_line(out, c":", self.session.id) + ANSWERED
+        if shape == CACHING:  # the general path replies with the errors
+            if not (self.is_optin and is_word(word, b"yes", 3) or self.is_optout and is_word(word, b"no", 2)):
+                return GENERAL
+            self.is_caching_set = True
+            return put(out, b"+OK\r\n", 5) + ANSWERED
         if shape == DATABASE:  # the core answers clients of database 0
             return put(out, b"+OK\r\n", 5) + ANSWERED if word.size == 1 and word.at[0] == c"0" else GENERAL
         if shape == KEY_COUNT:
@@ -1873,7 +1918,7 @@ cdef class FastPath:
         """
         if not session.can_use_checked_fast_path:
             return False
-        if session.tracking_state is not None or session.epoch_feed is not None:
+        if session.epoch_feed is not None:
             return False
         try:
             # Nothing changes while lookaheads are added, so what they have in common is read once.
@@ -1925,7 +1970,6 @@ cdef class FastPath:
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests at the front of a buffer, and append the replies to `out`; return the requests' size."""
         cdef Rules rules = None
-        cdef list keys = None
         cdef size_t before = out.used, took
         cdef uint64_t hits = self.core.hits, misses = self.core.misses
         cdef int64_t started_ns, elapsed_ns
@@ -1933,21 +1977,17 @@ cdef class FastPath:
         cdef bytes pushes
         server = self.server
         core.is_incomplete = core.is_full = self.was_tried = False
-        tracking_state = epoch_feed = None
+        tracking_state, epoch_feed = session.tracking_state, None
         if not core.has_lookahead(data):
             if not session.can_use_checked_fast_path or not self.begin():
                 return 0
-            tracking_state, epoch_feed, rules = session.tracking_state, session.epoch_feed, self.rules_of(session.user)
-            if tracking_state is not None:
-                if tracking_state.redirect or tracking_state.is_caching_set:
-                    return 0
-                if tracking_state.records_reads:
-                    keys = []
+            epoch_feed, rules = session.epoch_feed, self.rules_of(session.user)
+        core.begin_tracking(tracking_state)
         self.was_tried = True
         started_ns = monotonic_ns()
         core.out, core.monotonic_ms, core.session = out, started_ns // 1_000_000, session
         try:
-            took = core.answer_all(data, size, session.protocol, rules, keys)
+            took = core.answer_all(data, size, session.protocol, rules)
         except Exception as error:
             # `report` logs and counts the exception, and the general path answers the requests. More input or output
             # room would not help the core.
@@ -1966,9 +2006,7 @@ cdef class FastPath:
         if elapsed_ns >= self.slow_ns:
             self.record_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
         if tracking_state is not None or epoch_feed is not None:
-            pushes = b"" if tracking_state is None else server.pending_invalidations(session)
-            if keys is not None:
-                server.tracking.record_keys(tracking_state, keys)
+            pushes = b"" if tracking_state is None else self.track(session, tracking_state)
             if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
                 pushes = server.pending_pushes(epoch_feed) + pushes
             if pushes:
@@ -1977,6 +2015,24 @@ cdef class FastPath:
                 memcpy(out.data + before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
                 out.used += PyBytes_GET_SIZE(pushes)
         return took
+
+    cdef bytes track(self, SessionFields session, tracking_state):
+        """Return a client's pending invalidations, to be sent before its replies, then record the keys that it has read.
+
+        Recording may evict keys. Their invalidations are sent after the replies, so the order matters.
+        """
+        cdef Core core = self.core
+        cdef bytes pushes = b""
+        server = self.server
+        tracking_state.is_caching_set = core.is_caching_set
+        if tracking_state.has_pending:
+            if tracking_state.redirect:
+                server.clients.push_invalidations(tracking_state)
+            else:
+                pushes = server.pending_invalidations(session)
+        if core.keys_read:
+            record_reads(server.tracking, tracking_state, core.keys_read)
+        return pushes
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
         """Count the calls that the core just answered, and return their number; each gets the same share of the time."""

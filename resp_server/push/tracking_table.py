@@ -47,6 +47,7 @@ class TrackingTable:
     """The tracking clients of one process, and the keys that they cache.
 
     Attributes:
+        clients_by_key: The clients that cache each key.
         full_invalidations: The number of times that everything was invalidated. Keys of replies that were requested
             before the last time are not recorded.
     """
@@ -66,7 +67,7 @@ class TrackingTable:
         self.when_followed: Callable[[Callable[[], None]], None] = lambda then: then()
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._clients_by_key: dict[bytes, CachingClients] = {}
+        self.clients_by_key: dict[bytes, CachingClients] = {}
         self._by_prefix: dict[bytes, dict[TrackingState, None]] = {}
         self._prefix_lengths: list[int] = []
         self._unfreed: list[dict[bytes, CachingClients]] = []
@@ -74,7 +75,7 @@ class TrackingTable:
     @property
     def keys(self) -> int:
         """The number of recorded keys."""
-        return len(self._clients_by_key)
+        return len(self.clients_by_key)
 
     @property
     def prefixes(self) -> int:
@@ -122,7 +123,7 @@ class TrackingTable:
 
     def record_keys(self, client: TrackingState, keys: Iterable[bytes]) -> None:
         """Record that a client read keys, also missing ones."""
-        clients_by_key = self._clients_by_key
+        clients_by_key = self.clients_by_key
         for key in keys if client.is_on else ():
             clients = clients_by_key.get(key)
             if clients is None:
@@ -145,7 +146,7 @@ class TrackingTable:
         new = ALL_CLIENTS if len(clients) >= CLIENTS_PER_KEY_MAX else (*clients, client)
         self._count(clients, -1)
         self._count(new, 1)
-        self._clients_by_key[key] = new
+        self.clients_by_key[key] = new
 
     def _count(self, clients: CachingClients, sign: int) -> None:
         self.items += sign * (len(clients) or CLIENTS_PER_KEY_MAX)
@@ -154,9 +155,9 @@ class TrackingTable:
 
     def _evict(self) -> None:
         """Evict the oldest keys, and invalidate them for their clients."""
-        while (0 < self.keys_max < len(self._clients_by_key)) or self._bytes > self._bytes_max:
-            count = min(EVICTED_KEYS_MAX, 1 + len(self._clients_by_key) // EVICTED_KEYS_MAX)
-            self._enqueue_for_keys(list(islice(self._clients_by_key, count)))
+        while (0 < self.keys_max < len(self.clients_by_key)) or self._bytes > self._bytes_max:
+            count = min(EVICTED_KEYS_MAX, 1 + len(self.clients_by_key) // EVICTED_KEYS_MAX)
+            self._enqueue_for_keys(list(islice(self.clients_by_key, count)))
 
     def limit(self, keys_max: int) -> None:
         """Set how many keys are recorded; 0: only memory limits them."""
@@ -165,9 +166,9 @@ class TrackingTable:
 
     def _remove_all(self) -> None:
         """Remove all keys. They are freed later, as freeing them at once could block the event loop."""
-        if self._clients_by_key:
-            self._unfreed.append(self._clients_by_key)
-        self._clients_by_key = {}
+        if self.clients_by_key:
+            self._unfreed.append(self.clients_by_key)
+        self.clients_by_key = {}
         self.items = self._bytes = 0
 
     @property
@@ -234,7 +235,7 @@ class TrackingTable:
     def _enqueue_for_keys(self, keys: Iterable[bytes]) -> None:
         keys_by_clients: dict[CachingClients, list[bytes]] = {}
         for key in keys:
-            clients = self._clients_by_key.pop(key, None)
+            clients = self.clients_by_key.pop(key, None)
             if clients is not None:
                 keys_by_clients.setdefault(clients, []).append(key)
                 self._count(clients, -1)

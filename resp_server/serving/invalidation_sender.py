@@ -61,15 +61,15 @@ class InvalidationSender:
         if not client.redirect:
             own.send_invalidations()
             return
-        target = self._connections.get(client.redirect)
+        is_within, target = own.reply.pending is not None, self._connections.get(client.redirect)
         if target is None:
-            self._relay(client)
+            self._relay(client, is_within=is_within)
         elif target.output.is_writable:
-            frames = frames_for(target.session, client.take(is_within=False))
+            frames = frames_for(target.session, client.take(is_within=is_within))
             if frames:
                 target.push(frames)
 
-    def _relay(self, client: TrackingState) -> None:
+    def _relay(self, client: TrackingState, *, is_within: bool) -> None:
         """Relay a client's invalidations to the process that its redirect target is connected to."""
         if self._context.workers is None:
             client.take(is_within=False)
@@ -77,7 +77,9 @@ class InvalidationSender:
             return
         if client.is_relayed or self._relayed == RELAYED_MAX or self._relayed_bytes > RELAYED_BYTES_MAX:
             return
-        pending = client.take(is_within=False)
+        pending = client.take(is_within=is_within)
+        if not pending:
+            return
         size = sum(each.bytes for each in pending)
 
         def on_responses(responses: Sequence[bool]) -> None:

@@ -60,8 +60,8 @@ class Session(SessionFields):
             and not closing; its replies are on; it has no transaction, subscription or tracking; and this server does
             not redirect it. (A replica in a cluster redirects clients until they send READONLY.)
         can_use_checked_fast_path: The same, but the user may be restricted, and the client may track keys.
-        can_be_forwarded: As `can_use_fast_path`, but in any database. Only a proxy's forwarder uses it: it keeps
-            databases apart.
+        can_be_forwarded: As `can_use_fast_path`, but in any database, and the client may track keys. Only a proxy's
+            compiled code uses it: the forwarder keeps databases apart.
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
             one.
         is_paused: CLIENT PAUSE stopped the client.
@@ -150,10 +150,9 @@ class Session(SessionFields):
             and self.transaction is None
             and self.subscriptions is None
         )
-        has_no_checks = self.tracking_state is None and self.user.is_unrestricted
-        self.can_be_forwarded = is_forwardable and has_no_checks
+        self.can_be_forwarded = is_forwardable and self.user.is_unrestricted
         self.can_use_checked_fast_path = is_forwardable and self.db == 0
-        self.can_use_fast_path = self.can_be_forwarded and self.db == 0
+        self.can_use_fast_path = self.can_be_forwarded and self.db == 0 and self.tracking_state is None
 
     def begin_transaction(self) -> None:
         """Queue commands from now on."""

@@ -193,7 +193,8 @@ others = st.sampled_from(
         b"CLIENT REPLY SKIP", b"NOPE a", b"AUTH secret", b"AUTH wrong", b"RESET", b"SET a b",
         b"READONLY", b"READONLY", b"READWRITE", b"ASKING",
         b"CLIENT TRACKING ON", b"CLIENT TRACKING ON", b"CLIENT TRACKING OFF", b"CLIENT TRACKING ON BCAST PREFIX j:v:",
-        b"CLIENT TRACKING ON OPTIN", b"CLIENT CACHING YES",
+        b"CLIENT TRACKING ON OPTIN", b"CLIENT CACHING YES", b"CLIENT TRACKING ON OPTOUT", b"client caching no",
+        b"CLIENT TRACKINGINFO",
     ]
 )  # fmt: skip
 requests_sent = st.lists(
@@ -312,7 +313,7 @@ async def _answered(
     }
     session = connection.session
     server.context.renew_all()
-    held = sorted(server.context.tracking._clients_by_key)
+    held = sorted(server.context.tracking.clients_by_key)
     server.context.close()
     sent = replies_in(b"".join(wire.sent))
     told = [each for each in sent if each.type == ">"]
@@ -369,6 +370,28 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
 
 
+cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIENT ID", b"CLIENT TRACKINGINFO"])
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    st.sampled_from([b"", b"OPTIN", b"OPTOUT", b"BCAST", b"NOLOOP", b"REDIRECT 1"]),
+    st.lists(
+        st.one_of(runs, transactions, reads.map(lambda read: [read]), cachings.map(lambda line: [line.split()])),
+        max_size=10,
+    ).map(lambda groups: [request for group in groups for request in group]),
+    st.lists(st.integers(0, 1_000), max_size=6),
+)
+def test_a_client_that_tracks_keys_may_cache_the_same_ones_as_without_the_core(
+    options: bytes, sent: list[list[bytes]], places: list[int]
+) -> None:
+    data = requests([[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", *options.split()], *sent])
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    given_all = ServerConfig(), [data[start:end] for start, end in pairwise(ends)], False, NO_CLUSTER, ()
+    with patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600):
+        assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+
+
 # One request of each command that is compiled, and of each form that a record has.
 COMPILED = [
     b"GET j:v:0", b"MGET j:v:0 j:v:gone j:m:small", b"HGET j:m:small f0", b"HGET j:m:large f1",
@@ -398,15 +421,16 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
     answer = ImmediatePipeline.answer
 
     def answered_by_general_path(self: ImmediatePipeline, call: Any, given: Any, out: list[bytes], *rest: Any) -> Any:
-        taken = list(given)
-        left.extend(taken)
-        return answer(self, call, iter(taken), out, *rest)
+        left.extend(given)
+        return answer(self, call, given, out, *rest)
 
     chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION)]
-    chunks += [requests([line.split()]) for line in COMPILED]
+    chunks += [requests([line.split() for line in COMPILED])]  # at once: each epoch makes the lists longer
+    tracking = [[b"CLIENT", b"TRACKING", b"ON", b"OPTIN"]]
+    chunks += map(requests, [tracking, [[b"CLIENT", b"CACHING", b"YES"]], TRANSACTION, [[b"GET", b"j:v:0"]]])
     with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
         asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, (), True))
-    assert left == [[b"HELLO", protocol]]
+    assert left == [[b"HELLO", protocol], *tracking]
 
 
 @pytest.mark.parametrize(

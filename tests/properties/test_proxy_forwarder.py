@@ -25,7 +25,9 @@ from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import RequestParser
+from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.tracking import TrackingState
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of
 from tests.properties.steps import result_of
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.compiled
 
 OLD: ReplyEpochs = ({"job": (1, 1)},)
 NEW: ReplyEpochs = ({"job": (1, 2)},)
+OK = b"+OK\r\n"
 
 keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nGET", b"*2\r\n", b"x" * 3000]))
 gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
@@ -103,6 +106,7 @@ class Scene:
     def __init__(self) -> None:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
+        self.tracking = TrackingTable()
         self.newer_connections = [ServerConnection(3), ServerConnection(3)]
         self.cluster = SimpleNamespace(
             slot_connections={
@@ -120,7 +124,7 @@ class Scene:
         assert forwarder is not None
         self.forwarder = forwarder.Forwarder(
             self.cluster,
-            SimpleNamespace(report=print, stats=Stats()),
+            SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking),
             [(*row, self.tallies[row[0]]) for row in rows],
         )
 
@@ -270,6 +274,90 @@ def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
     assert ask.packed == pack((b"MGET", b"k", b"k"))
     ask.sink.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
     assert sink.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
+
+
+def of_slots(number: int) -> bytes:
+    """Return a key of the first server (0), or of the second one (1)."""
+    return next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == number)
+
+
+def tracking_client(scene: Scene, *flags: str) -> TrackingState:
+    state = TrackingState(1)
+    for flag in flags:
+        setattr(state, flag, True)
+    scene.tracking.begin(state)
+    return state
+
+
+def invalidated(state: TrackingState) -> list[Sequence[bytes] | None]:
+    return [each.keys for each in state.take(is_within=False)]
+
+
+def test_keys_are_recorded_when_their_reply_arrives() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    state, one, other = tracking_client(scene), of_slots(0), of_slots(1)
+    data = pack((b"GET", one)) + pack((b"MGET", other, one))
+    assert scene.forwarder.forward(sink, data, 2, tracking_state=state) == len(data)
+    for connection in scene.connections:
+        connection.asked()
+    scene.tracking.changed([one, other])
+    assert not state.has_pending
+    first, second = (connection.batches[0] for connection in scene.connections)
+    first.feed(b"$1\r\na\r\n*1\r\n$1\r\na\r\n", 0, NEW)
+    assert sink.replies == []
+    scene.tracking.changed([one, other])
+    assert invalidated(state) == [[one]]
+    second.feed(b"*1\r\n$1\r\na\r\n", 0, NEW)
+    assert len(sink.replies) == 1
+    scene.tracking.changed([one, other])
+    assert invalidated(state) == [[other]]
+
+
+def test_a_reply_that_was_requested_before_all_keys_were_invalidated_is_followed_by_an_invalidation() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    state, key = tracking_client(scene), of_slots(0)
+    scene.forwarder.forward(sink, pack((b"GET", key)), 2, tracking_state=state)
+    scene.connections[0].asked()
+    scene.tracking.changed(None)
+    assert invalidated(state) == [None]
+    scene.connections[0].batches[0].feed(b"$1\r\na\r\n", 0, NEW)
+    assert invalidated(state) == [[key]]
+    assert scene.tracking.keys == 0
+
+
+@pytest.mark.parametrize(("mode", "word"), [("is_optin", b"YES"), ("is_optout", b"NO")])
+def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> None:
+    scene, sink = Scene(), ForwarderSink()
+    scene.use_upstream({0: [ForwardedKeys(b"j:*", Destination.STATES)]})
+    state, caching = tracking_client(scene, mode), pack((b"CLIENT", b"CACHING", word))
+    sent = [caching, pack((b"GET", b"j:1")), pack((b"GET", b"j:2")), caching, pack((b"GET", b"a")), pack((b"GET", b"b"))]
+    data = b"".join([*sent, caching])
+    assert scene.forwarder.forward(sink, data, 3, tracking_state=state) == len(data)
+    assert state.is_caching_set
+    assert scene.upstream.asked() == b"".join(sent[3:])
+    for connection in scene.newer_connections:
+        if asked := connection.asked():
+            connection.batches[0].feed(b"$1\r\ns\r\n" * len(parsed(asked)), 0, NEW)
+    scene.upstream.batches[0].feed(b"+OK\r\n$1\r\na\r\n$1\r\nb\r\n", 0, NO_EPOCHS)
+    value = [b"$1\r\n%b\r\n" % each for each in (b"s", b"s", b"a", b"b")]
+    assert sink.replies == [b"".join([OK, *value[:2], OK, *value[2:], OK])]
+    assert list(scene.tracking.clients_by_key) == [b"j:1" if mode == "is_optin" else b"j:2"]
+    state.is_optin, state.is_optout = state.is_optout, state.is_optin
+    assert scene.forwarder.forward(ForwarderSink(), caching, 3, tracking_state=state) == 0  # the general path's error
+
+
+def test_what_has_to_be_asked_again_is_so_with_the_client_caching_before_it() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    state = tracking_client(scene, "is_optin")
+    state.is_caching_set = True
+    data = pack((b"GET", of_slots(0))) + pack((b"GET", of_slots(1)))
+    scene.forwarder.forward(sink, data, 2, tracking_state=state)
+    assert not state.is_caching_set
+    for connection, epochs in zip(scene.connections, (NEW, OLD), strict=True):
+        connection.asked()
+        connection.batches[0].feed(b"$1\r\na\r\n", 0, epochs)
+    assert sink.again == [data]
+    assert state.is_caching_set
 
 
 texts = st.text(st.sampled_from("ab*?[\\:\n"), max_size=3)

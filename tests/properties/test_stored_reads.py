@@ -159,7 +159,6 @@ def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:
             lambda each: each.select(1),
             Session.begin_transaction,
             lambda each: each.set_observed(True),
-            lambda each: each.set_tracking(cast(Any, object())),
         ]
         for change in changes:
             session = scene.session(scene.proxy, 2)

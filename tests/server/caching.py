@@ -13,9 +13,10 @@ from compat.waiting import WAIT_S_MAX
 
 
 class CachingClient:
-    """Speaks RESP3. Each value is the number of the epoch that wrote it."""
+    """Speaks RESP3. Each value is the number of the epoch that wrote it. With OPTIN, it opts in for each read."""
 
     def __init__(self, port: int, *options: bytes) -> None:
+        self._before = [(b"CLIENT", b"CACHING", b"YES")] if b"OPTIN" in options else []
         self._socket = socket.create_connection(("127.0.0.1", port), WAIT_S_MAX)
         self._reader = hiredis.Reader()
         self.cache: dict[bytes, int] = {}
@@ -72,15 +73,21 @@ class CachingClient:
     def read(self, keys: Sequence[bytes], *, is_in_transaction: bool = False) -> list[int]:
         """Read values by GET and MGET in one write, and cache them; return them in order."""
         one, *more = random.sample(keys, min(len(keys), 4))
-        requests = [(b"GET", one), *([(b"MGET", *more)] if more else [])]
+        reads = [(b"GET", one), *([(b"MGET", *more)] if more else [])]
         if is_in_transaction:
-            requests = [(b"MULTI",), *requests, (b"EXEC",)]
+            requests = [*self._before, (b"MULTI",), *reads, (b"EXEC",)]
+        else:
+            requests = [request for read in reads for request in (*self._before, read)]
         self._socket.sendall(b"".join(map(hiredis.pack_command, requests)))
         if is_in_transaction:
             replies = [self._reply() for _ in requests][-1]
-            requests = requests[1:-1]
-            return [self._store_rest(request, reply) for request, reply in zip(requests, replies, strict=True)]
-        return [self._store_rest(request, self._reply()) for request in requests]
+            return [self._store_rest(read, reply) for read, reply in zip(reads, replies, strict=True)]
+        found = []
+        for request in requests:
+            reply = self._reply()
+            if request in reads:
+                found.append(self._store_rest(request, reply))
+        return found
 
     def _store_rest(self, request: tuple[bytes, ...], reply: Any) -> int:
         found = dict(zip(request[1:], map(int, [reply] if request[0] == b"GET" else reply), strict=True))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Iterator
+from threading import Event, Thread
 
 import pytest
 
 from compat.conformance.wire import Connection, Reply, request
-from compat.waiting import eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
+from tests.server.caching import CachingClient
 from tests.server.swap import STATES, Swap
 
 
@@ -52,6 +55,83 @@ def test_tracking_invalidation_precedes_newer_reply(client: Connection, direct: 
         newer = next(at for at, each in enumerate(seen) if each.plain == value)
         assert any(is_of(each, key) for each in seen[:newer]), seen
         assert value in [each.plain for each in replies]
+
+
+MODES = [(), (b"NOLOOP",), (b"BCAST", b"PREFIX", b"n:"), (b"OPTIN",), (b"OPTOUT",)]
+
+
+@pytest.mark.parametrize("options", MODES, ids=lambda options: b" ".join(options).decode())
+def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
+    swap: Swap, direct: Connection, options: tuple[bytes, ...]
+) -> None:
+    keys, confirmed, over = [b"n:%d" % number for number in range(8)], dict[bytes, int](), Event()
+    direct.call("MSET", *(word for key in keys for word in (key, b"0")))
+
+    def write() -> None:
+        number = 0
+        with swap.upstream.connect() as writer:
+            while not over.wait(READ_PAUSE_S):
+                number += 1
+                writer.call("MSET", *(word for key in keys for word in (key, number)))
+                confirmed.update(dict.fromkeys(keys, number))
+
+    clients = [CachingClient(swap.proxy.port, *options) for _ in range(3)]
+    writing = Thread(target=write)
+    writing.start()
+    try:
+        for turn in range(100):
+            for client in clients:
+                before = dict(confirmed)
+                client.read(keys, is_in_transaction=turn % 5 == 4)
+                # Invalidations of changes before this request precede its reply.
+                assert all(value >= before.get(key, 0) for key, value in client.cache.items()), client.cache
+    finally:
+        over.set()
+        writing.join()
+    assert confirmed[keys[0]] > 10
+    assert all(client.pushes for client in clients)
+    for client in clients:
+        eventually(
+            lambda client=client: client.listen(0.05),
+            lambda _: all(confirmed[key] == value for key, value in client.cache.items()),
+        )
+        client.close()
+
+
+@pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"], ["ON", "OPTOUT"]], ids=" ".join)
+def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
+    swap: Swap, client: Connection, direct: Connection, options: list[str]
+) -> None:
+    """The same pipelines give the same replies, and the same keys are invalidated after them."""
+    choice = random.Random(5)
+    with swap.upstream.connect() as alone:
+        alone.call("HELLO", 3)
+        for connection in (client, alone):
+            assert connection.call("CLIENT", "TRACKING", *options).plain == b"OK"
+        for turn in range(60):
+            lines = choice.choices(
+                ["GET a", "GET b", "MGET a c", "CLIENT CACHING YES", "CLIENT CACHING NO", "CLIENT ID", "STRLEN d"],
+                k=choice.randrange(1, 9),
+            )
+            data = b"".join(request(*line.split(" ")) for line in lines)
+            found = []
+            for connection in (client, alone):
+                connection.send(data)
+                replies = [connection.read() for _ in lines]
+                found.append([each.raw for each, line in zip(replies, lines, strict=True) if line != "CLIENT ID"])
+            assert found[0] == found[1], lines
+            direct.call("MSET", *(word for key in "abcd" for word in (key, turn)))
+            direct.call("SET", "marker", turn)
+            told = []
+            for connection in (client, alone):
+                connection.send(request("CLIENT", "CACHING", "YES") * ("OPTIN" in options) + request("GET", "marker"))
+                direct.call("SET", "marker", "x")
+                keys: set[bytes] = set()
+                while b"marker" not in keys:
+                    frame = connection.read()
+                    keys |= set(frame.plain[1]) if frame.type == ">" else set()
+                told.append(keys)
+            assert told[0] == told[1], lines
 
 
 @pytest.mark.parametrize("line", ["MGET a job:speed:7", "EXISTS job:speed:7 a"])

@@ -81,7 +81,11 @@ def listen_until_true(client: CachingClient, cluster: Cluster) -> None:
     eventually(untrue, lambda keys: not keys)
 
 
-@pytest.mark.parametrize("options", [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:")], ids=["default", "all", "some"])
+@pytest.mark.parametrize(
+    "options",
+    [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:"), (b"OPTIN",), (b"OPTOUT", b"NOLOOP")],
+    ids=["default", "all", "some", "optin", "optout"],
+)
 def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options: tuple[bytes, ...]) -> None:
     clients = [CachingClient(cluster.proxy.port, *options) for _ in range(4)]
     over = Event()

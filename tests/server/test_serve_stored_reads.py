@@ -25,6 +25,7 @@ from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.caching import CachingClient
 from tests.server.swap import ABSENT, OLD, VALUES
 from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
 
@@ -94,7 +95,7 @@ def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Runn
     client.call("HELLO", 3)
     client.call("CLIENT", "TRACKING", "ON")
     assert client.call("GET", "job:speed:1").plain == b"10"
-    assert state_server.gets() == there + 3
+    assert state_server.gets() == there + 2
     client.call("CLIENT", "TRACKING", "OFF")
 
 
@@ -228,6 +229,37 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
         if workers == "1":
             state_server = StateServer(server, client)
             eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+
+
+@pytest.mark.parametrize(
+    "options", [(), (b"NOLOOP",), (b"BCAST",), (b"OPTIN",), (b"OPTOUT",)], ids=lambda options: b" ".join(options).decode()
+)
+def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scene, options: tuple[bytes, ...]) -> None:
+    counter, arguments = of_another_log(scene, "cached" + b"".join(options).decode())
+    keys, over = [b"job2:count:%d" % car for car in range(3)], Event()
+
+    def publish() -> None:
+        while not over.wait(READ_PAUSE_S):
+            counter.next()
+
+    with sparkis_program(PROGRAM, "--port", "0", *arguments) as server, server.connect() as plain:
+        eventually(lambda: plain.call("GET", "job2:count:0").plain == b"1")
+        caching = [CachingClient(server.port, *options) for _ in range(3)]
+        publishing = Thread(target=publish)
+        publishing.start()
+        try:
+            for turn in range(100):
+                for client in caching:
+                    newest = int(plain.call("GET", "job2:count:0").plain)
+                    client.read(keys, is_in_transaction=turn % 5 == 4)
+                    assert min(client.cache.values()) >= newest
+        finally:
+            over.set()
+            publishing.join()
+        assert all(client.pushes for client in caching)
+        for client in caching:
+            eventually(lambda client=client: client.listen(0.05), lambda _: set(client.cache.values()) <= {counter.number})
+            client.close()
 
 
 def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(scene: Scene) -> None:

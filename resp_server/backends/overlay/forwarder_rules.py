@@ -56,7 +56,7 @@ class ForwarderRules:
             for each in plain
             if len(each.name) <= FORWARDED_NAME_BYTES_MAX
         ]
-        self._forwarder.set_upstream(self._shared_connection, self._cache_of, rows)
+        self._forwarder.set_upstream(self._connection_of, self._cache_of, rows)
 
     def set_patterns(self) -> None:
         """Give the forwarder the owners of keys. Before all owners are known, it forwards nothing."""
@@ -72,12 +72,12 @@ class ForwarderRules:
         if self._forwarder is not None:
             self._forwarder.holds_upstream = is_held
 
-    def _shared_connection(
-        self, client: int, protocol: int, database: int
-    ) -> UpstreamConnection | NodeConnections | None:
-        """Return a client's shared connection to a database; None: the general path opens one, or replies an error."""
+    def _connection_of(self, client: int, protocol: int, database: int) -> UpstreamConnection | NodeConnections | None:
+        """Return a client's connection to a database; None: the general path opens one, or replies an error."""
         databases = self._logins.of(client)
-        return databases.of(database).shared_connection(client, protocol) if databases.is_open(database) else None
+        if not databases.is_open(database):
+            return None
+        return databases.of(database).connection_for_forwarder(client, protocol)
 
     def _cache_of(self, client: int, database: int) -> ResultCache | None:
         """Return the cache for a client of the forwarder; None: the client gets no cached replies."""

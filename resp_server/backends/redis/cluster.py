@@ -231,13 +231,13 @@ class UpstreamCluster:
         made.on_moved = self.on_moved
         return made
 
-    def shared_connection(self, client: int, protocol: int) -> NodeConnections | None:
+    def connection_for_forwarder(self, client: int, protocol: int) -> NodeConnections | None:
         """Return the connections to all nodes; None: no node is known."""
         return NodeConnections(self, self._table, client, protocol) if self._table.masters else None
 
     def node_connection(self, address: Address, client: int, protocol: int) -> UpstreamConnection | None:
-        """Return the shared connection to a node; None: the client has a connection of its own to the node."""
-        return self._node(address).shared_connection(client, protocol)
+        """Return the connection to a node for a client's forwardable requests; None: they take the general path."""
+        return self._node(address).connection_for_forwarder(client, protocol)
 
     def _follow_of(self, address: Address) -> Callable[[UpstreamRequest, int, int], None]:
         """Return what makes a request that was sent to a node follow redirects."""
@@ -381,7 +381,7 @@ class UpstreamCluster:
             node.on_push = lambda client, frame: self.on_push(client, frame)
             node.on_moved = lambda clients: self.on_moved(clients)
             node.poller, node.defer, node.role, node.tracked = self.poller, self.defer, AnyRole(), self._tracked
-            node.shared.follow = self._follow_of(address)
+            node.shared.follow = node.dedicated.follow = self._follow_of(address)
             node.start()
         return node
 
@@ -433,7 +433,7 @@ def _ignore() -> None:
 
 
 class NodeConnections:
-    """A client's shared connections to the nodes."""
+    """A client's connections to the nodes, for the forwarder."""
 
     __slots__ = ("_client", "_cluster", "_protocol", "_table")
 

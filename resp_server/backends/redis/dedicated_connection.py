@@ -63,7 +63,7 @@ class DedicatedConnection(UpstreamConnection):
 
     def __init__(self, owner: DedicatedConnections, client: int, protocol: int) -> None:
         super().__init__(owner, protocol)
-        self._owner = owner
+        self._owner, self.follow = owner, owner.follow
         self._failure = ""
         self.client = client
         self.upstream_id: int | None = None
@@ -93,6 +93,18 @@ class DedicatedConnection(UpstreamConnection):
     def is_listening(self) -> bool:
         """Return whether the client is subscribed to anything."""
         return any(self._subscriptions.values())
+
+    def takes_batches(self, protocol: int) -> bool:
+        """Return whether the forwarder may use the connection for a client with a version of the protocol.
+
+        The state of the connection may be that the client tracks keys. Their invalidations are pushes, which the forwarder
+        leaves to the general path. It would confuse other frames with replies, and it does not know watched keys.
+        """
+        return (
+            self.is_open
+            and protocol == self.protocol
+            and not (self.watched or self.is_monitor or self.is_listening or self.has_module_subscription)
+        )
 
     @property
     def is_blocked(self) -> bool:
@@ -251,6 +263,7 @@ class DedicatedConnections:
         on_state_lost: Called with a client whose connection was lost with its state.
         on_push: Called with a client and a frame that it gets without a request. A client's listener, a second
             connection that gets its invalidations, has the negative id of the client.
+        follow: See `UpstreamConnection`.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = DEDICATED_CONNECTIONS_MAX) -> None:
@@ -259,6 +272,7 @@ class DedicatedConnections:
         self._of: dict[int, DedicatedConnection] = {}
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
+        self.follow: Callable[[UpstreamRequest, int, int], None] | None = None
         self.failure = ""  # of the last try to connect
 
     def __iter__(self) -> Iterator[DedicatedConnection]:

@@ -239,11 +239,12 @@ class UpstreamPool:
     def _is_tracked(self, client: int, tracking: Tracking) -> bool:
         return any(each is tracking for each in self.tracked.get(client, ()))
 
-    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | None:
-        """Return the shared connection for a client's requests; None: the client has a dedicated connection."""
-        if client in self.tracked or self.dedicated.get(client) is not None:
-            return None
-        return self.shared.of(client, protocol)
+    def connection_for_forwarder(self, client: int, protocol: int) -> UpstreamConnection | None:
+        """Return the connection for a client's forwardable requests; None: they take the general path."""
+        dedicated, has_to_track = self.dedicated.get(client), client in self.tracked
+        if dedicated is None:
+            return None if has_to_track else self.shared.of(client, protocol)
+        return dedicated if dedicated.takes_batches(protocol) and dedicated.is_tracking >= has_to_track else None
 
     def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop; without a poller, in the next round."""

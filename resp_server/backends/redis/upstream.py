@@ -100,8 +100,8 @@ class Upstream(Protocol):
             user: The user; empty: AUTH with the password only.
         """
 
-    def shared_connection(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
-        """Return the shared connections that a client's requests take; None: it has its own, or no node is known."""
+    def connection_for_forwarder(self, client: int, protocol: int) -> UpstreamConnection | NodeConnections | None:
+        """Return the connections for a client's forwardable requests; None: they take the general path."""
 
     @property
     def is_down(self) -> bool:

@@ -16,6 +16,7 @@ from resp_server.native.core import FastPath, InputInterceptor
 from resp_server.pipeline.context import ServerContext
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
+from resp_server.session.tracking import TrackingState
 
 class ForwarderConnection(Protocol):
     """A client's connection (`backends.servers.connection.ProxyConnection`)."""
@@ -86,7 +87,13 @@ class Forwarder:
         self, cluster: StateCluster, server: ServerContext, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
     def forward(
-        self, sink: ForwarderSink, data: bytes, protocol: int, database: int = 0, is_of_states: bool = False
+        self,
+        sink: ForwarderSink,
+        data: bytes,
+        protocol: int,
+        database: int = 0,
+        is_of_states: bool = False,
+        tracking_state: TrackingState | None = None,
     ) -> int: ...
     def set_upstream(
         self,

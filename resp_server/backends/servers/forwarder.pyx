@@ -15,6 +15,11 @@ contains both reads of states and writes to the upstream: the reads may have to 
 Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
 `InFlightRequest`.
 
+The keys of a client that tracks keys are noted when a state server's reply to them arrives, and recorded in the tracking
+table before anything else runs (see `tracked_reads`). The upstream's keys are tracked by the upstream: the requests of
+such a client go over its dedicated connection. CLIENT CACHING is answered here, and precedes the next request to the
+upstream.
+
 If the state server's stores are on this machine (`backends/servers/server_stores.py`), `StoredReads` comes before the forwarder: the
 compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest.
 """
@@ -27,7 +32,10 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from resp_server.native.core cimport COMMANDS_MAX as CORE_COMMANDS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob
+cdef extern from "<strings.h>" nogil:
+    int strncasecmp(const char*, const char*, size_t)
+
+from resp_server.native.core cimport COMMANDS_MAX as CORE_COMMANDS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
 from resp_server.native.wire cimport Output, SPECS_MAX, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
@@ -41,7 +49,9 @@ from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import PING, FrameError
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 
+OK = b"+OK\r\n"
 # The beginning of a Redis pattern, up to the first character with a meaning.
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 
@@ -76,6 +86,8 @@ cdef struct Request:
     bint is_read
     bint is_array
     bint is_error  # the reply is an error, stored in the first item
+    bint is_recorded  # the client may cache its keys
+    bint has_caching  # CLIENT CACHING precedes it
 
 cdef struct PendingReply:  # a server's reply that has not arrived yet
     void* client_batch
@@ -236,6 +248,10 @@ cdef class ClientBatch:
     cdef bint is_finished
     cdef dict long_replies  # replies of more than a megabyte, by the index of their request
     cdef size_t long_reply_bytes
+    cdef object tracking  # the client's `TrackingState`; None: it tracks no keys
+    cdef bint was_caching_set  # before the requests
+    cdef uint64_t full_invalidations  # of the tracking table, when the requests were sent
+    cdef list noted  # the keys of state servers' replies that are not recorded yet; None: there are none
 
     def __cinit__(self):
         self.epoch_sets = []
@@ -261,6 +277,26 @@ cdef class ClientBatch:
                 self.epoch_sets.append(epochs)
             self.last_epochs, self.last_epochs_id = epochs, i
         return self.last_epochs_id
+
+    cdef bint note_keys(self, const PendingReply* entry) except -1:
+        """Note the keys of a state server's reply that the client may cache; return whether they are the first ones."""
+        cdef Request* request = &self.requests[entry.request]
+        cdef Item* item = &self.items[request.first]
+        cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(self.data)
+        cdef const uint8_t* end = base + PyBytes_GET_SIZE(self.data)
+        cdef const uint8_t* at = base + (request.keys - self.requests[0].at)
+        cdef size_t i, size = 0
+        cdef bint is_first = self.noted is None
+        if not request.is_recorded or entry.number >= UPSTREAM:
+            return False
+        if is_first:
+            self.noted = []
+        for i in range(request.items):
+            at += 1 + number_line(at + 1, end, &size)
+            if item[i].number == entry.number or not request.is_array:
+                self.noted.append(PyBytes_FromStringAndSize(<const char*>at, size))
+            at += size + 2
+        return is_first
 
     cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
         """Store the reply to a request, or to the keys of an MGET that one server owns."""
@@ -407,7 +443,7 @@ cdef class ClientBatch:
         cdef size_t i, j
         cdef Request* request
         cdef list each = []
-        if len(self.epoch_sets) <= 1 or self.request_count == 1:
+        if self.request_count == 1 or sum([bool(some) for some in self.epoch_sets]) <= 1:  # the upstream's have none
             return False
         for i in range(self.request_count):
             request, epochs = &self.requests[i], NO_EPOCHS
@@ -449,8 +485,10 @@ cdef class PipelineBatch:
     def remaining(self, size_t remaining):
         self.next = self.count - min(remaining, self.count)
 
-    cdef int add(self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint16_t number, size_t start) except -1:
-        """Expect one more reply, to the request that the output contains from `start` on."""
+    cdef int add(
+        self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint16_t number, size_t start, bint is_done=False
+    ) except -1:
+        """Expect one more reply, to the request that the output contains from `start` on. is_done: it is dropped."""
         cdef PendingReply* pending
         cdef PendingReply* entry
         if self.count == self.size:
@@ -460,7 +498,7 @@ cdef class PipelineBatch:
             self.pending, self.size = pending, self.size * 2 + 16
         entry = &self.pending[self.count]
         entry.client_batch, entry.request, entry.slot, entry.number = <void*>client_batch, request, slot, number
-        entry.start, entry.end, entry.is_done = start, self.out.used, False
+        entry.start, entry.end, entry.is_done = start, self.out.used, is_done
         self.count += 1
         self.room -= 1
         return 0
@@ -493,6 +531,7 @@ cdef class PipelineBatch:
             self.next += 1
             self.accept(index, <const char*>at, took, epochs)
             at += took
+        self.forwarder.record_noted()
         self.has_partial = took == 0
         return at - start
 
@@ -506,6 +545,7 @@ cdef class PipelineBatch:
             index = self.next
             self.next += 1
             self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+        self.forwarder.record_noted()
 
     cdef int accept(self, size_t index, const char* data, size_t size, epochs) except -1:
         """Take a reply. After the last reply of a client's batch, send the client all of them. An exception fails only this batch."""
@@ -517,6 +557,7 @@ cdef class PipelineBatch:
         if client_batch.is_finished:
             return 0
         try:
+            self.note_keys(entry, client_batch)
             client_batch.add_reply(entry, data, size, epochs)
             if not client_batch.missing:
                 self.forwarder.deliver(client_batch)
@@ -530,11 +571,18 @@ cdef class PipelineBatch:
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         entry.is_done = True
         try:
+            self.note_keys(entry, client_batch)
             client_batch.add_long_reply(entry, reply, epochs)
             if not client_batch.missing:
                 self.forwarder.deliver(client_batch)
         except Exception as error:
             self.forwarder.fail_batch(client_batch, error)
+        return self.forwarder.record_noted()
+
+    cdef int note_keys(self, const PendingReply* entry, ClientBatch client_batch) except -1:
+        """Note the keys of a reply, if its client tracks keys."""
+        if client_batch.tracking is not None and client_batch.note_keys(entry):
+            self.forwarder.noted.append(client_batch)
         return 0
 
     def fail_all(self, error):
@@ -547,7 +595,9 @@ cdef class PipelineBatch:
         """Fail a pending reply. index: see `put`."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef ClientBatch client_batch = <ClientBatch>self.pending[at].client_batch
-        if self.pending[at].number >= UPSTREAM and not self.pending[at].is_done:
+        if self.pending[at].is_done:
+            return
+        if self.pending[at].number >= UPSTREAM:
             self.fail_at_upstream(at, client_batch, error)
             return
         self.pending[at].is_done = True
@@ -614,6 +664,7 @@ cdef class PipelineBatch:
                 self.fail(index, error)
             return
         self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), epochs)
+        self.forwarder.record_noted()
 
 
 cdef class Forwarder:
@@ -628,7 +679,9 @@ cdef class Forwarder:
 
     cdef object upstream  # a function that returns a client's connection to a database; None: there is no upstream
     cdef object cache_of, cache  # a function that returns the `ResultCache` for a client, or None; and that cache
-    cdef list cached  # the cached replies to `requests`
+    cdef list cached  # the replies to those of `requests` that are answered here: cached ones, and those to CLIENT CACHING
+    cdef uint64_t cache_hits  # cached replies among them
+    cdef bint has_cache  # `cache` is that of the client whose input is being forwarded
     cdef ClientBatch complete_batch  # the batch that was sent last, if all of its replies were cached
     cdef dict patterns_by_database
     cdef KeyPatterns first_patterns, other_patterns  # of database 0, and of databases without patterns of their own
@@ -654,17 +707,23 @@ cdef class Forwarder:
     cdef public bint has_partial, holds_upstream
     cdef readonly object last_command
     cdef uint64_t last_count  # requests of the batch that was sent last
+    cdef object tracking  # of the client whose input is being forwarded; None: it tracks no keys
+    cdef bint is_caching_set, is_optin, is_optout, is_recording  # as in its `TrackingState`; is_recording: without BCAST
+    cdef uint32_t prefixes  # requests to the upstream that CLIENT CACHING precedes
+    cdef int caching_command  # the index of CLIENT CACHING
+    cdef list noted  # the batches with noted keys
 
     def __init__(self, cluster, server, commands):
         cdef int i = 0
         self.cluster, self.server, self.stats = cluster, server, server.stats
         self.epochs = cluster.epochs
         self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
-        self.command_indexes = {}
+        self.command_indexes, self.noted = {}, []
         self.set_patterns({})
         for name, least, most, command_stats in commands:
             i = self.add_command(name, least, most, command_stats)
             self.plans[i].reads_states, self.plans[i].has_many_keys = True, i == 1
+        self.caching_command = self.add_command("client|caching", 0, 0, server.stats.command_stats("client|caching"))
         self.stats.collectors.append(self.collect)
 
     cdef int add_command(self, name, least, most, command_stats) except -1:
@@ -723,21 +782,22 @@ cdef class Forwarder:
                     return -1
         return slot
 
-    def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False):
+    def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False, tracking_state=None):
         """Forward the forwardable requests at the front of a buffer; return their size; 0: none can be forwarded now.
 
         database: the one that the client has selected. is_of_states: all keys have the states' own names, of their database,
-        to which the patterns do not apply.
+        to which the patterns do not apply. tracking_state: the client's; None: it tracks no keys.
         """
         cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
-        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, database, is_of_states)
+        return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, database, tracking_state, is_of_states)
 
     cdef size_t forward_buffer(
-        self, sink, const uint8_t* data, size_t size, int protocol, database, bint is_of_states=False
+        self, sink, const uint8_t* data, size_t size, int protocol, database, tracking_state, bint is_of_states=False
     ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
         self.upstream_connection, self.slot_connections = None, self.cluster.slot_connections[protocol]
+        self.begin_tracking(tracking_state)
         took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
         if not took:
             return 0
@@ -761,14 +821,45 @@ cdef class Forwarder:
         client_batch.has_writes = self.has_writes
         if self.cached:
             client_batch.add_cached(self.cached)
-            self.cache.hits += len(self.cached)
+        if self.cache_hits:
+            self.cache.hits += self.cache_hits
         try:
+            if tracking_state is not None:
+                client_batch.tracking, client_batch.was_caching_set = tracking_state, tracking_state.is_caching_set
+                client_batch.full_invalidations = self.server.tracking.full_invalidations
             self.send(client_batch)
+            if tracking_state is not None:
+                tracking_state.is_caching_set = self.is_caching_set
         except BaseException:
             client_batch.is_finished = True  # the general path answers the requests
             raise
         self.complete_batch = None if client_batch.missing else client_batch
         return took
+
+    cdef int begin_tracking(self, tracking_state) except -1:
+        """Forward the requests of a client with this tracking; None: the client tracks no keys."""
+        self.tracking, self.prefixes = tracking_state, 0
+        self.is_caching_set = self.is_optin = self.is_optout = self.is_recording = False
+        if tracking_state is not None:
+            self.is_caching_set = tracking_state.is_caching_set
+            self.is_optin, self.is_optout = tracking_state.is_optin, tracking_state.is_optout
+            self.is_recording = tracking_state.is_on and not tracking_state.is_bcast
+        return 0
+
+    cdef bint set_caching(self, size_t count) noexcept:
+        """Return whether a request of `count` words is a CLIENT CACHING that the client's mode allows, and set it."""
+        cdef Word* words = self.words
+        if count != 3 or words[0].size != 6 or words[1].size != 7 or strncasecmp(<char*>words[0].at, b"client", 6) != 0:
+            return False
+        if strncasecmp(<char*>words[1].at, b"caching", 7) != 0:
+            return False
+        if self.is_optin and words[2].size == 3 and strncasecmp(<char*>words[2].at, b"yes", 3) == 0:
+            self.is_caching_set = True
+            return True
+        if self.is_optout and words[2].size == 2 and strncasecmp(<char*>words[2].at, b"no", 2) == 0:
+            self.is_caching_set = True
+            return True
+        return False
 
     cdef size_t cut_requests(
         self, sink, const uint8_t* start, const uint8_t* end, int protocol, database, bint is_of_states
@@ -789,6 +880,7 @@ cdef class Forwarder:
         cdef Item* item
         self.has_partial = self.has_states = self.has_writes = False
         self.item_count = self.request_count = 0
+        self.cache_hits, self.has_cache = 0, False
         if self.cached:
             self.cached = []
         if self.upstream is None and (database or not has_numbers):  # without an upstream, other databases are empty
@@ -798,7 +890,19 @@ cdef class Forwarder:
             if took <= 0:
                 self.has_partial = took == 0
                 break
+            request = &self.requests[self.request_count]
+            request.has_caching = False
             command = command_of(&self.specs, self.words)
+            if command < 0 and self.tracking is not None and self.item_count < ITEMS_MAX and self.set_caching(count):
+                self.cached.append(OK)
+                memset(&self.items[self.item_count], 0, sizeof(Item))
+                memset(request, 0, sizeof(Request))
+                request.at, request.size, request.is_read = at, took, True
+                request.first, request.items, request.command = <uint32_t>self.item_count, 1, self.caching_command
+                self.item_count += 1
+                self.request_count += 1
+                at += took
+                continue
             if command < 0 or count < 2:
                 break
             plan = &self.plans[command]
@@ -820,18 +924,23 @@ cdef class Forwarder:
                     if slot < 0 or not node_table[slot]:
                         break
                     item.slot, item.number = slot, UPSTREAM + <uint8_t>node_table[slot]
+                    if self.is_caching_set:  # a redirect has to send it again, which the general path does
+                        break
                 item.at = item.size = item.epochs = 0
                 count = 1
                 self.has_writes |= not plan.is_read
+                request.has_caching = self.is_caching_set
+                self.prefixes += self.is_caching_set
             elif backend == CACHED:
-                if not self.cached:
-                    self.cache = self.cache_of(sink.client_id, database)
+                if not self.has_cache:
+                    self.cache, self.has_cache = self.cache_of(sink.client_id, database), True
                 if self.cache is None or first == ITEMS_MAX:
                     break
                 reply = self.cache.get((database, protocol, self.cache_key(at, took)))
                 if reply is None:
                     break
                 self.cached.append(reply)
+                self.cache_hits += 1
                 memset(&self.items[first], 0, sizeof(Item))
                 count = 1
             else:
@@ -850,8 +959,11 @@ cdef class Forwarder:
                     if not item.number:
                         return at - start
                 self.has_states = True
-            request = &self.requests[self.request_count]
             request.at, request.size = at, took
+            request.is_recorded = self.is_recording
+            if self.is_optin or self.is_optout:
+                request.is_recorded &= self.is_caching_set == self.is_optin
+            self.is_caching_set = False
             request.keys = self.words[0].at + self.words[0].size + 2
             request.first, request.items = first, count
             request.command, request.is_error, request.is_read = command, False, plan.is_read
@@ -887,6 +999,7 @@ cdef class Forwarder:
                 self.used[self.used_count] = number
                 self.used_count += 1
             self.new_replies[number] += 1  # an upper limit: a server sends one reply for all its keys of an MGET
+        self.new_replies[UPSTREAM] += self.prefixes
         for i in range(self.used_count):
             number = self.used[i]
             connection = self.connection_of(number, open_connections)
@@ -927,6 +1040,7 @@ cdef class Forwarder:
         cdef PipelineBatch batch
         cdef Request* request
         cdef uint16_t number
+        cdef bytes caching
         for j in range(self.used_count):
             batch = self.batches[self.used[j]]
             batch.client_batches.append(client_batch)
@@ -940,6 +1054,11 @@ cdef class Forwarder:
                 number = client_batch.items[request.first].number
                 batch = <PipelineBatch>self.batches[number]
                 start = batch.out.used
+                if request.has_caching:
+                    caching = CACHING_YES if self.is_optin else CACHING_NO
+                    put(&batch.out, PyBytes_AS_STRING(caching), PyBytes_GET_SIZE(caching))
+                    batch.add(client_batch, i, 0, number, start, True)
+                    start = batch.out.used
                 put(&batch.out, request.at, request.size)
                 batch.add(client_batch, i, client_batch.items[request.first].slot, number, start)
         for j in range(self.used_count):
@@ -980,8 +1099,29 @@ cdef class Forwarder:
             self.command_stats[i].calls += self.calls[i]
             self.calls[i] = 0
 
+    cdef int record_noted(self) except -1:
+        """Record the noted keys. A reply that was requested before all keys were invalidated is followed by an invalidation."""
+        cdef ClientBatch client_batch
+        cdef list noted = self.noted
+        if not noted:
+            return 0
+        self.noted = []
+        tracking = self.server.tracking
+        for client_batch in noted:
+            keys, client_batch.noted = client_batch.noted, None
+            try:
+                if tracking.full_invalidations == client_batch.full_invalidations:
+                    record_reads(tracking, client_batch.tracking, keys)
+                else:
+                    tracking.enqueue_resend(client_batch.tracking, keys)
+            except Exception as error:
+                self.server.report(error)
+                self.server.clients.cut(client_batch.tracking.session_id, "its keys could not be recorded")
+        return 0
+
     cdef int deliver(self, ClientBatch client_batch) except -1:
         """Send a client its replies; if one is from an earlier epoch than a reply before it, resend the requests."""
+        self.record_noted()  # the client's next request may be answered now, from a later epoch
         client_batch.is_finished = True
         if client_batch.ends_at < client_batch.request_count:
             client_batch.request_count = client_batch.ends_at
@@ -999,6 +1139,8 @@ cdef class Forwarder:
         cdef size_t i
         for i in range(client_batch.request_count):
             self.command_stats[client_batch.requests[i].command].calls -= 1
+        if client_batch.tracking is not None:
+            client_batch.tracking.is_caching_set = client_batch.was_caching_set
         client_batch.sink.resend(client_batch.data, epochs)
         return 0
 
@@ -1068,7 +1210,7 @@ cdef class StoredReads(FastPath):
         """Return whether to try to answer. Before `begin`, the first request is looked at: to begin takes longer."""
         cdef size_t count = 0
         cdef Word* words = self.forwarder.words
-        if not session.can_use_fast_path:
+        if not (session.can_be_forwarded and session.can_use_checked_fast_path):  # an unrestricted user, in database 0
             return False
         if self.is_fresh:
             return True
@@ -1177,7 +1319,7 @@ cdef class ClientForwarder(InputInterceptor):
         cdef size_t took
         connection, session = self.connection, self.session
         try:
-            took = self.forwarder.forward_buffer(self, data, size, session.protocol, session.db)
+            took = self.forwarder.forward_buffer(self, data, size, session.protocol, session.db, self.fields.tracking_state)
         except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
             self.forwarder.server.report(error)
             return False
@@ -1246,6 +1388,21 @@ cdef class ClientForwarder(InputInterceptor):
         """Send an error reply for an exception."""
         self.deliver(self.connection.error_reply(error), NO_EPOCHS)
 
+    cdef with_invalidations(self, reply):
+        """Return replies with the client's invalidations around them; send those before a reply in steps.
+
+        An invalidation may be of a key with an older value in the replies: it arrived between two of them. So it is sent
+        before and after them. With REDIRECT, another client gets it after them.
+        """
+        tracking_state, server, session = self.fields.tracking_state, self.forwarder.server, self.session
+        if not tracking_state.has_pending or tracking_state.redirect:
+            return reply
+        before = server.pending_invalidations(session, is_within=True)
+        if type(reply) is bytes:
+            return before + reply + server.pending_invalidations(session)
+        self.write(before)
+        return reply
+
     def deliver(self, reply, epochs):
         """Send the replies, then handle the input that arrived meanwhile. An exception ends this connection only."""
         cdef Forwarder forwarder = self.forwarder
@@ -1257,12 +1414,16 @@ cdef class ClientForwarder(InputInterceptor):
                 session.seen.add(epochs)
                 self.last_epochs = epochs
             session.active_ms = forwarder.server.view.now_ms
+            if self.fields.tracking_state is not None:
+                reply = self.with_invalidations(reply)
             if type(reply) is not bytes:
                 connection.send_stream(reply)
                 return
             forwarder.output_bytes += len(reply)
             self.fields.output_bytes += len(reply)
             self.write(reply)
+            if self.fields.tracking_state is not None and self.fields.tracking_state.has_pending:
+                forwarder.server.clients.push_invalidations(self.fields.tracking_state)
             if connection.is_drained:
                 connection.is_idle = True
             else:

@@ -5,6 +5,9 @@ it is committed, and the state server moves to the newest epochs before it answe
 never answered from an earlier epoch than a read before it in this process. The other way round, and when the state
 server has changed to another store or has started again, the epochs that it announces decide: a store that is behind
 them, or whose job is not announced, is not read here.
+
+A read here may be from an epoch whose changed keys the state server has not reported yet. So this process finds the
+changed keys of an epoch, too, before any read from it: clients that track keys get their invalidations before the reply.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.session.session import RESP2
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import SparkisError, StoreError
-from state_backend.store.keyspace import Keyspace, KeyspaceView
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.store import Snapshot
 
 logger = logging.getLogger("sparkis.proxy")
@@ -29,8 +32,8 @@ logger = logging.getLogger("sparkis.proxy")
 class StoresView(KeyspaceView):
     """A view of the stores at epochs that are not behind those of their state server."""
 
-    def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
-        super().__init__(keyspace, now_ms)
+    def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange) -> None:
+        super().__init__(keyspace, now_ms, on_change)
         self.epochs: ClusterEpochs | None = None
         self.server = ConnectionKey("", RESP2, False)
         # The version of each job's snapshot that was last compared with the announced epoch.
@@ -64,14 +67,19 @@ class StoresView(KeyspaceView):
 
 
 class ServerStores:
-    """The stores that the state server reports, and a view of them. Runs on the event loop's thread."""
+    """The stores that the state server reports, and a view of them. Runs on the event loop's thread.
+
+    Attributes:
+        on_changed: Called with keys that have changed; None: any key may have changed.
+    """
 
     def __init__(self, clock: Clock = now_ms) -> None:
+        self.on_changed: OnChange = lambda keys: None
         self._clock = clock
         self._is_loaded = False
         self._keyspace = Keyspace()
         self._catalog = LocalJobCatalog(self._keyspace)
-        self._view = StoresView(self._keyspace, clock())
+        self._view = StoresView(self._keyspace, clock(), lambda keys: self.on_changed(keys))
 
     def follow(self, epochs: ClusterEpochs) -> None:
         """Use the epochs that the state server announces."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from resp_server.backends.servers.command_routes import CommandRoutes
@@ -10,6 +11,7 @@ from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.long_requests import LongRequests, forwarded_split_of
 from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.servers_exec import ServersExec
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.servers.state_sender import StateSender, send_to
 from resp_server.backends.servers.transaction_plan import TransactionPlanner
@@ -66,6 +68,7 @@ class ServersBackend:
         self._stored_reads: Any = None
         if only is not None and only.stores is not None and forwarder is not None:
             only.stores.follow(only.epochs)
+            only.stores.on_changed = partial(self._stores_changed, only)
             self._stored_reads = forwarder.StoredReads(server)
             self._stored_reads.use(self.forwarder, only.stores)
         tracking = server.tracking
@@ -73,6 +76,11 @@ class ServersBackend:
         for cluster in clusters:
             cluster.on_changed = tracking.changed
             cluster.defer = server.clients.defer
+
+    def _stores_changed(self, cluster: StateCluster, keys: Sequence[bytes] | None) -> None:
+        """Invalidate changed keys. This runs within a reader's request, which an exception must not fail."""
+        if not self._server.attempt(cluster.on_changed, keys):
+            self._server.cut_caching_clients()
 
     def poll(self, poller: Any) -> None:
         """Use the compiled core's epoll for the connections to servers."""
