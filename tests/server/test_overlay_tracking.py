@@ -117,19 +117,21 @@ def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
             found = []
             for connection in (client, alone):
                 connection.send(data)
-                replies = [connection.read() for _ in lines]
+                replies = [next(frame for frame in iter(connection.read, None) if frame.type != ">") for _ in lines]
                 found.append([each.raw for each, line in zip(replies, lines, strict=True) if line != "CLIENT ID"])
             assert found[0] == found[1], lines
             direct.call("MSET", *(word for key in "abcd" for word in (key, turn)))
             direct.call("SET", "marker", turn)
             told = []
             for connection in (client, alone):
-                connection.send(request("CLIENT", "CACHING", "YES") * ("OPTIN" in options) + request("GET", "marker"))
-                direct.call("SET", "marker", "x")
                 keys: set[bytes] = set()
-                while b"marker" not in keys:
-                    frame = connection.read()
+                connection.send(request("PING") + request("CLIENT", "CACHING", "YES") + request("GET", "marker"))
+                while (frame := connection.read()).plain != b"%d" % turn:
                     keys |= set(frame.plain[1]) if frame.type == ">" else set()
+                direct.call("SET", "marker", f"old {turn}")
+                while b"marker" not in keys:
+                    keys |= set(connection.read().plain[1])
+                direct.call("SET", "marker", turn)
                 told.append(keys)
             assert told[0] == told[1], lines
 
