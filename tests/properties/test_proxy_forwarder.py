@@ -330,7 +330,14 @@ def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> Non
     scene, sink = Scene(), ForwarderSink()
     scene.use_upstream({0: [ForwardedKeys(b"j:*", Destination.STATES)]})
     state, caching = tracking_client(scene, mode), pack((b"CLIENT", b"CACHING", word))
-    sent = [caching, pack((b"GET", b"j:1")), pack((b"GET", b"j:2")), caching, pack((b"GET", b"a")), pack((b"GET", b"b"))]
+    sent = [
+        caching,
+        pack((b"GET", b"j:1")),
+        pack((b"GET", b"j:2")),
+        caching,
+        pack((b"GET", b"a")),
+        pack((b"GET", b"b")),
+    ]
     data = b"".join([*sent, caching])
     assert scene.forwarder.forward(sink, data, 3, tracking_state=state) == len(data)
     assert state.is_caching_set

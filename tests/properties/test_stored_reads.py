@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hiredis
@@ -57,6 +57,11 @@ class CachingClient:
         else:
             for key in push[1]:
                 self.cache.pop(key, None)
+
+    def holds_only(self, values: Mapping[bytes, int]) -> bool:
+        """Process the pushes of a moment; return whether all cached values are current."""
+        self.listen(0.05)
+        return all(values[key] == value for key, value in self.cache.items())
 
     def listen(self, seconds: float) -> None:
         """Process pushes for a time without sending a request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterator
+from functools import partial
 from threading import Event, Thread
 
 import pytest
@@ -91,10 +92,7 @@ def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
     assert confirmed[keys[0]] > 10
     assert all(client.pushes for client in clients)
     for client in clients:
-        eventually(
-            lambda client=client: client.listen(0.05),
-            lambda _: all(confirmed[key] == value for key, value in client.cache.items()),
-        )
+        eventually(partial(client.holds_only, confirmed))
         client.close()
 
 

@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -232,7 +233,9 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
 
 
 @pytest.mark.parametrize(
-    "options", [(), (b"NOLOOP",), (b"BCAST",), (b"OPTIN",), (b"OPTOUT",)], ids=lambda options: b" ".join(options).decode()
+    "options",
+    [(), (b"NOLOOP",), (b"BCAST",), (b"OPTIN",), (b"OPTOUT",)],
+    ids=lambda options: b" ".join(options).decode(),
 )
 def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scene, options: tuple[bytes, ...]) -> None:
     counter, arguments = of_another_log(scene, "cached" + b"".join(options).decode())
@@ -258,7 +261,7 @@ def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scen
             publishing.join()
         assert all(client.pushes for client in caching)
         for client in caching:
-            eventually(lambda client=client: client.listen(0.05), lambda _: set(client.cache.values()) <= {counter.number})
+            eventually(partial(client.holds_only, dict.fromkeys(keys, counter.number)))
             client.close()
 
 

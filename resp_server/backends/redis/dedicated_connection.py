@@ -97,8 +97,8 @@ class DedicatedConnection(UpstreamConnection):
     def takes_batches(self, protocol: int) -> bool:
         """Return whether the forwarder may use the connection for a client with a version of the protocol.
 
-        The state of the connection may be that the client tracks keys. Their invalidations are pushes, which the forwarder
-        leaves to the general path. It would confuse other frames with replies, and it does not know watched keys.
+        It may be that the client tracks keys: invalidations are pushes, which the forwarder leaves to the general path. It
+        would confuse other frames with replies, and it does not know watched keys.
         """
         return (
             self.is_open

@@ -6,8 +6,8 @@ never answered from an earlier epoch than a read before it in this process. The 
 server has changed to another store or has started again, the epochs that it announces decide: a store that is behind
 them, or whose job is not announced, is not read here.
 
-A read here may be from an epoch whose changed keys the state server has not reported yet. So this process finds the
-changed keys of an epoch, too, before any read from it: clients that track keys get their invalidations before the reply.
+A read here may be from an epoch whose changed keys the state server has not reported yet. So this process, too, finds
+the changed keys of an epoch before any read from it: clients that track keys get their invalidations before the reply.
 """
 
 from __future__ import annotations
