@@ -97,8 +97,8 @@ class DedicatedConnection(UpstreamConnection):
     def takes_batches(self, protocol: int) -> bool:
         """Return whether the forwarder may use the connection for a client with a version of the protocol.
 
-        It may be that the client tracks keys: invalidations are pushes, which the forwarder leaves to the general path. It
-        would confuse other frames with replies, and it does not know watched keys.
+        It may if the client tracks keys: invalidations are pushes, which the forwarder leaves to the general path. The
+        forwarder would confuse other frames with replies, and it does not know watched keys.
         """
         return (
             self.is_open
