@@ -21,7 +21,7 @@ from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import Router
 from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
-from resp_server.pipeline.batch import ReplyBatch, next_batch
+from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Retry
@@ -85,10 +85,7 @@ class Listening:
         if self._needs_confirmation(context, routed, request):
             if is_about_keys(routed.name, request):
                 self._events.read()
-            self.subscriptions.send(routed.name, request, session, batch)
-            batch = await next_batch()
-            if not self.subscriptions.was_confirmed(routed.name, request, session):
-                return None
+            return await self.subscriptions.confirmed(routed.name, request, session, batch)
         return batch
 
     def keep_order(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:

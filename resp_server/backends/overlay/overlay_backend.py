@@ -329,7 +329,7 @@ class OverlayBackend:
     ) -> ReplyBatch | None:
         """Handle what a command of the proxy changes at the upstream; return the batch for the proxy's reply."""
         session, role = context.session, routed.policy.role
-        if role is Role.RESET and len(request) == 1 and self._listening.subscriptions.end(request, session, batch):
+        if role is Role.RESET and len(request) == 1 and self._listening.subscriptions.end(session, batch):
             batch = await next_batch()
         transaction = session.transaction
         is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))

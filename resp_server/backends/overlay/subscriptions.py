@@ -34,7 +34,7 @@ from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, is_error
 from resp_server.forwarding.reply_splitter import pack
-from resp_server.pipeline.batch import ReplyBatch
+from resp_server.pipeline.batch import ReplyBatch, next_batch
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.push.clients import Clients
@@ -50,6 +50,30 @@ LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
 def listens(policy: Policy) -> bool:
     """Return whether a command is handled by `OverlaySubscriptions`."""
     return policy.channels is not None or policy.role in LISTENING
+
+
+class _Confirmation:
+    """The upstream's answer to a request, to which the proxy itself replies once it is confirmed.
+
+    Args:
+        answering: Waits for the upstream.
+        then: Gets whether the request is confirmed.
+    """
+
+    def __init__(self, answering: Callable[[], Answering], then: Callable[[bool], None]) -> None:
+        self._answering, self._then = answering, then
+        self.is_confirmed = False
+
+    async def answer(self) -> Answer:
+        """Return the upstream's error, or nothing."""
+        try:
+            answer = await self._answering()
+        except Exception:
+            self._then(False)
+            raise
+        self.is_confirmed = not is_error(answer.reply)
+        self._then(self.is_confirmed)
+        return Answer(b"") if self.is_confirmed else answer
 
 
 class OverlaySubscriptions:
@@ -78,8 +102,6 @@ class OverlaySubscriptions:
         self._on_invalidation = on_invalidation
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped, self._order = is_dropped, order
-        # By client the request that the upstream has answered, and whether it confirmed it.
-        self._answered: dict[int, tuple[Request, bool]] = {}
         # By client what it gets after the confirmation, which the general path sends in the client's next batch.
         self._held: dict[int, list[bytes]] = {}
         self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
@@ -106,16 +128,6 @@ class OverlaySubscriptions:
             raise unreachable(self._url, "no node is known")
         return parts_of(name, request, session, self._upstream_of(session), main)
 
-    def was_confirmed(self, name: str, request: Request, session: Session) -> bool | None:
-        """Return whether the upstream has confirmed a request, only once; None: it was not sent, or not answered."""
-        answered, is_confirmed = self._answered.pop(session.id, (None, False))
-        if answered is request and policy_of(name).role is Role.CLIENT_TRACKING:
-            # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
-            self._clients.defer(partial(self._order.end, session.id))
-        if session.id in self._held:
-            self._clients.defer(partial(self._release, session.id))
-        return is_confirmed if answered is request else None
-
     def keep_order(self, name: str, request: Request, session: Session) -> None:
         """Have requests that this proxy receives later wait until the upstream has confirmed this one."""
         role = policy_of(name).role
@@ -127,21 +139,31 @@ class OverlaySubscriptions:
             seconds_max = CONNECT_S_MAX + pool.timeout_s
             self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
 
-    def send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
-        """Send a request to the upstream; the batch gets its error, if any. GenericError if it cannot be sent."""
+    async def confirmed(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> ReplyBatch | None:
+        """Send a request to the upstream. GenericError if it cannot be sent.
+
+        Returns the batch for the proxy's reply. None: the upstream has refused it, and `batch` has the error.
+        """
         self.keep_order(name, request, session)
+        is_tracking = policy_of(name).role is Role.CLIENT_TRACKING
         try:
-            self._send(name, request, session, batch)
+            confirmation = self._track(request, session) if is_tracking else self._subscribe(name, request, session)
         except BaseException:
             self._order.end(session.id)
             raise
+        batch.answer(confirmation.answer, session.replies_suppressed)
+        batch = await next_batch()
+        if is_tracking and confirmation.is_confirmed:
+            # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
+            self._clients.defer(partial(self._order.end, session.id))
+        if session.id in self._held:
+            self._clients.defer(partial(self._release, session.id))
+        return batch if confirmation.is_confirmed else None
 
-    def _send(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _subscribe(self, name: str, request: Request, session: Session) -> _Confirmation:
+        """Send SUBSCRIBE and the like, or MONITOR, to the nodes that get it."""
         if subscribes(name):
             (session.subscriptions or Subscriptions()).check_limits(kind_of(name), request[1:])
-        if policy_of(name).role is Role.CLIENT_TRACKING:
-            self._track(request, session, batch)
-            return
         parts, upstream = self._parts(name, request, session), self._upstream_of(session)
         dedicated = [part.pool.dedicated.open(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
@@ -160,40 +182,7 @@ class OverlaySubscriptions:
             sent.confirmations = part.confirmations
             own.send_request(sent, session.protocol)
         cut = partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only")
-        confirmed = partial(self._confirmed, session.id)
-
-        def answering() -> Answering:
-            return self._confirmation(request, session.id, _at_all(replies, upstream.checked, cut), confirmed)
-
-        batch.answer(answering, session.replies_suppressed)
-
-    async def _confirmation(
-        self,
-        request: Request,
-        client: int,
-        upstream: Answering,
-        then: Callable[[bool], None] = lambda is_confirmed: None,
-    ) -> Answer:
-        """Return the upstream's error, or nothing: then the general path makes the reply.
-
-        Args:
-            then: Gets `is_confirmed`.
-        """
-        try:
-            answer = await upstream
-        except Exception:
-            self._take_confirmation(request, client, False, then)
-            raise
-        is_confirmed = not is_error(answer.reply)
-        self._take_confirmation(request, client, is_confirmed, then)
-        return Answer(b"") if is_confirmed else answer
-
-    def _take_confirmation(
-        self, request: Request, client: int, is_confirmed: bool, then: Callable[[bool], None]
-    ) -> None:
-        if client in self._sessions:
-            self._answered[client] = request, is_confirmed
-        then(is_confirmed)
+        return _Confirmation(partial(_at_all, replies, upstream.checked, cut), partial(self._confirmed, session.id))
 
     def begin_module_subscription(self, name: str, session: Session) -> None:
         """Prepare the client's connection for a module's command that may subscribe it; GenericError in RESP2.
@@ -209,13 +198,11 @@ class OverlaySubscriptions:
         own = pool.dedicated.open(session.id, session.protocol)
         own.has_module_subscription = own.is_for_messages = True
 
-    def end(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
+    def end(self, session: Session, batch: ReplyBatch) -> bool:
         """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.
 
         The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
         """
-        if self.was_confirmed(request[0].lower().decode("latin-1"), request, session) is not None:
-            return False
         own = [each for each in self._dedicated(session) if each.is_listening]
         if not own:
             return False
@@ -223,10 +210,10 @@ class OverlaySubscriptions:
         for each in own:
             replies.append(ReplyFuture())
             each.add(UpstreamRequest(RESET, replies[-1], 0, is_read=False))
-        batch.answer(lambda: self._confirmation(request, session.id, _at_the_end_of(replies)), is_suppressed=True)
+        batch.answer(partial(_at_the_end_of, replies), is_suppressed=True)
         return True
 
-    def _track(self, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _track(self, request: Request, session: Session) -> _Confirmation:
         """Send CLIENT TRACKING to all nodes that have keys, or where it is on; the reply is the first error, or OK."""
         is_on, options = request[2].upper() == b"ON", TrackingOptions.of(request[3:])
         if options.redirect and options.redirect not in self._sessions:
@@ -247,7 +234,7 @@ class OverlaySubscriptions:
 
         def confirm(is_confirmed: bool) -> None:
             if is_on and is_confirmed and session.id in self._sessions:
-                upstream.begin_tracking(session.id, tracking)  # `was_confirmed` ends the wait of later requests
+                upstream.begin_tracking(session.id, tracking)  # `confirmed` ends the wait of later requests
             else:
                 self._order.end(session.id)
 
@@ -257,12 +244,7 @@ class OverlaySubscriptions:
         for each in pools:
             replies.append(ReplyFuture())
             TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.dedicated, session.id)
-
-        def answering() -> Answering:
-            first = joined(replies, lambda found: found[0], upstream.defer)
-            return self._confirmation(request, session.id, first, confirm)
-
-        batch.answer(answering, session.replies_suppressed)
+        return _Confirmation(partial(joined, replies, lambda found: found[0], upstream.defer), confirm)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
         own = [(pool, pool.dedicated.get(session.id)) for pool in self._upstream_of(session).pools]
@@ -275,7 +257,6 @@ class OverlaySubscriptions:
 
     def leave(self, session: Session) -> None:
         """Forget a client that has left, or sent RESET."""
-        self._answered.pop(session.id, None)
         self._held.pop(session.id, None)
         self._monitor_lines.pop(session.id, None)
         self._order.leave(session.id)
