@@ -32,7 +32,7 @@ from threading import Lock
 from typing import Any, NoReturn
 
 from compat.forked_child import Child
-from compat.forked_program import ARGUMENT_BYTES_MAX, PROGRAMS, import_programs, place, run_to_end, show_arguments
+from compat.forked_program import ARGUMENT_BYTES_MAX, CODE, PROGRAMS, import_programs, place, run_to_end, show_arguments
 
 MODULE = "compat.fork_server"
 # In the environment of a program that is started, as are its children: a test is about a start itself, or reads the
@@ -95,7 +95,8 @@ def is_forked(start: Mapping[str, Any]) -> bool:
     if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)) or len(args) < 3:
         return False
     is_command = args[2] == "sparkis" and not STARTED & {*args[3:4]}
-    is_ours = args[0] == sys.executable and args[1] == "-m" and (args[2] in PROGRAMS or is_command)
+    is_module = args[1] == "-m" and (args[2] in PROGRAMS or is_command)
+    is_ours = args[0] == sys.executable and (is_module or [*args[1:]] == ["-c", CODE])
     is_plain = not start["shell"] and start["executable"] is None and start["preexec_fn"] is None
     return is_ours and is_plain and STARTS not in (os.environ if start["env"] is None else start["env"])
 

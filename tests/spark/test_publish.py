@@ -101,6 +101,7 @@ def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(
     assert client.mget("union:first:a", "union:second:a") == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_the_mode_says_whether_a_batch_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})

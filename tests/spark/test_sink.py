@@ -82,6 +82,7 @@ def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, bat
     assert client.get("append:price:A") == "49.00"
 
 
+@pytest.mark.slow
 def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
     client: redis.Redis, batches: Make, tmp_path: Path
 ):
@@ -187,6 +188,7 @@ def ranking(shown: Snapshot, key: bytes) -> list[tuple[bytes, float]]:
     return list(shown.sorted_members(key, 0, shown.sorted_size(key)))
 
 
+@pytest.mark.slow
 def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path: Path):
     games = batches("day string, player string, points double, left boolean, at int")
     games.add(
@@ -220,6 +222,7 @@ def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path
         assert list(shown.members(b"games:seen:tue")) == [b"cid"]
 
 
+@pytest.mark.slow
 def test_complete_mode_replaces_a_leaderboard_and_a_score_that_is_no_number_fails_it(batches: Make, tmp_path: Path):
     games = batches("day string, player string, points double")
     games.add({"day": "mon", "player": "ann", "points": 1}, {"day": "mon", "player": "bob", "points": 2})
@@ -320,6 +323,7 @@ def test_deletions_by_null_and_by_column(client: redis.Redis, batches: Make, tmp
     assert client.exists("deletions:m:b") == 0
 
 
+@pytest.mark.slow
 def test_lists_grow_by_rows_or_are_replaced_by_arrays(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, at int, v double, all array<double>, bytes array<string>")
     rows.add(*({"k": "a", "at": at, "v": at / 2, "all": [1e21, at], "bytes": ["x", ""]} for at in (3, 1, 2)))
@@ -390,7 +394,7 @@ def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Ma
     assert keys(client, "empty:*") == {"empty:all:a", "empty:all:b"}
 
 
-@pytest.mark.parametrize("names", [["s"], ["s", "t"]], ids=len)
+@pytest.mark.parametrize("names", [pytest.param(["s"], marks=pytest.mark.slow), ["s", "t"]], ids=len)
 def test_a_condition_that_is_never_true_leaves_the_checkpoint_whole(
     client: redis.Redis, batches: Make, tmp_path: Path, names: list[str]
 ):
@@ -441,6 +445,7 @@ def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batche
     assert [each["generation"] for each in generation if each["name"] == "again"] == [f"{query.id}.1"]
 
 
+@pytest.mark.slow
 def test_a_job_is_live_while_its_query_runs_and_stale_when_it_has_ended(
     client: redis.Redis, batches: Make, tmp_path: Path
 ):

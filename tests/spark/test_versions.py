@@ -34,6 +34,7 @@ until_3_5 = pytest.mark.expected_skip(SPARK_VERSION >= (4, 0), reason="Spark 4.0
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [{}, rocksdb()], ids=["hdfs", "rocksdb"])
 def test_the_state_of_a_running_query_is_readable_from_its_checkpoint(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, store: dict[str, str]
@@ -75,6 +76,7 @@ def last_values() -> Any:
     return Last()
 
 
+@pytest.mark.slow
 @since_4_0
 def test_what_a_processor_declares_is_readable_with_no_further_call(
     client: redis.Redis, batches: Make, tmp_path: Path, settings: Settings

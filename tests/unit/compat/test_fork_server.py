@@ -14,6 +14,7 @@ import pytest
 
 from compat.fork_server import STARTS, ForkedProcess, forked, is_forked
 from resp_server.native import CORE
+from state_backend.attach import reader_process
 from tests.builders import put_value, value_state, write_log
 
 SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
@@ -107,6 +108,8 @@ def test_our_programs_are_forks_unless_a_signal_may_end_their_start(command: str
     assert is_forked({**start, "env": None}) == are_forks
     assert not is_forked({**start, "env": {STARTS: "yes"}}) and not is_forked({**start, "env": None, "shell": True})
     assert not is_forked({**start, "args": ["python3", *command.split()], "env": None})
+    reads_a_checkpoint = f"from {reader_process.__name__} import main; main()"
+    assert is_forked({**start, "args": [sys.executable, "-c", reads_a_checkpoint], "env": None})
 
 
 def test_programs_are_imported_already_with_the_core_or_without() -> None:

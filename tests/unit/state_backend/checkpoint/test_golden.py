@@ -23,8 +23,12 @@ Row = tuple[Any, Any]
 WITHOUT_CHANGE_LOGS = ("rocksdb-no-changelog", "transform-no-changelog", "rocksdb-switched")
 # Of a query that has stopped writing change logs: the first batch without one, which has no snapshot to compare with.
 NOT_COMPARED = [("rocksdb-switched", 2)]
-
-
+# Versions of Spark whose files are as those before or after them; `test_files_reader.py` has four jobs of each.
+BETWEEN = ("4.0.5", "4.1.4")
+each_job = pytest.mark.parametrize(
+    ("version", "job"),
+    [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in BETWEEN else []) for each in jobs()],
+)
 # The rows of a state in a partition, as of a batch.
 Whole = dict[tuple[int, str], list[pa.RecordBatch]]
 
@@ -44,7 +48,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple
 Read = Callable[[str, str], tuple[Checkpoint, dict[int, Whole]]]
 
 
-@pytest.mark.parametrize(("version", "job"), list(jobs()))
+@each_job
 def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, read: Read) -> None:
     checkpoint, wholes = read(version, job)
     assert checkpoint.batches() == [0, 1, 2, 3, 4]
@@ -74,7 +78,7 @@ def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, read
             assert changed.get(state.name, {}) == changes_of(given, state), name
 
 
-@pytest.mark.parametrize(("version", "job"), list(jobs()))
+@each_job
 def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: str, read: Read) -> None:
     checkpoint, wholes = read(version, job)
     values: dict[tuple[int, str, str], Any] = {}
