@@ -11,29 +11,29 @@ REDACTED = b"(redacted)"
 SECRET_SETTINGS = (b"masterauth", b"masteruser", b"requirepass", b"tls-client-key-file-pass", b"tls-key-file-pass")
 
 
-def redacted(redaction: Redaction, words: Sequence[bytes]) -> Sequence[bytes]:
+def redacted(redaction: Redaction, arguments: Sequence[bytes]) -> Sequence[bytes]:
     """Return a request with its passwords redacted."""
     match redaction:
         case Redaction.ALL:
-            return [words[0], *[REDACTED] * (len(words) - 1)]
+            return [arguments[0], *[REDACTED] * (len(arguments) - 1)]
         case Redaction.ALL_OF_SUBCOMMAND:
-            return [*words[:2], *[REDACTED] * (len(words) - 2)]
+            return [*arguments[:2], *[REDACTED] * (len(arguments) - 2)]
         case Redaction.CREDENTIALS:
-            return _without_credentials(words)
+            return _without_credentials(arguments)
         case Redaction.SETTINGS:
-            redacted_words = list(words)
-            for at in range(2, len(words) - 1, 2):
-                if words[at].lower() in SECRET_SETTINGS:
-                    redacted_words[at + 1] = REDACTED
-            return redacted_words
-    return words
+            redacted_arguments = list(arguments)
+            for at in range(2, len(arguments) - 1, 2):
+                if arguments[at].lower() in SECRET_SETTINGS:
+                    redacted_arguments[at + 1] = REDACTED
+            return redacted_arguments
+    return arguments
 
 
-def _without_credentials(words: Sequence[bytes]) -> Sequence[bytes]:
+def _without_credentials(arguments: Sequence[bytes]) -> Sequence[bytes]:
     """Redact the user and the password after AUTH or AUTH2."""
-    redacted_words = list(words)
-    for at, word in enumerate(words):
-        if word.upper() in (b"AUTH", b"AUTH2"):
-            for secret in range(at + 1, min(at + 3, len(words))):
-                redacted_words[secret] = REDACTED
-    return redacted_words
+    redacted_arguments = list(arguments)
+    for at, argument in enumerate(arguments):
+        if argument.upper() in (b"AUTH", b"AUTH2"):
+            for secret in range(at + 1, min(at + 3, len(arguments))):
+                redacted_arguments[secret] = REDACTED
+    return redacted_arguments

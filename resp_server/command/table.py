@@ -71,12 +71,12 @@ class Command:
         return self.handler is not None or any(each.is_served for each in self.subcommands.values())
 
     def check_arity(self, request: Sequence[bytes]) -> None:
-        """Raise GenericError if the number of words does not match the arity."""
+        """Raise GenericError if the number of arguments does not match the arity."""
         if not self.facts.has_arity_of(request):
             raise wrong_arity(self.name)
 
     def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
-        """Return the positions of a request's keys, with their access flags; without words that only choose a slot."""
+        """Return the positions of a request's keys, with their access flags; without arguments that only choose a slot."""
         return [(at, flags) for at, flags in key_positions(self.facts, request) or () if "not_key" not in flags]
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
@@ -98,7 +98,7 @@ class Command:
     def execute(self, context: Any, requests: Sequence[Sequence[bytes]]) -> list[Reply]:
         """Run the command for one or more of the requests, from the first on; return the replies to these.
 
-        All requests have the same number of words, which matches the arity.
+        All requests have the same number of arguments, which matches the arity.
         """
         if self.handler is None:
             raise self.refusal()

@@ -138,10 +138,7 @@ class ImmediatePipeline:
         ends_ns: int = NEVER_NS,
         requests_max: int = sys.maxsize,
     ) -> IncompleteReply | None:
-        """Answer requests in order, until all are answered, a reply is large or incomplete, or time or session end.
-
-        Replies are added to `out`, and answered requests are removed from `requests`. Returns the incomplete reply.
-        """
+        """Answer requests in order; see `Pipeline`."""
         session, server = context.session, self._server
         answered, later, is_turn_over = 0, None, False
         end = len(requests) if len(requests) < requests_max else requests_max

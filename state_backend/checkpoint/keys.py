@@ -20,7 +20,6 @@ from state_backend.codec.json_text import OF_KEYS, json_objects, json_texts, pla
 
 WITHOUT_COLUMNS = "all"  # the key of an aggregate over the whole stream
 SEPARATOR = ":"
-TTL = "ttlExpirationMs"
 
 
 def key_type(state: State) -> pa.StructType:
