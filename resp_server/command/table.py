@@ -76,7 +76,7 @@ class Command:
             raise wrong_arity(self.name)
 
     def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
-        """Return the positions of a request's keys, with their access flags; without arguments that only choose a slot."""
+        """Return the positions of a request's keys, with their access flags; without those that only choose a slot."""
         return [(at, flags) for at, flags in key_positions(self.facts, request) or () if "not_key" not in flags]
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
