@@ -52,7 +52,6 @@ async def read_value(client: Client, key: bytes, at: str = "", pattern: bytes = 
 
     Args:
         at: The offset or cursor at which it begins.
-        pattern: The pattern of fields or members.
     """
     kind, ttl_ms, located, size = await client.execute_all(
         ("TYPE", key), ("PTTL", key), ("STATE", "LOCATE", key), ("MEMORY", "USAGE", key)

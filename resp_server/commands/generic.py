@@ -206,7 +206,6 @@ def scan_reply(
 
     Args:
         name_of: Returns an item's name.
-        render: Makes the reply of the matching items.
     """
     if matches is None:
         return [b"%d" % next_cursor, render(list(found))]

@@ -97,11 +97,7 @@ def _fields_of(arguments: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _expiries(context: ReadContext, key: bytes, arguments: Sequence[bytes], render: Callable[[int], int]) -> Reply:
-    """Return when fields expire: -1 for never, -2 for a missing field.
-
-    Args:
-        render: Makes the reply of Unix milliseconds.
-    """
+    """Return when fields expire: -1 for never, -2 for a missing field."""
     next(context.at(key).map_sizes(key), None)  # a wrong type is reported before a wrong argument
     fields = _fields_of(arguments)
 

@@ -67,11 +67,7 @@ LAG_COUNTS = re.compile(r".*_(was_behind|behind_ms|behind_ms_max|behind_epochs_m
 
 
 def add_process(scrape: Scrape, total: ProcessStats, started_ms: int) -> None:
-    """Add the values that every program has.
-
-    Args:
-        total: The sum of all its processes.
-    """
+    """Add the values that every program has."""
     scrape.add("build_info", 1, version=VERSION, core=CORE)
     scrape.add("start_time_seconds", started_ms / MS_PER_S)
     scrape.add("resident_memory_bytes", total.resident_bytes)

@@ -63,11 +63,7 @@ def no_epochs() -> Epochs:
 
 
 class ReplyFuture(ReplySink, Wait):
-    """The answer to one request, or its exception. `await` returns the answer, or raises the exception.
-
-    Attributes:
-        is_finished: The answer or the exception has arrived.
-    """
+    """The answer to one request, or its exception. `await` returns the answer, or raises the exception."""
 
     __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_finished")
 

@@ -21,11 +21,7 @@ class _HeldEpoch(NamedTuple):
 
 
 class HeldJobs:
-    """The jobs of one process whose log cannot be read, and those of them that are read at an earlier epoch.
-
-    Args:
-        view: Returns the view that requests read.
-    """
+    """The jobs of one process whose log cannot be read, and those of them that are read at an earlier epoch."""
 
     def __init__(
         self, keyspace: Keyspace, pinned_epochs: PinnedEpochs, clock: Clock, view: Callable[[], KeyspaceView]

@@ -28,12 +28,7 @@ POLL_S = 0.01
 
 
 class LoadingWaits:
-    """The clients of one server that wait for a job. Runs on the event loop's thread.
-
-    Args:
-        sessions: The ids of the connected clients.
-        is_loading: Returns whether the server still opens its jobs.
-    """
+    """The clients of one server that wait for a job. Runs on the event loop's thread."""
 
     def __init__(self, keyspace: Keyspace, sessions: Container[int], is_loading: Callable[[], bool]) -> None:
         self._keyspace = keyspace

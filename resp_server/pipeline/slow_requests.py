@@ -16,11 +16,7 @@ NEVER_NS = (1 << 63) - 1
 
 
 class SlowRequests:
-    """The slow log and the latency events of one process.
-
-    Args:
-        clock: The clock of the recorded times.
-    """
+    """The slow log and the latency events of one process."""
 
     def __init__(self, config: Callable[[], ServerConfig], clock: Clock) -> None:
         self._config = config

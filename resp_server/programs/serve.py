@@ -383,9 +383,8 @@ class _OtherPorts:
     """The ports beside the clients': of metrics, and, with a token, of writers' announcements and of drivers.
 
     Args:
-        tls: The TLS of the drivers' port.
-        announcements_tls: Of that of announcements, which writers on other machines reach also where a proxy has the
-            clients' port.
+        announcements_tls: The TLS of the port of announcements, which writers on other machines reach also where a
+            proxy has the clients' port.
     """
 
     def __init__(

@@ -51,11 +51,7 @@ INTERRUPTED = 130
 
 
 class Analysis(NamedTuple):
-    """The result of an analysis.
-
-    Args:
-        keys: The number of keys of the upstream.
-    """
+    """The result of an analysis."""
 
     address: str
     keys: int

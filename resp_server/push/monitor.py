@@ -59,7 +59,6 @@ class Monitors:
     """The monitors of this process, and the lines that wait to be sent.
 
     Args:
-        workers: Returns the other workers of the port.
         on_change: Called after the first monitor was added or the last one removed.
         attempt: Calls a function; False if it raised, which is logged.
     """

@@ -47,7 +47,6 @@ class TrackingTable:
     """The tracking clients of one process, and the keys that they cache.
 
     Attributes:
-        clients_by_key: The clients that cache each key.
         full_invalidations: The number of times that everything was invalidated. Keys of replies that were requested
             before the last time are not recorded.
     """

@@ -20,11 +20,7 @@ class MovedSlots:
         self.failovers = 0
 
     def count(self, before: Topology | None, after: Topology, alive: Collection[str]) -> None:
-        """Count the changes between two topologies.
-
-        Args:
-            alive: The ids of the servers that report.
-        """
+        """Count the changes between two topologies."""
         lost: set[str] = set()
         for slot, node in after.owners.items():
             former = None if before is None else before.owners.get(slot)

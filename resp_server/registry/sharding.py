@@ -29,7 +29,6 @@ class Member:
     Args:
         join_order: A number that grows with each server that joins.
         absent_s: Seconds since the last report; 0 while reports arrive.
-        owned_slots: The slots that the server can answer.
         is_connected: A silent server may still be connected.
         zone: Servers of one zone may fail together; empty: the host is the zone.
         has_room: Its store can be written; without room readers get no newer epochs.

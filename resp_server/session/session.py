@@ -52,9 +52,6 @@ else:
 class Session(SessionFields):
     """The state of one client's connection.
 
-    Args:
-        default_user: The user of a new connection.
-
     Attributes:
         can_use_fast_path: The client is authenticated as an unrestricted user without a rate limit; it is in database 0
             and not closing; its replies are on; it has no transaction, subscription or tracking; and this server does

@@ -43,9 +43,6 @@ class DetachedServer:
         command: Without port, store and linger time.
         port: 0: the last one, or any free one.
         linger_s: How long the server stays without a driver.
-
-    Attributes:
-        on_change: Called when the control address has changed.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ class Endpoint(ABC):
 
         Args:
             epoch: -1 if a writer begins.
-            term: The term of the epoch's writer.
         """
 
     @abstractmethod

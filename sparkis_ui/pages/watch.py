@@ -15,7 +15,6 @@ class Row(NamedTuple):
     """A line of a card.
 
     Args:
-        whole: The value with all its digits.
         moved: The number of ranks that a member has gained.
     """
 

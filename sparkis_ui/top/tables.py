@@ -49,7 +49,6 @@ class Table:
 
     Args:
         groups: The groups of facts that it needs (`polling.TURNS`).
-        empty: The text in place of rows.
         rows: Returns each row's name, which is the same in each turn, and its cells.
     """
 
@@ -90,11 +89,7 @@ AS_THEY_COME = Order()
 def rows_of(
     table: Table, found: EndpointState, order: Order = AS_THEY_COME, pattern: str = ""
 ) -> tuple[list[tuple[str, list[Cell]]], int]:
-    """Return a table's first rows in an order, and the number of all rows.
-
-    Args:
-        pattern: A text that a row contains.
-    """
+    """Return a table's first rows in an order, and the number of all rows."""
     rows = [(name, list(cells)) for name, cells in table.rows(found)]
     if pattern:
         wanted = pattern.casefold()
@@ -309,11 +304,7 @@ TABLES = (
 
 
 def summary_of(found: EndpointState, latest: Callable[[str], float | None]) -> list[tuple[str, str]]:
-    """Return the numbers above the tables as (name, text).
-
-    Args:
-        latest: The last point of a graph.
-    """
+    """Return the numbers above the tables as (name, text)."""
     info = found.info
     hits, misses = (facts.integer(info.get(f"keyspace_{name}")) for name in ("hits", "misses"))
     share = None if not hits and not misses else (hits or 0) / ((hits or 0) + (misses or 0))

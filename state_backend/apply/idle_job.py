@@ -19,9 +19,6 @@ from state_backend.model.errors import SparkisError
 class IdleJob:
     """Polls the log of a job at rest.
 
-    Args:
-        event: The applier's last event (see `applier`).
-
     Attributes:
         is_stale: As in the applier's reports.
     """

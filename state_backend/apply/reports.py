@@ -65,7 +65,6 @@ class Reports:
     """The reports to the server. A report is sent only if it differs from the last one.
 
     Args:
-        log_status: The status of the job's log.
         as_of_ms: The time of the past moment that is served; None if the job is followed.
     """
 

@@ -20,7 +20,6 @@ class StoreFolder:
     """A job's folder of stores. Each store is verified when this process first opens it.
 
     Args:
-        map_bytes_max: The largest size of a store.
         is_verified: Whether the process before has verified the first store that is opened.
     """
 

@@ -112,7 +112,6 @@ class PlannedFunction:
     """A function in the plan of a query.
 
     Args:
-        name: The name of its result column.
         first: The position of its first buffer.
     """
 

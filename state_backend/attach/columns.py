@@ -90,11 +90,7 @@ class ResultColumn:
 
     @classmethod
     def of(cls, name: str, aggregate: Aggregate, fields: Sequence[Column]) -> Self:
-        """Return the column of a function.
-
-        Args:
-            fields: The fields of the value, by position.
-        """
+        """Return the column of a function."""
         columns = tuple(fields[aggregate.first : aggregate.end])
         kind = aggregate.evaluate([pa.nulls(0, each.kind) for each in columns]).type
         return cls(name, kind, aggregate, columns)

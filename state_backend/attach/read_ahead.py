@@ -72,7 +72,6 @@ class ReadAhead:
         """Return what was written of `partitions`, once the batch is committed; None if all has to be read again.
 
         Args:
-            batch_stores: The stores of the committed batch.
             ends_s: When no further partition is begun, by the monotonic clock.
         """
         self._ends_s = ends_s

@@ -279,11 +279,7 @@ def _may_contain(column: AnyColumn, separator: str) -> bool:
 
 
 def newest_of_each(run: pa.RecordBatch, is_list: Sequence[bool]) -> pa.RecordBatch:
-    """Return a run with the last change of each key and field. Lists keep all changes.
-
-    Args:
-        is_list: Whether each state is a list, by state.
-    """
+    """Return a run with the last change of each key and field. Lists keep all changes."""
     rows = run.num_rows
     names = run.column("state").indices.to_numpy()
     keys = run.column("key").dictionary_encode()

@@ -45,7 +45,6 @@ class KeyEncoding:
     """The form of keys.
 
     Args:
-        prefix_columns: The number of columns of PREFIX.
         ordinals: The ordered columns of RANGE.
     """
 

@@ -155,9 +155,6 @@ def encode(
     The rows of a state are adjacent (with several states, the upper bits of the column g are the state's number), and
     so are the rows of a key. The last row of a key wins; all rows of a list count. Rows that were not shuffled may have
     any order; then the last row of a key in each run wins. Raises RowError.
-
-    Args:
-        skipped: Counts the rows that are left out.
     """
     names = names_of(plans)
     for run in in_runs(_all_changes(plans, names, batches, digest, skipped or SkippedRows())):
@@ -653,11 +650,7 @@ def _rows_with(column: pa.Array, is_bad: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Encode elements as packed lists.
-
-    Args:
-        counts: The number of elements of each list.
-    """
+    """Encode elements as packed lists."""
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))

@@ -142,11 +142,7 @@ GetItem = Callable[[bytes], bytes | None]
 
 
 class Items(NamedTuple):
-    """Some fields of a map, or members of a set: (value, expire_at_ms) by name.
-
-    Args:
-        size: The size of the map or set.
-    """
+    """Some fields of a map, or members of a set: (value, expire_at_ms) by name."""
 
     found: Mapping[bytes, tuple[bytes, int]]
     size: int
@@ -179,7 +175,6 @@ class KeyBefore(NamedTuple):
     Args:
         rows: The epoch's changes of the key (see `records.rows_in`).
         first_events: The events of a stale record that the changes replace (see `stale_events`).
-        names, items: The items that the changes name.
     """
 
     kind: Kind

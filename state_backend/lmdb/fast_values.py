@@ -169,7 +169,6 @@ class FastValues:
         Args:
             new: How many keys are new, by (slot, state number).
             names: Keys of written records.
-            are_new: For each of `names`, whether it is new.
         """
         keys = self._keys
         keys.changed += changed

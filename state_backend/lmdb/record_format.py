@@ -346,11 +346,7 @@ class LargeMap(NamedTuple):
 
 
 class LargeSet(NamedTuple):
-    """The payload of a large set, or of a large sorted set.
-
-    Args:
-        next_node: The number of the tree's next new node.
-    """
+    """The payload of a large set, or of a large sorted set."""
 
     set_id: int
     size: int

@@ -19,7 +19,6 @@ def next_description(log: JobLog, base: Term | None, mine: Description, *, rewri
 
     Args:
         base: The query's last term; None if the query begins.
-        mine: The description as the query declares it now.
         rewrites_states: Whether an epoch has the full content of each state that it changes.
     """
     if base is None or base.description is None:
@@ -67,7 +66,6 @@ def check_not_renamed(log: JobLog, before: Term | None, query_id: str, siblings:
     If this job has no epoch of the query, the terms of every other job are read.
 
     Args:
-        before: The query's last term in it.
         siblings: The writers of other jobs that the same run of the query publishes.
     """
     if before is not None and log.numbers(before.generation):

@@ -174,11 +174,7 @@ class Epoch:
 
     @classmethod
     def from_bytes(cls, stored: bytes, path: str, number: int | None = None) -> Epoch:
-        """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError.
-
-        Args:
-            number: The epoch in the file's path.
-        """
+        """Read a file's content; LogCorruptError, with `path`, if the content is damaged; NewerFormatError."""
         try:
             content = checked_object(stored, needs_checksum=True)
         except ValueError as damage:

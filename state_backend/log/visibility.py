@@ -30,7 +30,6 @@ class HeldBack(NamedTuple):
     """A held-back generation.
 
     Args:
-        visible: The last epoch that readers see.
         since_ms: When the generation began.
     """
 

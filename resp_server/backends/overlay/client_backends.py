@@ -72,11 +72,7 @@ def _names_of(
 
 
 class ClientBackends:
-    """Sends one client's requests about all keys to each backend.
-
-    Args:
-        seen: Returns the epochs that the client has seen.
-    """
+    """Sends one client's requests about all keys to each backend."""
 
     def __init__(
         self,

@@ -66,7 +66,6 @@ class KeyFilter(NamedTuple):
     Args:
         has_common: Both backends may have the same key.
         is_named: Clients know some keys of states by other names, so patterns and rights are matched here.
-        fields: The rules with names of fields.
         may_read: Tells whether the client has the right to a name.
     """
 

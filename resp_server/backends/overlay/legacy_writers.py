@@ -98,11 +98,7 @@ class LegacyWriterDetector:
         return "; ".join(f"rule '{rule.name}': {_text(copied)}" for rule, copied in found) or None
 
     def wait_s(self, rules: Rules, formats: Sequence[str]) -> float:
-        """Return how long rules still have to be watched before they are used.
-
-        Args:
-            formats: The formats of all known states.
-        """
+        """Return how long rules still have to be watched before they are used."""
         known = [KeyFormat.parse(each) for each in formats]
         now_s, left_s = self._clock(), 0.0
         for rule in rules:

@@ -65,7 +65,6 @@ class OverlayBackend:
         allowed: Commands that are sent to the upstream although they could harm it.
 
     Attributes:
-        control: Shows and changes the owners of keys.
         aliases: The states' names of keys that clients know by other names.
     """
 

@@ -45,10 +45,8 @@ class RouteSender:
     """Sends requests to the backends of their keys, and joins the replies.
 
     Args:
-        router: Finds the owner of a request's keys.
         aliases: The states' names of keys that clients know by other names.
         cached: Answers reads of the upstream's keys that may be cached.
-        dedicated: The clients' connections of their own.
         is_strict: A transaction over both backends is refused.
         has_client_logins: Clients log in at the upstream, so that no client gets a cached reply.
     """

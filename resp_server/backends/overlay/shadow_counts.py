@@ -100,7 +100,6 @@ class ShadowCounts:
     Args:
         lags: How far each backend was behind, where it was.
         skipped: Reads that were not compared.
-        failed: Comparisons with an error reply of a backend.
     """
 
     compared: int = 0

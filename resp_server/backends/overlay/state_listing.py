@@ -38,7 +38,6 @@ class StateListing(NamedTuple):
     """The states' part of a listing.
 
     Args:
-        request: The request to the state servers.
         visible_names: Returns the names under which the client sees a listed key.
         is_prefix_needed: Tells whether a name with this prefix can be in the listing (as in `FieldRules.of_hash`).
         accepts: Tells whether a field's name is in the listing.

@@ -145,7 +145,6 @@ class RoutingTable(NamedTuple):
     """What a route depends on, beside the request and the selected database.
 
     Args:
-        keys: The owners of keys at one time.
         is_known: The owners are known: before that, no key may be answered.
         own_database: The upstream's number of the clients' database 0.
     """
@@ -188,11 +187,7 @@ class RoutingTable(NamedTuple):
 
 
 def route_of(request: Request, table: RoutingTable, database: int = 0) -> Route | None:
-    """Return the route of a request; None for an unknown command. ReplyError for a request that no backend may answer.
-
-    Args:
-        database: The one that the client has selected.
-    """
+    """Return the route of a request; None for an unknown command. ReplyError if no backend may answer it."""
     long_at = long_arguments(request)
     routed = table.commands.of(request)
     if long_at:

@@ -18,8 +18,7 @@ class AnnouncedEpochs:
     """The epochs of a server, by job.
 
     Attributes:
-        announced: The epochs that the server has announced.
-        counted: The same epochs as they count.
+        counted: The announced epochs as they count.
         reply_epochs: `counted` in the form of a reply's epochs.
         stalled: The jobs whose log the server cannot read, and the epochs of each that the server has.
         held: The epochs that STATE HOLD has requested.

@@ -17,7 +17,6 @@ class ClusterEpochs:
     Attributes:
         of_connections: The epochs that servers have announced over each connection.
         seen: The newest epochs that each server ever announced, by its address.
-        newest: The newest epochs of any server.
         is_aligned: All ready servers are at `newest`, so the epochs of no client rule out a server.
         removed_jobs: The jobs that all servers have dropped.
         outages: The jobs that no server can read from the log.
@@ -79,11 +78,7 @@ class ClusterEpochs:
         self.check_alignment()
 
     def find_removed_jobs(self, now_s: float, reported: set[str]) -> list[str]:
-        """Return, once, the jobs that no server has announced for a while: they were removed or renamed.
-
-        Args:
-            reported: The jobs that connected servers announce.
-        """
+        """Return, once, the jobs that no server has announced for a while: they were removed or renamed."""
         found = []
         for job in {job for seen in self.seen.values() for job in seen} - reported - self.removed_jobs:
             if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and reported:

@@ -81,13 +81,7 @@ NAME_EVENTS = frozenset(change.event for change in CHANGES.values())
 
 
 class FieldEvent(NamedTuple):
-    """An event of a hash whose fields have names with subscribers.
-
-    Args:
-        rules: The rules that name its fields.
-        fields: The fields to check.
-        reads_all: List all fields, too.
-    """
+    """An event of a hash whose fields have names with subscribers."""
 
     key: bytes
     change: _Change

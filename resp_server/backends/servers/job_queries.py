@@ -57,7 +57,6 @@ class JobQueries:
     """Queries about jobs for one client.
 
     Args:
-        seen: Returns the epochs that the client has seen.
         within: Limits the keys.
     """
 

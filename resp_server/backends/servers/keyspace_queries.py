@@ -40,12 +40,7 @@ class QueriedShard(NamedTuple):
 
 
 class KeyspaceQuery:
-    """A client's query.
-
-    Args:
-        seen: Returns the epochs that the client has seen.
-        within: A prefix that limits its keys.
-    """
+    """A client's query."""
 
     def __init__(
         self, clusters: StateClusters, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()

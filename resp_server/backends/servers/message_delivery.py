@@ -32,7 +32,6 @@ class MessageDelivery:
 
     Attributes:
         sources: The relay's own patterns for keys with other names or in other databases, with their rules.
-        fields: The listeners to names of fields.
     """
 
     def __init__(self, server: ServerContext, aliases: AliasedKeys | None) -> None:

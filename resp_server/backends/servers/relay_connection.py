@@ -66,7 +66,6 @@ class RelayEvents(NamedTuple):
         enqueue: Gets names to assign again, or a function to call after the names before were sent to servers.
         is_home: Returns whether a connection's server relays messages between clients.
         on_pong: Is called when the server has confirmed some subscriptions.
-        on_lost: Is called when the connection is lost.
     """
 
     enqueue: Callable[[Changes | Callable[[], None]], None]

@@ -39,11 +39,7 @@ class ReplicaChoice:
         self._since_s = 0.0
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
-        """Choose and return the active server.
-
-        Args:
-            epochs: The epochs of each server that can answer.
-        """
+        """Choose and return the active server."""
         usable = {each: epochs[each] for each in self.servers if each in epochs}
         is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):

@@ -54,11 +54,7 @@ class InFlightRequest(Protocol):
     remaining: int
 
     def take(self, replies: Sequence[RawReply], epochs: ReplyEpochs) -> None:
-        """Take the next replies, at most `remaining`.
-
-        Args:
-            epochs: Those that the replies are from.
-        """
+        """Take the next replies, at most `remaining`."""
 
     def fail_all(self, error: Exception) -> None:
         """Take an exception in place of all remaining replies."""

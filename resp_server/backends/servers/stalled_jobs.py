@@ -19,7 +19,6 @@ class StalledJobs:
 
     Args:
         owners: Returns the connections to the active servers of all shards.
-        changed: Is called after an agreement has changed.
     """
 
     def __init__(

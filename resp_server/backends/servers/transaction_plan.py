@@ -185,7 +185,6 @@ class TransactionPlan:
     """The transactions of one EXEC, by (index of the cluster, server address), in sending order.
 
     Args:
-        places: The places of each queued command's replies.
         errors: The error replies that the proxy makes, by the number of the queued command.
     """
 
