@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from resp_server.native.wire cimport Output, Word
-from state_backend.native.lookup cimport Lookup
+from state_backend.native.lookup cimport Lookup, Walk
 
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil
 
@@ -16,13 +16,13 @@ cdef class InputInterceptor:
 cdef enum:
     WORDS_MAX = 4096  # of a batch of requests
     REQUEST_WORDS_MAX = 1024
-    REQUESTS_MAX = 256
+    REQUESTS_MAX = 1024
     LOOKUPS_MAX = 4096
     WORD_BYTES_MAX = 65536
     REPLY_BYTES_MAX = 1 << 20  # of one request; the general path makes larger replies, in steps
     OUTPUT_BYTES_MAX = 256 << 10  # of one call; the last reply may exceed it
     GENERAL_BYTES_MAX = 64 << 10  # of requests that are cut for the general path at once
-    ENTRIES_MAX = 512  # of a range; the general path sends longer ones, in steps
+    ENTRIES_MAX = 4096  # of a reply, some 200 us; the general path sends longer ones, in steps
     SELECTORS_MAX = 8
 
     COMMANDS_MAX = 64
@@ -43,7 +43,7 @@ cdef struct Lookahead:  # a buffer whose keys are looked up together with those 
     const uint8_t* stopped  # the end, or the first request that the core does not answer
     uint32_t first_request
     uint32_t end_request
-    bint is_incomplete
+    bint is_incomplete, is_out_of_room
 
 cdef struct Record:  # a record with its header parsed
     int form
@@ -103,7 +103,9 @@ cdef class Core:
     cdef Output* out
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped at the limit of the output
-    cdef readonly bint is_incomplete  # it stopped at an incomplete request
+    cdef readonly bint is_incomplete  # it stopped at an incomplete request, or within a transaction that ends with one
+    cdef bint is_out_of_room  # parsing stopped because there was no room for more requests
+    cdef bint is_cut  # the replies stopped at a transaction whose end was not parsed yet
     cdef uint64_t calls[COMMANDS_MAX]  # since the last call of `FastPath.collect`
     cdef uint64_t answered[COMMANDS_MAX]  # by the last call of `answer_all`
     cdef uint64_t hits, misses
@@ -150,6 +152,10 @@ cdef class Core:
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2
     cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2
+    cdef int put_row(self, int shape, const Walk* walk, int64_t now_ms) except -2
+    cdef int reply_of_rows(self, Request* request, const Record* record) except -2
+    cdef int reply_of_rows_from(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2
+    cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2
     cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2
     cdef int find_member(

@@ -27,7 +27,7 @@ from resp_server.native.wire cimport (
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport (
-    EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
+    EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, Walk, crc16_of, crc32_of, slot_of
 )
 
 from resp_server.protocol.doubles import double_text
@@ -214,6 +214,12 @@ cdef enum:
 # The keys of the view were not counted yet.
 cdef enum:
     NOT_COUNTED = -2
+
+# Elements of a scan without COUNT, as in Redis; more rows of expired fields that it visits than elements; positions of fields.
+cdef enum:
+    SCAN_COUNT = 10
+    SCAN_VISITS_MAX = 1024
+cdef uint64_t POSITIONS = <uint64_t>1 << 48
 
 # A score, as in a request, that is longer is parsed by the general path.
 cdef enum:
@@ -764,6 +770,7 @@ cdef class Core:
         cdef const uint8_t* at = start
         cdef const uint8_t* end = start + size
         cdef const uint8_t* stopped
+        cdef const uint8_t* begun
         cdef Lookahead* lookahead
         cdef uint32_t first, end_request
         self.limit = self.out.used + OUTPUT_BYTES_MAX
@@ -773,8 +780,9 @@ cdef class Core:
             if self.has_lookahead(at):
                 lookahead = &self.lookaheads[self.next_lookahead]
                 self.next_lookahead += 1
-                first, end_request, stopped, self.is_incomplete = (
-                    lookahead.first_request, lookahead.end_request, lookahead.stopped, lookahead.is_incomplete
+                first, end_request, stopped, self.is_incomplete, self.is_out_of_room = (
+                    lookahead.first_request, lookahead.end_request, lookahead.stopped, lookahead.is_incomplete,
+                    lookahead.is_out_of_room,
                 )
             else:
                 self.drop_lookaheads()
@@ -783,10 +791,13 @@ cdef class Core:
                     break
                 self.find_keys_and_members()
                 first, end_request = 0, <uint32_t>self.request_count
+            begun = at
             at = self.reply_all(first, end_request, stopped)
-            if at != stopped:
+            if self.is_cut and at == begun and not self.is_incomplete:
+                self.is_cut = False  # a longer transaction than there is room for
+            if at != stopped and not self.is_cut:
                 self.is_incomplete = False
-            if at != stopped or self.is_incomplete:
+            if self.is_incomplete or (at != stopped and not self.is_cut):
                 break
         self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
         return at - start
@@ -875,6 +886,7 @@ cdef class Core:
         lookahead.stopped = self.cut_requests(start, end, rules)
         if lookahead.stopped > start:
             lookahead.end_request, lookahead.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
+            lookahead.is_out_of_room = self.is_out_of_room
             self.lookahead_count += 1
         return self.lookahead_count < REQUESTS_MAX and (self.is_incomplete or lookahead.stopped == end)
 
@@ -899,11 +911,14 @@ cdef class Core:
         cdef Word* words
         cdef Request* request
         cdef int command
-        while self.request_count < REQUESTS_MAX:
+        while True:
             words = self.words + self.word_count
-            if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX:
-                break
-            if LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
+            self.is_out_of_room = (
+                self.request_count == REQUESTS_MAX
+                or WORDS_MAX - self.word_count < REQUEST_WORDS_MAX
+                or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX
+            )
+            if self.is_out_of_room:
                 break
             took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
@@ -952,18 +967,21 @@ cdef class Core:
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
 
-        is_all: parse those, too. It is set after the core left a request with a known command unanswered.
+        is_all: parse those, too, up to the end of a transaction. It is set after the core left a request with a known
+        command unanswered.
         """
         cdef list requests = [], words
         cdef const uint8_t* at = start[0]
         cdef size_t count = 0, i
         cdef Py_ssize_t took
+        cdef int command
         end = min(end, at + GENERAL_BYTES_MAX)
         while len(requests) < REQUESTS_MAX:
             took = cut(at, end, self.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 break
-            if not is_all and command_at(self.words, count) >= 0:
+            command = command_at(self.words, count)
+            if not is_all and command >= 0:
                 if requests:
                     break
                 is_all = True
@@ -972,6 +990,8 @@ cdef class Core:
                 words.append(PyBytes_FromStringAndSize(<const char*>self.words[i].at, self.words[i].size))
             requests.append(words)
             at += took
+            if command >= 0 and rows[command].part == TRANSACTION and rows[command].is_array:
+                break
         start[0] = at
         return requests
 
@@ -1156,11 +1176,15 @@ cdef class Core:
         cdef int outcome
         cdef bint is_recorded
         cdef const uint8_t* end = stopped
+        self.is_cut = False
         while i < end_request:
             request = &self.requests[i]
             before, hits, misses, last = self.out.used, self.hits, self.misses, i
             if rows[request.command].part == TRANSACTION:
                 last = <uint32_t>self.exec_of(i, end_request)
+                if self.is_cut:  # the rest of the transaction comes next
+                    end = request.at
+                    break
                 outcome = self.reply_to_transaction(i, last) if last > i else GENERAL
             else:
                 outcome = self.reply_to(request)
@@ -1187,19 +1211,21 @@ cdef class Core:
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
         """Return the index of the EXEC that ends the transaction of a MULTI; `first` if the general path answers it.
 
-        The general path answers a transaction of which a part is in another buffer, or is not for the core, and all of
-        a client that watches keys, or of a node, which compares the slots of all keys.
+        The general path answers a transaction that is not for the core, and all of a client that watches keys, or of a
+        node, which compares the slots of all keys. Sets `is_cut` if the end of the transaction was not parsed yet: the
+        buffer ends within a request, or there was no room.
         """
         cdef uint32_t i
         if rows[self.requests[first].command].is_array or self.is_node:  # an EXEC without MULTI
+            return first
+        if self.session.watched or self.session.read_point is not None:
             return first
         if self.key_filter is not None and not self.key_filter.admits_transaction_of(self.session):
             return first
         for i in range(first + 1, end_request):
             if rows[self.requests[i].command].part == TRANSACTION:
-                if not rows[self.requests[i].command].is_array or self.session.watched:
-                    return first
-                return i if self.session.read_point is None else first
+                return i if rows[self.requests[i].command].is_array else first
+        self.is_cut = self.is_incomplete or self.is_out_of_room
         return first
 
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2:
@@ -1253,12 +1279,14 @@ cdef class Core:
                 return GENERAL
             self.count_lookup(found == LIVE)
             return put_line(self.out, c":", size) + ANSWERED
+        if row.part == SCAN:
+            return self.reply_of_scan(request, found, &record)
+        if row.part == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
+            return self.reply_of_rows(request, &record)
         if found == LIVE and record.form != SMALL_FORMS[row.kind]:
             return GENERAL
         if row.part == RANDOM:
             return self.reply_of_random(request, found, &record)
-        if row.part == SCAN:
-            return self.reply_of_scan(request, found, &record)
         if row.part == RANKS:
             return self.reply_of_string_range(request, found, &record)
         return self.reply_of_whole(request, found, &record)
@@ -1342,16 +1370,20 @@ cdef class Core:
         return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
 
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2:
-        """Reply with all elements of a small record, at any cursor."""
+        """Reply with all elements of a small record, at any cursor, or with some of a large map or set."""
         cdef Output* out = self.out
         cdef Word* words = &self.words[request.first_word]
-        cdef int64_t number = 0, count = 0, i
+        cdef int64_t number = 0, wanted = SCAN_COUNT, count = 0, i
         cdef size_t start, text_at, length
         if not integer(&words[1], &number) or number < 0:
             return GENERAL
         if request.words == 3 or (request.words == 4 and not is_word(&words[2], b"count", 5)):
             return GENERAL
-        if request.words == 4 and (not integer(&words[3], &number) or number < 1):
+        if request.words == 4 and (not integer(&words[3], &wanted) or wanted < 1):
+            return GENERAL
+        if found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
+            return self.reply_of_rows_from(request, record, <uint64_t>number, wanted)
+        if found == LIVE and record.form != SMALL_FORMS[rows[request.command].kind]:
             return GENERAL
         self.count_lookup(found == LIVE)
         put(out, b"*2\r\n$1\r\n0\r\n", 11)
@@ -1473,6 +1505,120 @@ cdef class Core:
                 put(out, record.payload + at + size, end - at - size)
         return ANSWERED
 
+    cdef int put_row(self, int shape, const Walk* walk, int64_t now_ms) except -2:
+        """Write a row's field, value or member: LIVE, ABSENT if it has expired, or GENERAL if the core cannot read it."""
+        cdef const uint8_t* record = walk.lookup.record
+        cdef size_t size = walk.lookup.size, name_size
+        cdef int64_t expire_at_ms
+        if size < HEADER_BYTES or u32(record) > size - HEADER_BYTES or record[FORM_AT] != VALUE:
+            return GENERAL
+        name_size, expire_at_ms = u32(record), <int64_t>u64(record + EXPIRY_AT)
+        if 0 < expire_at_ms <= now_ms:
+            return ABSENT
+        record += HEADER_BYTES
+        if shape in (MEMBERS, FIELDS, PAIRS):
+            put_bulk(self.out, record, name_size)
+        if shape in (TEXTS, PAIRS):
+            put_bulk(self.out, record + name_size, size - HEADER_BYTES - name_size)
+        return LIVE
+
+    cdef int reply_of_rows(self, Request* request, const Record* record) except -2:
+        """Reply with all of a large map or set, whose elements are rows of a table."""
+        cdef Output* out = self.out
+        cdef const Row* row = &rows[request.command]
+        cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
+        cdef int64_t now_ms = self.clock_of[request.first_lookup], count = self.size_of(record), i
+        cdef uint64_t row_id = u64(record.payload)
+        cdef size_t before = out.used
+        cdef Walk walk
+        cdef int found, shape = MEMBERS if row.kind == SET else row.shape
+        cdef char type_byte = c"*"
+        if count < 0 or count > ENTRIES_MAX:
+            return GENERAL
+        self.count_lookup(True)
+        if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
+            type_byte = c"~" if row.kind == SET else c"%"
+        put_line(out, type_byte, 2 * count if row.shape == PAIRS and not self.is_resp3 else count)
+        found = pages.first_row(&pages.fields, &walk, row_id, 0, False)
+        for i in range(count):
+            if found != FOUND or walk.lookup.high != row_id or self.put_row(shape, &walk, now_ms) != LIVE:
+                return GENERAL
+            if out.used - before > REPLY_BYTES_MAX:
+                return GENERAL
+            found = pages.next_row(&pages.fields, &walk)
+        return GENERAL if found == FOUND and walk.lookup.high == row_id else ANSWERED
+
+    cdef int reply_of_rows_from(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2:
+        """Reply with elements of a large map or set from a cursor on, which is a field's position in the table."""
+        cdef Output* out = self.out
+        cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
+        cdef int64_t now_ms = self.clock_of[request.first_lookup], count = 0, visits = 0
+        cdef uint64_t row_id = u64(record.payload), last = 0, next_cursor = 0
+        cdef size_t before = out.used, visited = 0, size
+        cdef char head[4 * NUMBER_LINE_BYTES]
+        cdef char number[NUMBER_LINE_BYTES]
+        cdef size_t head_size, digits
+        cdef Walk walk
+        cdef int has, found, shape = rows[request.command].shape if record.form == LARGE_MAP else MEMBERS
+        if wanted > ENTRIES_MAX or cursor >= POSITIONS:
+            return GENERAL
+        found = pages.first_row(&pages.fields, &walk, row_id, cursor << 16, False)
+        while found == FOUND and walk.lookup.high == row_id:
+            if count >= wanted and walk.lookup.low >> 16 != last:
+                next_cursor = walk.lookup.low >> 16
+                break
+            if visits >= SCAN_VISITS_MAX + wanted or visited > REPLY_BYTES_MAX:
+                return GENERAL
+            last = walk.lookup.low >> 16
+            visited += walk.lookup.size
+            has = self.put_row(shape, &walk, now_ms)
+            if has == GENERAL:
+                return GENERAL
+            count += has == LIVE
+            visits += 1
+            found = pages.next_row(&pages.fields, &walk)
+        if found != FOUND and found != MISSING:
+            return GENERAL
+        self.count_lookup(True)
+        digits = write_line(number, c"$", next_cursor) - 3
+        memcpy(head, b"*2\r\n", 4)
+        head_size = 4 + write_line(head + 4, c"$", digits)
+        memcpy(head + head_size, number + 1, digits + 2)
+        head_size += digits + 2
+        head_size += write_line(head + head_size, c"*", 2 * count if shape == PAIRS else count)
+        size = out.used - before
+        reserve(out, head_size)
+        memmove(out.data + before + head_size, out.data + before, size)
+        memcpy(out.data + before, head, head_size)
+        out.used += head_size
+        return ANSWERED
+
+    cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2:
+        """Write the elements of a long list from `first` up to `last` (exclusive): its blocks are rows of a table."""
+        cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
+        cdef uint64_t list_id = u64(record.payload)
+        cdef int64_t start = <int64_t>u64(record.payload + 8), at = start + first, end = start + last, stop, begin
+        cdef size_t before = self.out.used
+        cdef Record block
+        cdef ByteRange part
+        cdef Walk walk
+        cdef int found = pages.first_row(&pages.blocks, &walk, list_id, <uint64_t>at, True)
+        while at < end:
+            if found != FOUND or walk.lookup.high != list_id or <int64_t>walk.lookup.low > at:
+                return GENERAL
+            begin = <int64_t>walk.lookup.low
+            block.payload, block.size = walk.lookup.record, walk.lookup.size
+            stop = min(end, begin + list_count(&block))
+            if stop <= at or list_range(&block, at - begin, stop - begin, &part) == GENERAL:
+                return GENERAL
+            put(self.out, part.at, part.size)
+            if self.out.used - before > REPLY_BYTES_MAX:
+                return GENERAL
+            at = stop
+            if at < end:
+                found = pages.next_row(&pages.blocks, &walk)
+        return ANSWERED
+
     cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2:
         """Reply with a range of a value's bytes; negative positions count from the end."""
         cdef int64_t first = 0, last = 0, size
@@ -1580,15 +1726,13 @@ cdef class Core:
         return put_line(out, c":", count - 1 - member.rank) + ANSWERED
 
     cdef int reply_of_list(self, Request* request, int found, const Record* record) except -2:
-        """Reply with an element or a range of a short list."""
+        """Reply with an element or a range of a list."""
         cdef Output* out = self.out
         cdef bint is_range = rows[request.command].is_array
-        cdef int64_t count = 0, first = 0, last = 0
+        cdef int64_t count = self.size_of(record) if found == LIVE else 0, first = 0, last = 0
         cdef ByteRange part
-        if found == LIVE:
-            count = list_count(record) if record.form == SHORT_LIST else -1
-            if count < 0:
-                return GENERAL
+        if count < 0:
+            return GENERAL
         if not is_range and found != LIVE:
             self.misses += 1
             return put_nil(out, self.is_resp3) + ANSWERED
@@ -1602,18 +1746,20 @@ cdef class Core:
         if not is_range:
             if not 0 <= first < count:
                 return put_nil(out, self.is_resp3) + ANSWERED
-            if list_range(record, first, first + 1, &part) == GENERAL:
+            last = first + 1
+        else:
+            last = (last + count if last < 0 else last) + 1
+            first, last = max(first, 0), min(last, count)
+            if first >= last:
+                return put(out, b"*0\r\n", 4) + ANSWERED
+            if last - first > ENTRIES_MAX:
                 return GENERAL
-            return put(out, part.at, part.size) + ANSWERED
-        last = (last + count if last < 0 else last) + 1
-        first, last = max(first, 0), min(last, count)
-        if first >= last:
-            return put(out, b"*0\r\n", 4) + ANSWERED
-        if last - first > ENTRIES_MAX or list_range(record, first, last, &part) == GENERAL:
+            put_line(out, c"*", last - first)
+        if record.form == LONG_LIST:
+            return self.put_list_blocks(request, record, first, last)
+        if list_range(record, first, last, &part) == GENERAL:
             return GENERAL
-        put_line(out, c"*", last - first)
-        put(out, part.at, part.size)
-        return ANSWERED
+        return put(out, part.at, part.size) + ANSWERED
 
     cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2:
         """Reply with one element of a small record, each as likely as any other."""

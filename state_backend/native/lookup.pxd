@@ -66,6 +66,18 @@ cdef struct Map:
     size_t page_bytes
     uint64_t pages
 
+cdef enum:
+    DEPTH_MAX = 32  # of a tree
+
+cdef struct Level:
+    const uint8_t* page
+    uint32_t at
+    uint32_t nodes
+
+cdef struct Walk:  # along the rows of a tree
+    Level levels[DEPTH_MAX]
+    Lookup lookup  # of the current page, and the current row
+
 cdef class Pages:
     cdef Map map
     cdef uint64_t mapped_pages
@@ -89,6 +101,9 @@ cdef class Pages:
     cdef bint build_directory(self) noexcept nogil
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef int first_row(self, const Tree* tree, Walk* walk, uint64_t high, uint64_t low, bint is_floor) noexcept nogil
+    cdef int next_row(self, const Tree* tree, Walk* walk) noexcept nogil
+    cdef int read_row(self, const Tree* tree, Walk* walk) noexcept nogil
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil
 
 cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil

@@ -64,7 +64,6 @@ cdef enum:
     TABLE_BYTES = 48
     CHECK_BYTES = 4  # see `state_backend.codec.checksums`
     NAME_BYTES_MAX = 16
-    DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page, which has a few hundred nodes at most
     FOLDED_BYTES_MIN = 24  # for shorter texts the CRC tables are as fast (measured)
     KEYS_BITS = 62  # the first 64 bits of a name are a position, which is less than 2^46, and 16 more bits
@@ -483,16 +482,6 @@ cdef void find_leaves(const Map* map, const Directory* directory, Lookup** looku
 
 # -- rows in their order -----------------------------------------------------------------------------------------------
 
-cdef struct Level:
-    const uint8_t* page
-    uint32_t at
-    uint32_t nodes
-
-cdef struct Walk:
-    Level levels[DEPTH_MAX]
-    Lookup lookup  # of the current page or record
-
-
 cdef inline bint enter_level(const Map* map, const Tree* tree, Walk* walk, uint32_t level, uint64_t number) noexcept nogil:
     if not enter(map, &walk.lookup, number, level + 1 == tree.depth):
         return False
@@ -504,12 +493,16 @@ cdef inline const uint8_t* node_of(const Map* map, const Walk* walk, uint32_t le
     return node_at(walk.levels[level].page, walk.levels[level].at, map.page_bytes)
 
 
-cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) noexcept nogil:
-    """Set a walk to the first row at a position or after it. FOUND, MISSING if there is none, or DAMAGED."""
-    cdef uint64_t high = position << 16, name, number = tree.root
+cdef int seek(const Map* map, const Tree* tree, Walk* walk, const Lookup* wanted, bint is_floor) noexcept nogil:
+    """Set a walk to the first row with the wanted name or a greater one. FOUND, MISSING if there is none, or DAMAGED.
+
+    is_floor: to the last row of its leaf with the wanted name or a lesser one; MISSING may then be wrong.
+    """
+    cdef uint64_t number = tree.root
     cdef uint32_t level, low, up, middle
     cdef const uint8_t* node
     cdef bint is_leaf
+    cdef int order
     if not tree.depth:
         return MISSING
     for level in range(tree.depth):
@@ -522,18 +515,22 @@ cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) n
             node = node_at(walk.levels[level].page, middle, map.page_bytes)
             if node == NULL:
                 return DAMAGED
-            name = high_of(node)
+            order = compare(node, wanted, high_of(node), low_of(node))
             # The rows below a branch's node begin with the node's name.
-            if name < high or (name == high and not is_leaf and u16(node + 6) <= POSITION_BYTES):
+            if order < 0 or (order == 0 and (is_floor or not is_leaf)):
                 low = middle + 1
             else:
                 up = middle
-        walk.levels[level].at = low - (1 if not is_leaf or low == walk.levels[level].nodes else 0)
         if not is_leaf:
+            walk.levels[level].at = low - 1
             node = node_of(map, walk, level)
             if node == NULL:
                 return DAMAGED
             number = child_of(node)
+    if is_floor:
+        walk.levels[level].at = low - 1
+        return FOUND if low else MISSING
+    walk.levels[level].at = low - (low == walk.levels[level].nodes)
     return advance(map, tree, walk) if low == walk.levels[level].nodes else FOUND
 
 
@@ -842,7 +839,8 @@ cdef class Pages:
         cdef int outcome
         cdef list found = []
         for start, end in ranges:
-            outcome = seek(map, tree, &walk, start)
+            lookup.high, lookup.low, lookup.bytes_ = start << 16, 0, POSITION_BYTES
+            outcome = seek(map, tree, &walk, lookup, False)
             while outcome == FOUND:
                 node = node_of(map, &walk, leaf)
                 if node == NULL or (u16(node + 6) != POSITION_BYTES and u16(node + 6) != PLACE_BYTES):
@@ -880,6 +878,30 @@ cdef class Pages:
             if outcome == DAMAGED:
                 return None
         return 0, found
+
+    cdef int first_row(self, const Tree* tree, Walk* walk, uint64_t high, uint64_t low, bint is_floor) noexcept nogil:
+        """Read the first row whose name begins with two numbers, or with greater ones. FOUND, MISSING or DAMAGED.
+
+        The row is in the walk's `lookup`. is_floor: see `seek`.
+        """
+        cdef int outcome
+        walk.lookup.high, walk.lookup.low, walk.lookup.bytes_ = high, low, NAME_BYTES_MAX if is_floor else 0
+        outcome = seek(&self.map, tree, walk, &walk.lookup, is_floor)
+        return self.read_row(tree, walk) if outcome == FOUND else outcome
+
+    cdef int next_row(self, const Tree* tree, Walk* walk) noexcept nogil:
+        """Read the row after that of a walk. FOUND, MISSING or DAMAGED."""
+        cdef int outcome = advance(&self.map, tree, walk)
+        return self.read_row(tree, walk) if outcome == FOUND else outcome
+
+    cdef int read_row(self, const Tree* tree, Walk* walk) noexcept nogil:
+        cdef const uint8_t* node = node_of(&self.map, walk, tree.depth - 1)
+        cdef Lookup* lookup = &walk.lookup
+        if node == NULL:
+            return DAMAGED
+        lookup.page = walk.levels[tree.depth - 1].page
+        lookup.high, lookup.low, lookup.bytes_ = high_of(node), low_of(node), u16(node + 6)
+        return check(lookup) if take(&self.map, lookup, node) == FOUND else DAMAGED
 
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil:
         """Look up one name of sixteen bytes in `blocks`, and return its outcome.
