@@ -11,10 +11,10 @@ from resp_server.commands.generic import Cursor, ScanOptions, scan_reply
 from resp_server.commands.random_items import ItemSource, count_of, draws_from, random_item, random_items
 from resp_server.commands.sliced_reply import (
     CHUNK_ITEMS_MAX,
-    PARTITIONS,
     WorkingMemory,
     batched,
     items_reply,
+    partitions_for,
     reply_of_chunks,
 )
 from resp_server.limits import LOOKUPS_PER_STEP
@@ -174,13 +174,14 @@ def _combined(context: ReadContext, keys: Sequence[bytes], combine: CombineSets,
 
 def _union(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
     """Iterate over the members of all sets, each member once. The last steps free the memory."""
-    partitions: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
+    partitions: list[set[bytes]] = [set() for _ in range(partitions_for(sum(sets.sizes)))]
+    count = len(partitions)
     memory = WorkingMemory()
     for key in dict.fromkeys(sets.keys):
         for batch in batched(view.at(key).members(key)):
             new = []
             for member in batch:
-                partition = partitions[hash(member) % PARTITIONS]
+                partition = partitions[hash(member) % count]
                 if member not in partition:
                     partition.add(member)
                     new.append(member)

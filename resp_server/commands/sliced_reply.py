@@ -38,8 +38,8 @@ Chunks = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 WORKING_BYTES_MAX = 256 << 20
 TEXT_OVERHEAD_BYTES = 100
 
-# A hash table of intermediate results is split into this many: one of a million items takes 50 ms to grow or free.
-PARTITIONS = 256
+# A large hash table of intermediate results is split into this many: one of a million items takes 50 ms to grow.
+PARTITIONS_MAX = 256
 
 # Items of one sorted run: half a millisecond (guess).
 SORTED_RUN_ITEMS = 1024
@@ -195,6 +195,11 @@ def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> I
             yield Pairs(chunk)
         if not chunk:
             yield []
+
+
+def partitions_for(items: int) -> int:
+    """Return the number of hash tables for at most so many intermediate results."""
+    return min(1 + items // CHUNK_ITEMS_MAX, PARTITIONS_MAX)
 
 
 class WorkingMemory:

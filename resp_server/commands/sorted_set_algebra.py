@@ -11,9 +11,9 @@ from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.commands.set import limit_of
 from resp_server.commands.sliced_reply import (
     CHUNK_ITEMS_MAX,
-    PARTITIONS,
     WorkingMemory,
     batched,
+    partitions_for,
     reply_of_chunks,
     sorted_chunks,
 )
@@ -207,13 +207,14 @@ def zintercard(context: ReadContext, number: bytes, *arguments: OneOrMore) -> Re
 
 def _union(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:
     """Aggregate scores from the smallest set on, as Redis does: a sum of doubles depends on the order."""
-    partitions: list[dict[bytes, float]] = [{} for _ in range(PARTITIONS)]
+    count = partitions_for(sum(operand.size for operand in operands))
+    partitions: list[dict[bytes, float]] = [{} for _ in range(count)]
     memory = WorkingMemory()
     for operand in sorted(operands, key=lambda each: each.size):
         for batch in operand.members(view):
             new = []
             for member, score in batch:
-                partition, weighted_score = partitions[hash(member) % PARTITIONS], operand.weighted_score(score)
+                partition, weighted_score = partitions[hash(member) % count], operand.weighted_score(score)
                 previous = partition.get(member)
                 partition[member] = weighted_score if previous is None else query.aggregate(previous, weighted_score)
                 if previous is None:

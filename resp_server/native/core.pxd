@@ -25,7 +25,7 @@ cdef enum:
     ENTRIES_MAX = 4096  # of a reply, some 200 us; the general path sends longer ones, in steps
     SELECTORS_MAX = 8
 
-    COMMANDS_MAX = 64
+    COMMANDS_MAX = 128
 
 cdef struct Request:
     const uint8_t* at
@@ -55,19 +55,22 @@ cdef struct Member:  # of a hash, a set or a sorted set
     const uint8_t* at  # its value
     size_t size
     bint is_encoded  # for a reply
+    int64_t expire_at_ms  # 0: never
     double score
     int64_t rank  # -1: not computed
 
 cdef struct RankRange:
-    bint is_by_score, is_reversed, has_scores
+    bint is_by_score, is_by_text, is_reversed, has_scores
     int64_t first, last  # as in the request, or ranks from the lowest (last: exclusive)
     double low, high
+    const Word* low_text  # NULL: no end
+    const Word* high_text
     bint excludes_low, excludes_high
     int64_t offset, count  # of LIMIT; count: negative for all
 
 cdef class Rules:
     cdef int selectors
-    cdef uint64_t commands[SELECTORS_MAX]  # of each selector, one bit per command
+    cdef uint64_t commands[SELECTORS_MAX][COMMANDS_MAX >> 6]  # of each selector, one bit per command
     cdef list patterns  # of each selector; None: all keys
     cdef bint allow(self, int command, const Word* keys, size_t count)
     cdef bint allow_keys(self, list patterns, const Word* keys, size_t count)
@@ -164,6 +167,15 @@ cdef class Core:
     cdef int put_member(self, Request* request, int has, const Record* record, const Member* member) except -2
     cdef int reply_of_list(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2
+    cdef int64_t below(self, int64_t limit) noexcept
+    cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2
+    cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_sets(self, Request* request) except -2
+    cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2
+    cdef int insert(self, size_t before, const char* head, size_t size) except -2
+    cdef int reply_of_keys(self, Request* request) except -2
+    cdef bint is_listed(self)
     cdef int64_t size_of(self, const Record* record) noexcept
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2
     cdef bint parse_range(self, Request* request, RankRange* wanted) except -1

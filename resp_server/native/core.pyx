@@ -35,6 +35,7 @@ from state_backend.model.errors import StoreError
 
 cdef extern from *:
     int count_leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
+    int count_ones "__builtin_popcountll"(unsigned long long) noexcept nogil
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
@@ -63,6 +64,7 @@ cdef int[6] LARGE_FORMS = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARG
 # What of a key a command reads. The arguments after the key are members (or fields), a range's ends and options, or none.
 cdef enum:
     NOTHING  # it has no key
+    ALL_KEYS
     TRANSACTION  # MULTI or EXEC
     KEYS  # all arguments are keys
     FACT  # the type, or the expiry
@@ -71,7 +73,11 @@ cdef enum:
     MEMBERS
     RANKS  # a range by index or rank
     SCORES  # a range by score
-    RANDOM  # one element
+    TEXT_RANGE  # a range of a sorted set's members
+    RANDOM  # one element, or some
+    BITS
+    SEARCH  # for an element of a list
+    COMBINED  # several sets
     SCAN  # elements from a cursor on
 
 # What the reply has.
@@ -90,6 +96,13 @@ cdef enum:
     MILLISECONDS
     SECONDS_AT  # a time, not a duration
     MILLISECONDS_AT
+    NONE_OR_ZERO  # nil, or a number that is the same for all keys
+    NONE_OR_ONE
+    PLACES
+    IN_ALL  # members of the first set that are in all others, or in none; those of all sets; or the number of the first
+    IN_ANY
+    IN_FIRST
+    COUNT_IN_ALL
     FROM_LOWEST  # elements from the lowest rank, or from the highest
     FROM_HIGHEST
     CLIENT_ID
@@ -107,6 +120,9 @@ ROWS = (
     (b"strlen", 1, 1, STRING, SIZE, LENGTHS, False),
     (b"getrange", 3, 3, STRING, RANKS, TEXTS, False),
     (b"substr", 3, 3, STRING, RANKS, TEXTS, False),
+    (b"getbit", 2, 2, STRING, BITS, FLAGS, False),
+    (b"bitcount", 1, 4, STRING, BITS, LENGTHS, False),
+    (b"bitpos", 2, 5, STRING, BITS, PLACES, False),
     (b"hget", 2, 2, HASH, MEMBERS, TEXTS, False),
     (b"hmget", 2, -1, HASH, MEMBERS, TEXTS, True),
     (b"hexists", 2, 2, HASH, MEMBERS, FLAGS, False),
@@ -115,16 +131,25 @@ ROWS = (
     (b"hgetall", 1, 1, HASH, WHOLE, PAIRS, False),
     (b"hkeys", 1, 1, HASH, WHOLE, FIELDS, False),
     (b"hvals", 1, 1, HASH, WHOLE, TEXTS, False),
-    (b"hrandfield", 1, 1, HASH, RANDOM, TEXTS, False),
+    (b"hrandfield", 1, 3, HASH, RANDOM, PAIRS, False),
+    (b"httl", 4, -1, HASH, MEMBERS, SECONDS, True),
+    (b"hpttl", 4, -1, HASH, MEMBERS, MILLISECONDS, True),
+    (b"hexpiretime", 4, -1, HASH, MEMBERS, SECONDS_AT, True),
+    (b"hpexpiretime", 4, -1, HASH, MEMBERS, MILLISECONDS_AT, True),
     (b"hscan", 2, 4, HASH, SCAN, PAIRS, True),
     (b"llen", 1, 1, LIST, SIZE, LENGTHS, False),
     (b"lindex", 2, 2, LIST, RANKS, TEXTS, False),
     (b"lrange", 3, 3, LIST, RANKS, TEXTS, True),
+    (b"lpos", 2, 2, LIST, SEARCH, PLACES, False),
     (b"scard", 1, 1, SET, SIZE, LENGTHS, False),
     (b"smembers", 1, 1, SET, WHOLE, TEXTS, False),
     (b"sismember", 2, 2, SET, MEMBERS, FLAGS, False),
     (b"smismember", 2, -1, SET, MEMBERS, FLAGS, True),
-    (b"srandmember", 1, 1, SET, RANDOM, TEXTS, False),
+    (b"srandmember", 1, 2, SET, RANDOM, TEXTS, False),
+    (b"sinter", 1, -1, SET, COMBINED, IN_ALL, True),
+    (b"sunion", 1, -1, SET, COMBINED, IN_ANY, True),
+    (b"sdiff", 1, -1, SET, COMBINED, IN_FIRST, True),
+    (b"sintercard", 2, -1, SET, COMBINED, COUNT_IN_ALL, False),
     (b"sscan", 2, 4, SET, SCAN, TEXTS, True),
     (b"zcard", 1, 1, SORTED_SET, SIZE, LENGTHS, False),
     (b"zscore", 2, 2, SORTED_SET, MEMBERS, SCORES_OF, False),
@@ -136,12 +161,17 @@ ROWS = (
     (b"zrangebyscore", 3, 7, SORTED_SET, SCORES, FROM_LOWEST, True),
     (b"zrevrangebyscore", 3, 7, SORTED_SET, SCORES, FROM_HIGHEST, True),
     (b"zcount", 3, 3, SORTED_SET, SCORES, LENGTHS, False),
-    (b"zrandmember", 1, 1, SORTED_SET, RANDOM, TEXTS, False),
+    (b"zrangebylex", 3, 6, SORTED_SET, TEXT_RANGE, FROM_LOWEST, True),
+    (b"zrevrangebylex", 3, 6, SORTED_SET, TEXT_RANGE, FROM_HIGHEST, True),
+    (b"zlexcount", 3, 3, SORTED_SET, TEXT_RANGE, LENGTHS, False),
+    (b"zrandmember", 1, 3, SORTED_SET, RANDOM, PAIRS, False),
     (b"zscan", 2, 4, SORTED_SET, SCAN, PAIRS, True),
     (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"touch", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"type", 1, 1, ANY_KIND, FACT, TYPES, False),
     (b"object|encoding", 1, 1, ANY_KIND, FACT, ENCODINGS, False),
+    (b"object|refcount", 1, 1, ANY_KIND, FACT, NONE_OR_ONE, False),
+    (b"object|idletime", 1, 1, ANY_KIND, FACT, NONE_OR_ZERO, False),
     (b"ttl", 1, 1, ANY_KIND, FACT, SECONDS, False),
     (b"pttl", 1, 1, ANY_KIND, FACT, MILLISECONDS, False),
     (b"expiretime", 1, 1, ANY_KIND, FACT, SECONDS_AT, False),
@@ -152,7 +182,8 @@ ROWS = (
     (b"client|id", 0, 0, ANY_KIND, NOTHING, CLIENT_ID, False),
     (b"client|caching", 1, 1, ANY_KIND, NOTHING, CACHING, False),
     (b"time", 0, 0, ANY_KIND, NOTHING, CLOCK, True),
-    (b"dbsize", 0, 0, ANY_KIND, NOTHING, KEY_COUNT, False),
+    (b"dbsize", 0, 0, ANY_KIND, ALL_KEYS, KEY_COUNT, False),
+    (b"scan", 1, 5, ANY_KIND, ALL_KEYS, TEXTS, True),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
     (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
 )
@@ -165,6 +196,8 @@ cdef struct Row:
     bint is_array
     bint is_two_words  # its name is a container's and a subcommand's
     bint has_any_slots  # its keys may be in several slots of a cluster
+    int first_member  # the argument at which its members or fields begin
+    bint has_key_count  # its first argument is the number of keys
 
 cdef Specs specs
 cdef Row rows[COMMANDS_MAX]
@@ -176,7 +209,10 @@ def _fill_rows():
     cdef int command
     for name, least, most, kind, part, shape, is_array in ROWS:
         command = add_spec(&specs, name, least, <uint32_t><int>most)
-        rows[command] = Row(kind, part, shape, is_array, b"|" in name, name == b"state|mget")
+        first_member = 3 if part == MEMBERS and shape in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT) else 1
+        rows[command] = Row(
+            kind, part, shape, is_array, b"|" in name, name == b"state|mget", first_member, shape == COUNT_IN_ALL
+        )
         COMMANDS = command + 1
 
 
@@ -187,7 +223,8 @@ cdef enum:
     GENERAL = -1
     ANSWERED = 1
 
-# Steps of matching a request's keys with the user's patterns: bytes of a key times bytes of a pattern.
+# Steps of matching a request's keys with the user's patterns, or of a scan's keys with its pattern: bytes of a key times
+# bytes of a pattern.
 cdef enum:
     GLOB_STEPS_MAX = 1 << 20
 
@@ -215,11 +252,18 @@ cdef enum:
 cdef enum:
     NOT_COUNTED = -2
 
-# Elements of a scan without COUNT, as in Redis; more rows of expired fields that it visits than elements; positions of fields.
+# Elements of a scan without COUNT, as in Redis; more rows that it visits than elements; positions of fields, and
+# of keys.
 cdef enum:
     SCAN_COUNT = 10
     SCAN_VISITS_MAX = 1024
-cdef uint64_t POSITIONS = <uint64_t>1 << 48
+cdef uint64_t POSITIONS = <uint64_t>1 << 48, KEY_POSITIONS = <uint64_t>1 << 46
+
+# Elements of a record of which some are chosen at random; sets that are combined; the highest offset of a bit.
+cdef enum:
+    RANDOM_MAX = 512
+    SETS_MAX = 32
+cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 
 # A score, as in a request, that is longer is parsed by the general path.
 cdef enum:
@@ -350,6 +394,16 @@ cdef bint score_of(const Word* word, double* score, bint* is_exclusive) except -
     return score[0] not in (INFINITY, -INFINITY)
 
 
+cdef bint text_end(const Word* word, uint8_t no_end, const Word** end, bint* is_exclusive) noexcept nogil:
+    """Parse the end of a range by text: `[a`, `(a` (exclusive), or `no_end`, as NULL. False: the general path parses it."""
+    is_exclusive[0] = word.size > 0 and word.at[0] == c"("
+    if word.size == 1 and word.at[0] == no_end:
+        end[0] = NULL
+        return True
+    end[0] = word
+    return word.size > 0 and word.at[0] in (c"[", c"(")
+
+
 cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
     """Return the number of a request's command; -1 for one that the core does not answer."""
     cdef uint8_t name[COMMAND_BYTES_MAX]
@@ -444,10 +498,13 @@ cdef class Rules:
 
     def __init__(self, selectors):
         """selectors: for each, the names of allowed commands, and the patterns of readable keys; None: all keys."""
-        cdef int i = 0
+        cdef int i = 0, command
         self.patterns = []
         for allowed, patterns in selectors[:SELECTORS_MAX]:
-            self.commands[i] = sum(1 << NAMES.index(name) for name in allowed if name in NAMES)
+            for name in allowed:
+                if name in NAMES:
+                    command = NAMES.index(name)
+                    self.commands[i][command >> 6] |= <uint64_t>1 << (command & 63)
             self.patterns.append(None if patterns is None else list(patterns))
             i += 1
         self.selectors = i
@@ -455,7 +512,7 @@ cdef class Rules:
     cdef bint allow(self, int command, const Word* keys, size_t count):
         cdef int i
         for i in range(self.selectors):
-            if self.commands[i] >> command & 1 and self.allow_keys(self.patterns[i], keys, count):
+            if self.commands[i][command >> 6] >> (command & 63) & 1 and self.allow_keys(self.patterns[i], keys, count):
                 return True
         return False
 
@@ -653,24 +710,41 @@ cdef int64_t list_count(const Record* record) noexcept nogil:
     return u32(record.payload)
 
 
-cdef int set_has(const Record* record, const Word* member) noexcept nogil:
-    """Return whether a packed set has a member: LIVE, ABSENT, or GENERAL if it is damaged."""
-    cdef char line[NUMBER_LINE_BYTES]
-    cdef size_t line_size = write_line(line, c"$", member.size), wanted = line_size + member.size + 2
+cdef int encoded_index(const Record* record, const ByteRange* element) noexcept nogil:
+    """Return the index of an encoded element in a packed list or set; -1: absent, -2: it is damaged."""
     cdef size_t body, at = 0, end, i
     cdef int64_t count = list_count(record)
     if count < 0:
-        return GENERAL
+        return -2
     body = 4 + 4 * <size_t>count
     for i in range(<size_t>count):
         end = u32(record.payload + 4 + 4 * i)
         if end < at or body + end > record.size:
-            return GENERAL
-        if end - at == wanted and memcmp(record.payload + body + at, line, line_size) == 0:
-            if memcmp(record.payload + body + at + line_size, member.at, member.size) == 0:
-                return LIVE
+            return -2
+        if end - at == element.size and memcmp(record.payload + body + at, element.at, element.size) == 0:
+            return <int>i
         at = end
-    return ABSENT
+    return -1
+
+
+cdef int index_in_list(const Record* record, const Word* element) noexcept nogil:
+    """Return the index of a text in a packed list or set; -1: absent, -2: it is damaged."""
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef size_t line_size = write_line(line, c"$", element.size), wanted = line_size + element.size + 2
+    cdef size_t body, at = 0, end, i
+    cdef int64_t count = list_count(record)
+    if count < 0:
+        return -2
+    body = 4 + 4 * <size_t>count
+    for i in range(<size_t>count):
+        end = u32(record.payload + 4 + 4 * i)
+        if end < at or body + end > record.size:
+            return -2
+        if end - at == wanted and memcmp(record.payload + body + at, line, line_size) == 0:
+            if memcmp(record.payload + body + at + line_size, element.at, element.size) == 0:
+                return <int>i
+        at = end
+    return -1
 
 
 cdef int64_t members_in_run(const uint8_t* run, size_t size) noexcept nogil:
@@ -735,6 +809,59 @@ cdef int64_t rank_in_run(
             return i
         at += length
     return count
+
+
+cdef inline int order_of(const uint8_t* text, size_t size, const Word* end) noexcept nogil:
+    """Compare a text with the end of a range, whose first byte is its kind."""
+    cdef int order = memcmp(text, end.at + 1, min(size, end.size - 1))
+    return order if order else -1 if size < end.size - 1 else size > end.size - 1
+
+
+cdef bint text_ranks(const Record* record, int64_t count, RankRange* wanted) noexcept nogil:
+    """Find the ranks of a range by text in a packed sorted set, the last one exclusive; False if the set is damaged.
+
+    Members are compared one by one, as Redis does in a small set, so that the range is equal even if scores differ.
+    """
+    cdef const uint8_t* run = record.payload
+    cdef size_t at = 4 + 12 * <size_t>count, length
+    cdef int64_t i, first = -1, last = -1, low_run = 0
+    cdef bint is_above, is_below, has_first_below = False, has_last_above = False
+    cdef int order
+    wanted.first = wanted.last = 0
+    # From the lowest: from the first member above the low end up to the next one that is not below the high end. From the
+    # highest: down from the last member below the high end to the one behind the last that is not above the low end.
+    for i in range(count):
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if at > record.size or length > record.size - at:
+            return False
+        is_above = is_below = True
+        if wanted.low_text != NULL:
+            order = order_of(run + at, length, wanted.low_text)
+            is_above = order > 0 or (order == 0 and not wanted.excludes_low)
+        if wanted.high_text != NULL:
+            order = order_of(run + at, length, wanted.high_text)
+            is_below = order < 0 or (order == 0 and not wanted.excludes_high)
+        if i == 0:
+            has_first_below = is_below
+        has_last_above = is_above
+        if wanted.is_reversed:
+            if not is_above:
+                low_run = i + 1
+            if is_below:
+                first, last = low_run, i + 1
+        elif first < 0:
+            if is_above:
+                first = i
+                last = i if not is_below else -1
+        elif last < 0 and not is_below:
+            last = i
+        at += length
+    if not count or not has_last_above or not has_first_below:
+        return True
+    if last < 0:
+        last = count
+    wanted.first, wanted.last = first, last
+    return True
 
 
 # --- the core ---------------------------------------------------------------------------------------------------------
@@ -911,6 +1038,7 @@ cdef class Core:
         cdef Word* words
         cdef Request* request
         cdef int command
+        cdef int64_t key_count = 0
         while True:
             words = self.words + self.word_count
             self.is_out_of_room = (
@@ -934,14 +1062,20 @@ cdef class Core:
             request.at, request.command, request.words = at, command, <uint32_t>(count - names)
             request.first_word = <uint32_t>(self.word_count + names)
             request.keys = 1
-            if rows[command].part == KEYS:
+            if rows[command].part in (KEYS, COMBINED):
+                if rows[command].has_key_count:
+                    if not integer(&words[names], &key_count) or key_count + 1 != request.words:
+                        break
+                    names += 1
+                    request.first_word += 1
+                    request.words -= 1
                 request.keys = request.words
             elif rows[command].part <= TRANSACTION:
                 request.keys = 0
             request.first_lookup = <uint32_t>self.lookup_count
             request.members = 0
-            if rows[command].shape == KEY_COUNT and rules is not None:
-                break  # it counts the keys that the user may read
+            if rows[command].part == ALL_KEYS and rules is not None:
+                break  # it is about the keys that the user may read
             if rules is not None and not rules.allow(command, words + names, request.keys):
                 break
             if self.key_filter is not None and not self.is_admitted(command, words + names, request.keys):
@@ -962,7 +1096,9 @@ cdef class Core:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
         if count:
             return self.key_filter.admits(keys, count)
-        return rows[command].part == TRANSACTION or rows[command].shape in (TEXTS, CLIENT_ID, CACHING)
+        if rows[command].part == NOTHING:
+            return rows[command].shape in (TEXTS, CLIENT_ID, CACHING)
+        return rows[command].part == TRANSACTION
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
@@ -1072,7 +1208,7 @@ cdef class Core:
         cdef Record record
         cdef Lookup* lookup
         cdef Word* member
-        cdef int form
+        cdef int form, first
         for i in range(self.request_count):
             request = &self.requests[i]
             if rows[request.command].part != MEMBERS:
@@ -1080,12 +1216,13 @@ cdef class Core:
             form = LARGE_FORMS[rows[request.command].kind]
             if self.read(request.first_lookup, &self.words[request.first_word], &record) != LIVE:
                 continue
-            if record.form != form or record.size < 24 or request.words - 1 > LOOKUPS_MAX - self.lookup_count:
+            first = rows[request.command].first_member
+            if record.form != form or record.size < 24 or request.words - first > LOOKUPS_MAX - self.lookup_count:
                 continue
-            request.first_member, request.members = <uint32_t>self.lookup_count, request.words - 1
+            request.first_member, request.members = <uint32_t>self.lookup_count, request.words - first
             request.rank = -1
             for j in range(request.members):
-                member = &self.words[request.first_word + 1 + j]
+                member = &self.words[request.first_word + first + j]
                 lookup = &self.lookups[self.lookup_count]
                 lookup.high = u64(record.payload)
                 lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32
@@ -1255,8 +1392,10 @@ cdef class Core:
         cdef int64_t size
         if row.part == KEYS:
             return self.reply_to_keys(request)
-        if row.part == NOTHING:
-            return self.reply_without_key(request)
+        if row.part == COMBINED:
+            return self.reply_of_sets(request)
+        if row.part <= ALL_KEYS:
+            return self.reply_of_keys(request) if row.is_array and row.part == ALL_KEYS else self.reply_without_key(request)
         found = self.read_key(request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
@@ -1269,7 +1408,7 @@ cdef class Core:
             return GENERAL
         if row.part == MEMBERS:
             return self.reply_of_members(request, found, &record)
-        if row.kind == SORTED_SET and row.part in (RANKS, SCORES):
+        if row.kind == SORTED_SET and row.part in (RANKS, SCORES, TEXT_RANGE):
             return self.reply_of_range(request, found, &record)
         if row.kind == LIST and row.part == RANKS:
             return self.reply_of_list(request, found, &record)
@@ -1287,6 +1426,10 @@ cdef class Core:
             return GENERAL
         if row.part == RANDOM:
             return self.reply_of_random(request, found, &record)
+        if row.part == BITS:
+            return self.reply_of_bits(request, found, &record)
+        if row.part == SEARCH:
+            return self.reply_of_search(request, found, &record)
         if row.part == RANKS:
             return self.reply_of_string_range(request, found, &record)
         return self.reply_of_whole(request, found, &record)
@@ -1407,7 +1550,7 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2:
-        """Reply with a key's type or expiry."""
+        """Reply with a key's type or expiry, or with a number that is the same for all keys."""
         cdef Output* out = self.out
         cdef int64_t number
         if shape == TYPES:
@@ -1424,6 +1567,8 @@ cdef class Core:
             if record.form in (SMALL_SORTED_SET, LARGE_SORTED_SET):
                 return put(out, b"+zset\r\n", 7) + ANSWERED
             return GENERAL
+        if shape in (NONE_OR_ZERO, NONE_OR_ONE):
+            return (put_line(out, c":", shape == NONE_OR_ONE) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
         if found != LIVE or record.expire_at_ms == 0:
             return put_line(out, c":", -1 if found == LIVE else -2) + ANSWERED
         number = record.expire_at_ms
@@ -1554,10 +1699,7 @@ cdef class Core:
         cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
         cdef int64_t now_ms = self.clock_of[request.first_lookup], count = 0, visits = 0
         cdef uint64_t row_id = u64(record.payload), last = 0, next_cursor = 0
-        cdef size_t before = out.used, visited = 0, size
-        cdef char head[4 * NUMBER_LINE_BYTES]
-        cdef char number[NUMBER_LINE_BYTES]
-        cdef size_t head_size, digits
+        cdef size_t before = out.used, visited = 0
         cdef Walk walk
         cdef int has, found, shape = rows[request.command].shape if record.form == LARGE_MAP else MEMBERS
         if wanted > ENTRIES_MAX or cursor >= POSITIONS:
@@ -1580,18 +1722,90 @@ cdef class Core:
         if found != FOUND and found != MISSING:
             return GENERAL
         self.count_lookup(True)
-        digits = write_line(number, c"$", next_cursor) - 3
+        return self.put_scan_head(before, next_cursor, 2 * count if shape == PAIRS else count)
+
+    cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2:
+        """Write the head of a scan's reply whose elements were written from `before` on."""
+        cdef char head[4 * NUMBER_LINE_BYTES]
+        cdef char number[NUMBER_LINE_BYTES]
+        cdef size_t size, digits = write_line(number, c"$", cursor) - 3
         memcpy(head, b"*2\r\n", 4)
-        head_size = 4 + write_line(head + 4, c"$", digits)
-        memcpy(head + head_size, number + 1, digits + 2)
-        head_size += digits + 2
-        head_size += write_line(head + head_size, c"*", 2 * count if shape == PAIRS else count)
-        size = out.used - before
-        reserve(out, head_size)
-        memmove(out.data + before + head_size, out.data + before, size)
-        memcpy(out.data + before, head, head_size)
-        out.used += head_size
+        size = 4 + write_line(head + 4, c"$", digits)
+        memcpy(head + size, number + 1, digits + 2)
+        size += digits + 2
+        size += write_line(head + size, c"*", count)
+        return self.insert(before, head, size)
+
+    cdef int insert(self, size_t before, const char* head, size_t size) except -2:
+        """Write a head in front of what was written from `before` on."""
+        reserve(self.out, size)
+        memmove(self.out.data + before + size, self.out.data + before, self.out.used - before)
+        memcpy(self.out.data + before, head, size)
+        self.out.used += size
         return ANSWERED
+
+    cdef int reply_of_keys(self, Request* request) except -2:
+        """Reply with keys of the only job from a cursor on, which is a position (see `Snapshot.scan`)."""
+        cdef Output* out = self.out
+        cdef Word* words = &self.words[request.first_word]
+        cdef const Word* pattern = NULL
+        cdef int64_t cursor = 0, wanted = SCAN_COUNT, left, visits = 0, count = 0, expire_at_ms, now_ms
+        cdef uint64_t last = 0, next_cursor = 0, steps = 0
+        cdef size_t before = out.used, visited = 0, at = 1, size
+        cdef Pages pages
+        cdef Walk walk
+        cdef const uint8_t* record
+        cdef int found, form
+        while at < request.words:
+            if at + 1 == request.words:
+                return GENERAL
+            if is_word(&words[at], b"match", 5):
+                pattern = &words[at + 1]
+            elif not is_word(&words[at], b"count", 5) or not integer(&words[at + 1], &wanted):
+                return GENERAL
+            at += 2
+        if not integer(words, &cursor) or not 0 <= cursor < <int64_t>KEY_POSITIONS or not 0 < wanted <= ENTRIES_MAX:
+            return GENERAL
+        if self.only_job < 0 or self.owned_slots != NULL or not self.refresh_job(self.only_job):
+            return GENERAL
+        if (<JobPages>self.jobs[self.only_job]).missing_slots is not None or not self.is_listed():
+            return GENERAL
+        pages, now_ms, left = (<JobPages>self.jobs[self.only_job]).pages, (<JobPages>self.jobs[self.only_job]).now_ms, wanted
+        found = pages.first_row(&pages.keys, &walk, <uint64_t>cursor << 16, 0, False)
+        while found == FOUND:
+            if (left <= 0 or visits >= SCAN_VISITS_MAX + wanted) and walk.lookup.high >> 16 != last >> 16:
+                next_cursor = walk.lookup.high >> 16
+                break
+            if visits and walk.lookup.high <= last:
+                return GENERAL  # damaged
+            record, size = walk.lookup.record, walk.lookup.size
+            last, visits, visited = walk.lookup.high, visits + 1, visited + size
+            if visited > REPLY_BYTES_MAX or size < HEADER_BYTES or u32(record) > size - HEADER_BYTES:
+                return GENERAL
+            form, expire_at_ms = record[FORM_AT], <int64_t>u64(record + EXPIRY_AT)
+            size -= HEADER_BYTES + u32(record)
+            if form == LARGE_MAP and (size < 32 or 0 < <int64_t>u64(record + HEADER_BYTES + u32(record) + 24) <= now_ms):
+                return GENERAL  # some fields have expired, perhaps all
+            if not 0 < expire_at_ms <= now_ms:
+                left -= 1
+                steps += pattern.size * u32(record) if pattern != NULL else 0
+                if steps > GLOB_STEPS_MAX:
+                    return GENERAL
+                if pattern == NULL or glob(pattern.at, pattern.size, record + HEADER_BYTES, u32(record)):
+                    put_bulk(out, record + HEADER_BYTES, u32(record))
+                    count += 1
+            found = pages.next_row(&pages.keys, &walk)
+        if found != FOUND and found != MISSING:
+            return GENERAL
+        return self.put_scan_head(before, next_cursor, count)
+
+    cdef bint is_listed(self):
+        """Return whether all jobs are there, so that their keys can be listed."""
+        try:
+            self.view.check_all_listed()
+        except StoreError:
+            return False
+        return True
 
     cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2:
         """Write the elements of a long list from `first` up to `last` (exclusive): its blocks are rows of a table."""
@@ -1637,19 +1851,24 @@ cdef class Core:
         return put_bulk(self.out, record.payload + first, last - first) + ANSWERED
 
     cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2:
-        """Reply with values, scores or ranks of members or fields, or whether they exist."""
+        """Reply with values, scores, ranks or expiries of members or fields, or whether they exist."""
         cdef const Row* row = &rows[request.command]
         cdef bint is_large = found == LIVE and record.form == LARGE_FORMS[row.kind]
-        cdef size_t i
+        cdef size_t i, members = request.words - row.first_member
+        cdef Word* options = &self.words[request.first_word + 1]
         cdef int has
+        cdef int64_t number = 0
         cdef Member member
-        if (is_large and request.members != request.words - 1) or request.words - 1 > ENTRIES_MAX:
+        if row.first_member == 3:  # FIELDS, their number, fields
+            if not is_word(options, b"fields", 6) or not integer(options + 1, &number) or number != <int64_t>members:
+                return GENERAL
+        if (is_large and request.members != members) or members > ENTRIES_MAX:
             return GENERAL
         if row.kind == SET or (row.is_array and row.kind == SORTED_SET):
             self.count_lookup(found == LIVE)
         if row.is_array:
-            put_line(self.out, c"*", request.words - 1)
-        for i in range(request.words - 1):
+            put_line(self.out, c"*", members)
+        for i in range(members):
             has = self.find_member(request, i, found, record, &member)
             if has == GENERAL:
                 return GENERAL
@@ -1663,12 +1882,13 @@ cdef class Core:
         self, Request* request, size_t index, int found, const Record* record, Member* member
     ) except -2:
         """Find a member: LIVE, ABSENT or GENERAL."""
-        cdef const Word* word = &self.words[request.first_word + 1 + index]
+        cdef const Word* word = &self.words[request.first_word + rows[request.command].first_member + index]
         cdef int kind = rows[request.command].kind
         cdef Record row
         cdef ByteRange value
         cdef int has
-        member.at, member.size, member.is_encoded, member.score, member.rank = NULL, 0, False, 0, -1
+        member.at, member.size, member.is_encoded, member.expire_at_ms = NULL, 0, False, 0
+        member.score, member.rank = 0, -1
         if found != LIVE:
             return ABSENT
         if record.form == SMALL_MAP:
@@ -1677,7 +1897,8 @@ cdef class Core:
                 member.at, member.size, member.is_encoded = value.at, value.size, True
             return has
         if record.form == SMALL_SET:
-            return set_has(record, word)
+            has = index_in_list(record, word)
+            return LIVE if has >= 0 else ABSENT if has == -1 else GENERAL
         if record.form == SMALL_SORTED_SET:
             member.rank = index_in_run(record.payload, record.size, word)
             if member.rank < 0:
@@ -1694,7 +1915,7 @@ cdef class Core:
         elif kind == HASH:
             if row.form != VALUE:
                 return GENERAL
-            member.at, member.size = row.payload, row.size
+            member.at, member.size, member.expire_at_ms = row.payload, row.size, row.expire_at_ms
         return LIVE
 
     cdef int put_member(self, Request* request, int has, const Record* record, const Member* member) except -2:
@@ -1710,6 +1931,13 @@ cdef class Core:
             if has == LIVE and member.is_encoded and number_line(member.at + 1, member.at + member.size, &size) <= 0:
                 return GENERAL
             return put_line(out, c":", size if has == LIVE else 0) + ANSWERED
+        if shape in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT):
+            if has != LIVE or not member.expire_at_ms:
+                return put_line(out, c":", -1 if has == LIVE else -2) + ANSWERED
+            count = member.expire_at_ms
+            if shape in (SECONDS, MILLISECONDS):
+                count -= self.clock_of[request.first_lookup]
+            return put_line(out, c":", (count + 999) // 1000 if shape in (SECONDS, SECONDS_AT) else count) + ANSWERED
         if has != LIVE:
             return put_nil(out, self.is_resp3) + ANSWERED
         if shape == TEXTS:
@@ -1762,36 +1990,184 @@ cdef class Core:
         return put(out, part.at, part.size) + ANSWERED
 
     cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2:
-        """Reply with one element of a small record, each as likely as any other."""
+        """Reply with one or some elements of a small record, each as likely as any other."""
         cdef Output* out = self.out
-        cdef int64_t count = self.size_of(record) if found == LIVE else 0
-        cdef size_t at, end, size = 0
-        cdef int64_t i
-        cdef ByteRange part
-        if count < 0 or (found == LIVE and not count):
+        cdef Word* words = &self.words[request.first_word]
+        cdef int64_t size = self.size_of(record) if found == LIVE else 0, count = 0, left, i, chosen
+        cdef bint has_values = request.words == 3
+        cdef uint16_t order[RANDOM_MAX]
+        if size < 0 or (found == LIVE and not size) or size > RANDOM_MAX:
+            return GENERAL
+        if request.words > 1 and not integer(&words[1], &count):
+            return GENERAL
+        if has_values and not is_word(&words[2], b"withvalues" if record.form == SMALL_MAP else b"withscores", 10):
+            return GENERAL
+        if has_values and found != LIVE:
             return GENERAL
         self.count_lookup(found == LIVE)
-        if found != LIVE:
-            return put_nil(out, self.is_resp3) + ANSWERED
-        # xorshift64*: its upper half is even enough for at most some thousand elements.
+        if request.words == 1:
+            if found != LIVE:
+                return put_nil(out, self.is_resp3) + ANSWERED
+            return self.put_element(record, self.below(size), False)
+        left = min(count, size) if count >= 0 else -count if size else 0
+        if left > ENTRIES_MAX:
+            return GENERAL
+        put_line(out, c"*", 2 * left if has_values and not self.is_resp3 else left)
+        if count < 0:
+            for i in range(left):
+                if self.put_element(record, self.below(size), has_values) == GENERAL:
+                    return GENERAL
+            return ANSWERED
+        for i in range(size):
+            order[i] = <uint16_t>i
+        for i in range(left):  # the first steps of a shuffle
+            chosen = i + self.below(size - i)
+            order[i], order[chosen] = order[chosen], order[i]
+            if self.put_element(record, order[i], has_values) == GENERAL:
+                return GENERAL
+        return ANSWERED
+
+    cdef int64_t below(self, int64_t limit) noexcept:
+        """Return a random number from 0 up to a limit of at most some thousands (exclusive)."""
+        # xorshift64*: its upper half is even enough for that.
         self.random ^= self.random >> 12
         self.random ^= self.random << 25
         self.random ^= self.random >> 27
-        i = <int64_t>(((self.random * 0x2545F4914F6CDD1DULL) >> 32) % <uint64_t>count)
+        return <int64_t>(((self.random * 0x2545F4914F6CDD1DULL) >> 32) % <uint64_t>limit)
+
+    cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2:
+        """Write an element of a small record: a field or member, and its value or score if asked."""
+        cdef Output* out = self.out
+        cdef size_t count, at, end, size
+        cdef ByteRange part
         if record.form == SMALL_SORTED_SET:
-            return self.put_members(record.payload, record.size, i, i + 1, False, False)
+            return self.put_members(record.payload, record.size, i, i + 1, False, has_value)
         if record.form == SMALL_SET:
             if list_range(record, i, i + 1, &part) == GENERAL:
                 return GENERAL
             return put(out, part.at, part.size) + ANSWERED
-        if record.size < 2 + 4 * <size_t>count:
+        count = u16(record.payload)
+        if record.size < 2 + 4 * count:
             return GENERAL
-        at = 2 + 4 * <size_t>count + u32(record.payload + 2 + 4 * i)
-        end = record.size
-        if at >= end:
+        at = 2 + 4 * count + u32(record.payload + 2 + 4 * i)
+        end = 2 + 4 * count + u32(record.payload + 6 + 4 * i) if <size_t>i + 1 < count else record.size
+        if end > record.size or at >= end:
             return GENERAL
         size = bulk_bytes(record.payload + at, record.payload + end)
-        return put(out, record.payload + at, size) + ANSWERED if size else GENERAL
+        if not size:
+            return GENERAL
+        if not has_value:
+            return put(out, record.payload + at, size) + ANSWERED
+        if self.is_resp3:
+            put(out, b"*2\r\n", 4)
+        return put(out, record.payload + at, end - at) + ANSWERED
+
+    cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2:
+        """Reply with a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
+        cdef Output* out = self.out
+        cdef Word* words = &self.words[request.first_word]
+        cdef int shape = rows[request.command].shape
+        cdef int64_t size = <int64_t>record.size if found == LIVE else 0, number = 0, first = 0, last = -1, count = 0
+        cdef int at = 1 if shape == LENGTHS else 2
+        cdef bint has_end = request.words >= at + 2
+        cdef uint8_t skipped
+        if shape != LENGTHS and not integer(&words[1], &number):
+            return GENERAL
+        if shape == FLAGS:
+            if not 0 <= number <= BIT_OFFSET_MAX:
+                return GENERAL
+            self.count_lookup(found == LIVE)
+            return put_line(out, c":", record.payload[number >> 3] >> (7 - (number & 7)) & 1 if number >> 3 < size else 0) + ANSWERED
+        if request.words > at + 2 or (shape == LENGTHS and request.words == 2) or not 0 <= number <= 1:
+            return GENERAL
+        if request.words > at and not integer(&words[at], &first):
+            return GENERAL
+        if has_end and not integer(&words[at + 1], &last):
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        if found != LIVE:
+            return put_line(out, c":", 0 if shape == LENGTHS or not number else -1) + ANSWERED
+        if shape == LENGTHS and has_end and first < 0 and last < 0 and first > last:
+            return put_line(out, c":", 0) + ANSWERED
+        first = max(0, first + size) if first < 0 else first
+        last = min(max(0, last + size) if last < 0 else last, size - 1)
+        if shape == LENGTHS:
+            while first <= last:
+                if last - first >= 7:
+                    count += count_ones(u64(record.payload + first))
+                    first += 8
+                else:
+                    count += count_ones(record.payload[first])
+                    first += 1
+            return put_line(out, c":", count) + ANSWERED
+        if first > last:
+            return put_line(out, c":", -1) + ANSWERED
+        skipped = 0 if number else 0xFF
+        while first <= last and record.payload[first] == skipped:
+            first += 1
+        if first > last:  # a value without an end is followed by zeros
+            return put_line(out, c":", 8 * first if not number and not has_end else -1) + ANSWERED
+        skipped = record.payload[first] if number else ~record.payload[first]
+        return put_line(out, c":", 8 * first + count_leading_zeros(<uint64_t>skipped << 56)) + ANSWERED
+
+    cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2:
+        """Reply with the index of the first element of a short list that is equal to an argument."""
+        cdef const Word* element = &self.words[request.first_word + 1]
+        cdef int64_t i = index_in_list(record, element) if found == LIVE else -1
+        if i == -2:
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        return (put_line(self.out, c":", i) if i >= 0 else put_nil(self.out, self.is_resp3)) + ANSWERED
+
+    cdef int reply_of_sets(self, Request* request) except -2:
+        """Reply with members of small sets: those in all of them, in any, or in the first one only; or with their number."""
+        cdef Output* out = self.out
+        cdef int shape = rows[request.command].shape, found
+        cdef Record records[SETS_MAX]
+        cdef int64_t count, i
+        cdef size_t keys = request.keys, before = out.used, source = 0, members = 0, j
+        cdef bint is_in_other
+        cdef ByteRange part
+        cdef char head[NUMBER_LINE_BYTES]
+        if keys > SETS_MAX:
+            return GENERAL
+        for j in range(keys):
+            found = self.read_key(request.first_lookup + j, &self.words[request.first_word + j], &records[j])
+            if found == GENERAL or (found == LIVE and (records[j].form != SMALL_SET or list_count(&records[j]) < 0)):
+                return GENERAL
+            self.count_lookup(found == LIVE)
+            if found != LIVE:
+                records[j].payload, records[j].size = <const uint8_t*>b"\0\0\0\0", 4
+            if shape in (IN_ALL, COUNT_IN_ALL) and list_count(&records[j]) < list_count(&records[source]):
+                source = j  # the smallest set, whose members are looked up in the others
+        while True:
+            count = list_count(&records[source])
+            for i in range(count):
+                if list_range(&records[source], i, i + 1, &part) == GENERAL:
+                    return GENERAL
+                is_in_other = False
+                for j in range(source if shape == IN_ANY else keys):
+                    if j == source:
+                        continue
+                    found = encoded_index(&records[j], &part)
+                    if found == -2:
+                        return GENERAL
+                    is_in_other = found >= 0
+                    if is_in_other != (shape in (IN_ALL, COUNT_IN_ALL)):
+                        break
+                else:
+                    is_in_other = shape in (IN_ALL, COUNT_IN_ALL)
+                if is_in_other != (shape in (IN_ALL, COUNT_IN_ALL)):
+                    continue
+                members += 1
+                if shape != COUNT_IN_ALL:
+                    put(out, part.at, part.size)
+            source += 1
+            if shape != IN_ANY or source == keys:
+                break
+        if shape == COUNT_IN_ALL:
+            return put_line(out, c":", members) + ANSWERED
+        return self.insert(before, head, write_line(head, c"~" if self.is_resp3 else c"*", members))
 
     cdef int64_t size_of(self, const Record* record) noexcept:
         """Return the number of elements of a record, or of a value's bytes; -1 if it is damaged."""
@@ -1829,6 +2205,7 @@ cdef class Core:
         cdef size_t at = 3, low = 1, high = 2
         cdef bint has_options = row.part == RANKS and row.shape == FROM_LOWEST, has_limit = False
         wanted.is_by_score, wanted.is_reversed, wanted.has_scores = row.part == SCORES, row.shape == FROM_HIGHEST, False
+        wanted.is_by_text = row.part == TEXT_RANGE
         wanted.offset, wanted.count = 0, -1
         while at < request.words:
             if is_word(&words[at], b"withscores", 10):
@@ -1845,6 +2222,14 @@ cdef class Core:
             else:
                 return False
             at += 1
+        if wanted.is_by_text:
+            if wanted.is_reversed:
+                low, high = high, low
+            return (
+                wanted.offset >= 0 and not wanted.has_scores
+                and text_end(&words[low], c"-", &wanted.low_text, &wanted.excludes_low)
+                and text_end(&words[high], c"+", &wanted.high_text, &wanted.excludes_high)
+            )
         if not wanted.is_by_score:
             return not has_limit and integer(&words[1], &wanted.first) and integer(&words[2], &wanted.last)
         if wanted.is_reversed:
@@ -1860,15 +2245,19 @@ cdef class Core:
         cdef int64_t count = self.size_of(record), length
         if count < 0:
             return False
-        if not wanted.is_by_score:
+        if wanted.is_by_text:
+            if record.form != SMALL_SORTED_SET or not text_ranks(record, count, wanted):
+                return False
+        elif not wanted.is_by_score:
             wanted.first = wanted.first + count if wanted.first < 0 else wanted.first
             wanted.last = (wanted.last + count if wanted.last < 0 else wanted.last) + 1
             wanted.first, wanted.last = max(wanted.first, 0), min(wanted.last, count)
             if wanted.is_reversed:
                 wanted.first, wanted.last = count - wanted.last, count - wanted.first
             return True
-        wanted.first = self.rank_of_score(job, record, wanted.low, wanted.excludes_low)
-        wanted.last = self.rank_of_score(job, record, wanted.high, not wanted.excludes_high)
+        else:
+            wanted.first = self.rank_of_score(job, record, wanted.low, wanted.excludes_low)
+            wanted.last = self.rank_of_score(job, record, wanted.high, not wanted.excludes_high)
         if wanted.first < 0 or wanted.last < 0:
             return False
         length = max(0, wanted.last - wanted.first - wanted.offset) if wanted.last > wanted.first else 0

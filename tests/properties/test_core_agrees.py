@@ -45,7 +45,7 @@ ODD_KEYS = [
 ]
 VALUE_KEYS = [b"j:v:%d" % number for number in range(4)] + ODD_KEYS
 MAP_KEYS, LIST_KEYS = [b"j:m:small", b"j:m:large", b"j:m:ttl"], [b"j:l:short", b"j:l:long"]
-SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl", b"j:s:large"], [b"j:z:small", b"j:z:large", b"j:z:odd"]
+SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl", b"j:s:large", b"j:s:other"], [b"j:z:small", b"j:z:large", b"j:z:odd"]
 SCORES = [
     b"-inf",
     b"inf",
@@ -77,6 +77,7 @@ def changes(turn: int) -> list[Change]:
     put += [Change("s", Op.PUT, SET_KEYS[0], b"m%d" % (turn + each), b"") for each in range(3)]
     put += [Change("s", Op.PUT, SET_KEYS[1], b"m0", b"", NOW_MS + 1000)]
     put += [Change("s", Op.PUT, SET_KEYS[2], b"m%d" % each, b"") for each in range(300 - turn)]
+    put += [Change("s", Op.PUT, SET_KEYS[3], b"m%d" % (each * 2), b"") for each in range(10)]
     put += [Change("z", Op.PUT, RANK_KEYS[0], b"m%d" % each, b"%d" % (each * turn)) for each in range(4)]
     put += [Change("z", Op.PUT, RANK_KEYS[1], b"m%d" % each, b"%d" % (each + turn)) for each in range(300)]
     # A score has many members; one of them is empty, and some are long.
@@ -123,6 +124,7 @@ range_options = st.lists(
     st.sampled_from([b"WITHSCORES", b"withscores", b"REV", b"rev", b"BYSCORE", b"byscore", b"BYLEX", b"nonsense"]),
     max_size=3,
 )
+text_ends = st.sampled_from([b"-", b"+", b"[m1", b"(m1", b"[m280", b"(m2", b"[", b"(", b"[zz", b"m1", b""])
 keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
 members = st.sampled_from([b"m0", b"m1", b"m7", b"m280", b"m299", b"nobody", b""])
 numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"-120", b"-1000", b"289", b"100000", b"x"])
@@ -166,11 +168,65 @@ reads = st.one_of(
             [b"0", b"0", b"7", b"140737488355328", b"281474976710656", b"-1", b"x", b"99999999999999999999"]
         ),
         st.sampled_from(
-            [[], [], [b"COUNT", b"2"], [b"COUNT", b"200"], [b"COUNT", b"5000"], [b"count", b"0"], [b"COUNT"]]
-            + [[b"MATCH", b"f*"], [b"NOVALUES"]]
+            [
+                [],
+                [],
+                *([b"COUNT", b"%d" % count] for count in (2, 200, 5000)),
+                [b"count", b"0"],
+                [b"COUNT"],
+                [b"MATCH", b"f*"],
+                [b"NOVALUES"],
+            ]
         ),
     ),
-    st.tuples(st.just(b"OBJECT"), st.sampled_from([b"ENCODING", b"encoding", b"freq"]), keys).map(list),
+    st.tuples(
+        st.just(b"OBJECT"), st.sampled_from([b"ENCODING", b"encoding", b"freq", b"IDLETIME", b"refcount"]), keys
+    ).map(list),
+    st.builds(
+        lambda name, key, arguments: [name, key, *arguments],
+        st.sampled_from([b"GETBIT", b"BITCOUNT", b"BITPOS", b"bitcount"]),
+        keys,
+        st.lists(st.sampled_from([b"0", b"1", b"1", b"-1", b"-3", b"7", b"39", b"100", b"x", b"BIT"]), max_size=4),
+    ),
+    st.builds(
+        lambda cursor, options: [b"SCAN", cursor, *(word for option in options for word in option)],
+        st.sampled_from([b"0", b"0", b"35184372088832", b"1", b"70368744177664", b"-1", b"x"]),
+        st.lists(
+            st.sampled_from(
+                [
+                    *((b"COUNT", b"3"), (b"count", b"100"), (b"MATCH", b"j:?:*"), (b"match", b"*l*")),
+                    *((b"TYPE", b"hash"), (b"COUNT", b"0"), (b"COUNT",)),
+                ]
+            ),
+            max_size=2,
+        ),
+    ),
+    st.tuples(st.just(b"LPOS"), keys, st.sampled_from([b"0", b"1", b"3", b"nobody"])).map(list),
+    st.builds(
+        lambda name, key, low, high, limit: [name, key, low, high, *limit],
+        st.sampled_from([b"ZRANGEBYLEX", b"ZREVRANGEBYLEX", b"zlexcount"]),
+        keys,
+        text_ends,
+        text_ends,
+        limits,
+    ),
+    st.builds(
+        lambda name, key, fields: [name, key, b"FIELDS", b"%d" % len(fields), *fields],
+        st.sampled_from([b"HTTL", b"HPTTL", b"HEXPIRETIME", b"hpexpiretime"]),
+        keys,
+        st.lists(st.sampled_from([b"f0", b"f1", b"f100", b"nobody"]), max_size=3),
+    ),
+    st.builds(
+        lambda name, some: [name, *some],
+        st.sampled_from([b"SINTER", b"SUNION", b"SDIFF", b"sinter"]),
+        st.lists(st.one_of(st.sampled_from(SET_KEYS), keys), max_size=4),
+    ),
+    st.builds(
+        lambda number, some, limit: [b"SINTERCARD", number or b"%d" % len(some), *some, *limit],
+        st.sampled_from([b"", b"", b"", b"1", b"0", b"x"]),
+        st.lists(st.sampled_from([*SET_KEYS, b"nope"]), max_size=4),
+        st.sampled_from([[], [], [b"LIMIT", b"1"]]),
+    ),
     st.sampled_from([[b"CLIENT", b"ID"], [b"client", b"id"], [b"TIME"], [b"DBSIZE"], [b"SELECT", b"0"]]),
     st.tuples(st.sampled_from([b"GETRANGE", b"SUBSTR"]), keys, numbers, numbers).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"TOUCH", *some]),
@@ -374,7 +430,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     shown: list[Topology],
     rules: list[bytes],
 ) -> None:
-    # The core waits for the rest of a request within a transaction, the general path has replied to what came before it.
+    # Within a transaction the core waits for the rest of a request; the general path replies to what came before it.
     data = requests(sent) + (ending if ends_transactions(sent) else b"")
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
@@ -417,13 +473,20 @@ COMPILED = [
     b"HLEN j:m:small", b"HLEN j:m:large", b"HLEN j:m:ttl", b"HEXISTS j:m:small f0", b"HEXISTS j:m:large f9",
     b"HSTRLEN j:m:small f0", b"HSTRLEN j:m:large f9", b"HKEYS j:m:small", b"HVALS j:m:small", b"HRANDFIELD j:m:small",
     b"HGETALL j:m:large", b"HKEYS j:m:large", b"HVALS j:m:large", b"HGETALL j:m:ttl", b"HSCAN j:m:large 0 COUNT 100",
-    b"SMEMBERS j:s:large", b"SSCAN j:s:large 7", b"LRANGE j:l:long 0 -1", b"LRANGE j:l:long 3 150", b"LINDEX j:l:long -1",
+    b"SMEMBERS j:s:large", b"SSCAN j:s:large 7", b"LRANGE j:l:long 0 -1", b"LRANGE j:l:long 3 150",
+    b"LINDEX j:l:long -1", b"SCAN 0", b"SCAN 0 MATCH *:s:* COUNT 100",
     b"LLEN j:l:short", b"LLEN j:l:long", b"SCARD j:s:small", b"SMEMBERS j:s:small", b"SRANDMEMBER j:s:small",
     b"ZCARD j:z:small", b"ZCARD j:z:large", b"ZCOUNT j:z:small -inf (2", b"ZCOUNT j:z:large 7 1.5e2",
     b"ZRANGEBYSCORE j:z:large (5 20 WITHSCORES LIMIT 1 3", b"ZREVRANGEBYSCORE j:z:large +inf -inf LIMIT 0 5",
     b"ZRANGE j:z:large 20 5 BYSCORE REV LIMIT 0 2", b"ZRANGE j:z:small 0 -1 REV", b"ZRANDMEMBER j:z:small",
     b"GETRANGE j:v:0 0 1", b"SUBSTR j:v:0 -3 -1", b"STRLEN j:v:long", b"TOUCH j:v:0 j:nope", b"EXPIRETIME j:v:0",
     b"PEXPIRETIME j:v:0", b"ECHO hello", b"HSCAN j:m:small 0", b"SSCAN j:s:small 0 COUNT 5", b"ZSCAN j:z:small 0",
+    b"OBJECT REFCOUNT j:v:0", b"OBJECT IDLETIME j:v:0", b"GETBIT j:v:0 3", b"BITCOUNT j:v:0", b"BITCOUNT j:v:0 0 -1",
+    b"BITPOS j:v:0 1", b"LPOS j:l:short 0", b"HTTL j:m:small FIELDS 1 f0", b"HPEXPIRETIME j:m:ttl FIELDS 1 f0",
+    b"HRANDFIELD j:m:small 2 WITHVALUES", b"SRANDMEMBER j:s:small -5", b"ZRANDMEMBER j:z:small 9 WITHSCORES",
+    b"SINTER j:s:small j:s:other", b"SUNION j:s:small j:s:other", b"SDIFF j:s:small j:s:other",
+    b"SINTERCARD 2 j:s:small j:s:other", b"ZRANGEBYLEX j:z:small - [m2 LIMIT 0 1", b"ZLEXCOUNT j:z:small (m0 +",
+    b"ZREVRANGEBYLEX j:z:small + -",
     b"OBJECT ENCODING j:v:0", b"OBJECT ENCODING j:m:small", b"OBJECT ENCODING j:l:short",
     b"OBJECT ENCODING j:s:small", b"OBJECT ENCODING j:z:small", b"CLIENT ID", b"TIME", b"DBSIZE", b"SELECT 0",
 ]  # fmt: skip
@@ -457,9 +520,36 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
         (b"HRANDFIELD j:m:small", {b"f0", b"f1", b"f2"}),
         (b"SRANDMEMBER j:s:small", {b"m0", b"m1", b"m2"}),
         (b"ZRANDMEMBER j:z:small", {b"m0", b"m1", b"m2", b"m3"}),
+        (b"SRANDMEMBER j:s:small 1", {b"m0", b"m1", b"m2"}),
+        (b"HRANDFIELD j:m:small -1", {b"f0", b"f1", b"f2"}),
     ],
 )
 def test_a_random_element_is_any_of_all(request_line: bytes, elements: set[bytes]) -> None:
+    chosen = [reply if len(request_line.split()) == 2 else reply[0] for reply in random_replies(request_line)]
+    assert set(chosen) == elements
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_random_elements_are_distinct_with_a_positive_count(count: int) -> None:
+    for reply in random_replies(b"SRANDMEMBER j:s:small %d" % count):
+        assert len(reply) == len(set(reply)) == min(count, 3)
+    orders = {tuple(reply) for reply in random_replies(b"SRANDMEMBER j:s:small 2")}
+    assert len(orders) == 6
+
+
+def test_random_fields_and_members_come_with_their_values() -> None:
+    for reply in random_replies(b"HRANDFIELD j:m:small 9 WITHVALUES"):
+        assert sorted(reply) == sorted([b"f0", b"f1", b"f2", b"0", b"0", b"0"])
+    for reply in random_replies(b"ZRANDMEMBER j:z:small -7 WITHSCORES"):
+        assert all(score == b"0" for score in reply[1::2])
+        assert {*reply[::2]} <= {b"m0", b"m1", b"m2", b"m3"} and len(reply) == 14
+
+
+def random_replies(request_line: bytes) -> list[Any]:
+    """Return the values of 200 replies of the core."""
     chunk = requests([request_line.split()] * 200)
     replies, *_ = asyncio.run(answered(ServerConfig(), [chunk], False, NO_CLUSTER, (), True))
-    assert {each.value for each in replies_in(replies)} == elements
+    return [
+        [each.value for each in reply.value] if isinstance(reply.value, list) else reply.value
+        for reply in replies_in(replies)
+    ]
