@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from resp_server.native.records cimport RankRange, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Walk
 
@@ -45,12 +46,6 @@ cdef struct Lookahead:  # a buffer whose keys are looked up together with those 
     uint32_t end_request
     bint is_incomplete, is_out_of_room
 
-cdef struct Record:  # a record with its header parsed
-    int form
-    int64_t expire_at_ms
-    const uint8_t* payload
-    size_t size
-
 cdef struct Member:  # of a hash, a set or a sorted set
     const uint8_t* at  # its value
     size_t size
@@ -58,15 +53,6 @@ cdef struct Member:  # of a hash, a set or a sorted set
     int64_t expire_at_ms  # 0: never
     double score
     int64_t rank  # -1: not computed
-
-cdef struct RankRange:
-    bint is_by_score, is_by_text, is_reversed, has_scores
-    int64_t first, last  # as in the request, or ranks from the lowest (last: exclusive)
-    double low, high
-    const Word* low_text  # NULL: no end
-    const Word* high_text
-    bint excludes_low, excludes_high
-    int64_t offset, count  # of LIMIT; count: negative for all
 
 cdef class Rules:
     cdef int selectors

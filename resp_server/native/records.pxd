@@ -1,0 +1,283 @@
+"""The records of a store as the core reads them: small ones have their elements, packed; large ones lead to rows of a table."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from resp_server.native.wire cimport NUMBER_LINE_BYTES, Word, number_line, write_line
+from state_backend.native.little_endian cimport f64, u16, u32, u64
+from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup
+
+# The records of `state_backend.lmdb.record_format`.
+cdef enum:
+    VALUE = 0
+    SMALL_MAP = 1
+    SHORT_LIST = 2
+    SMALL_SET = 3
+    SMALL_SORTED_SET = 4
+    LARGE_MAP = 5
+    LONG_LIST = 6
+    LONG_VALUE = 7
+    LARGE_SET = 8
+    LARGE_SORTED_SET = 9
+
+# Whether a key, field or member exists and has not expired. GENERAL: the general path has to find out.
+cdef enum:
+    GENERAL = -1
+    ABSENT = 0
+    LIVE = 1
+
+cdef struct Record:  # a record with its header parsed
+    int form
+    int64_t expire_at_ms
+    const uint8_t* payload
+    size_t size
+
+cdef struct ByteRange:  # of a record
+    const uint8_t* at
+    size_t size
+
+cdef struct RankRange:
+    bint is_by_score, is_by_text, is_reversed, has_scores
+    int64_t first, last  # as in the request, or ranks from the lowest (last: exclusive)
+    double low, high
+    const Word* low_text  # NULL: no end
+    const Word* high_text
+    bint excludes_low, excludes_high
+    int64_t offset, count  # of LIMIT; count: negative for all
+
+# Packed maps: count u16 | offsets u32... | body. Packed lists and sets: count u32 | ends u32... | body.
+# Packed sorted sets: count u32 | scores f64... | lengths u32... | members.
+# Tree nodes: a packed sorted set, called a run | of an inner node: child numbers u64..., then counts u64... | level u8.
+# (See `state_backend.lmdb.ranks`. A count is the members in a child and in those before it.)
+
+
+cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
+    """Parse a record: LIVE, ABSENT, or GENERAL if another name has the same hash, or the record is damaged."""
+    cdef uint32_t name_size
+    record.form, record.expire_at_ms, record.payload, record.size = -1, 0, NULL, 0
+    if lookup.outcome == MISSING:
+        return ABSENT
+    if lookup.outcome != FOUND or lookup.size < HEADER_BYTES:
+        return GENERAL
+    name_size = u32(lookup.record)
+    if name_size != name.size or lookup.size - HEADER_BYTES < name_size:
+        return GENERAL
+    if memcmp(lookup.record + HEADER_BYTES, name.at, name_size) != 0:
+        return GENERAL
+    record.expire_at_ms = <int64_t>u64(lookup.record + EXPIRY_AT)
+    if record.expire_at_ms < 0:
+        return GENERAL
+    if 0 < record.expire_at_ms <= now_ms:
+        return ABSENT
+    record.form = lookup.record[FORM_AT]
+    record.payload = lookup.record + HEADER_BYTES + name_size
+    record.size = lookup.size - HEADER_BYTES - name_size
+    if record.form == LARGE_MAP and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):
+        return GENERAL  # some fields have expired, perhaps all
+    return LIVE
+
+
+
+cdef inline int map_value(const Record* record, const Word* field, ByteRange* value) noexcept nogil:
+    """Find a field's value in a packed map, encoded for a reply: LIVE, ABSENT, or GENERAL if the map is damaged."""
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef size_t line_size = write_line(line, c"$", field.size)
+    cdef size_t count, start, i, at, end, wanted = line_size + field.size + 2
+    if record.size < 2:
+        return GENERAL
+    count = u16(record.payload)
+    start = 2 + 4 * count
+    if start > record.size:
+        return GENERAL
+    for i in range(count):
+        at = start + u32(record.payload + 2 + 4 * i)
+        end = start + u32(record.payload + 6 + 4 * i) if i + 1 < count else record.size
+        if end > record.size or at > end:
+            return GENERAL
+        if end - at < wanted or memcmp(record.payload + at, line, line_size) != 0:
+            continue
+        if memcmp(record.payload + at + line_size, field.at, field.size) == 0:
+            value.at, value.size = record.payload + at + wanted, end - at - wanted
+            return LIVE
+    return ABSENT
+
+
+cdef inline size_t bulk_bytes(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return the size of a text that is encoded for a reply; 0 if it does not end before `end`."""
+    cdef size_t size = 0
+    cdef Py_ssize_t took = number_line(at + 1, end, &size)
+    if took <= 0 or <size_t>(end - at) < 1 + took + size + 2:
+        return 0
+    return 1 + took + size + 2
+
+
+cdef inline int list_range(const Record* record, size_t first, size_t end, ByteRange* part) noexcept nogil:
+    """Find a range of a packed list, encoded for a reply."""
+    cdef size_t count = u32(record.payload), body = 4 + 4 * count, start, stop
+    start = u32(record.payload + 4 * first) if first else 0
+    stop = u32(record.payload + 4 * end) if end else 0
+    if stop < start or body + stop > record.size:
+        return GENERAL
+    part.at, part.size = record.payload + body + start, stop - start
+    return LIVE
+
+
+cdef inline int64_t list_count(const Record* record) noexcept nogil:
+    """Return the number of elements of a packed list or set; -1 if it is damaged."""
+    if record.size < 4 or record.size < 4 + 4 * <size_t>u32(record.payload):
+        return -1
+    return u32(record.payload)
+
+
+cdef inline int encoded_index(const Record* record, const ByteRange* element) noexcept nogil:
+    """Return the index of an encoded element in a packed list or set; -1: absent, -2: it is damaged."""
+    cdef size_t body, at = 0, end, i
+    cdef int64_t count = list_count(record)
+    if count < 0:
+        return -2
+    body = 4 + 4 * <size_t>count
+    for i in range(<size_t>count):
+        end = u32(record.payload + 4 + 4 * i)
+        if end < at or body + end > record.size:
+            return -2
+        if end - at == element.size and memcmp(record.payload + body + at, element.at, element.size) == 0:
+            return <int>i
+        at = end
+    return -1
+
+
+cdef inline int index_in_list(const Record* record, const Word* element) noexcept nogil:
+    """Return the index of a text in a packed list or set; -1: absent, -2: it is damaged."""
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef size_t line_size = write_line(line, c"$", element.size), wanted = line_size + element.size + 2
+    cdef size_t body, at = 0, end, i
+    cdef int64_t count = list_count(record)
+    if count < 0:
+        return -2
+    body = 4 + 4 * <size_t>count
+    for i in range(<size_t>count):
+        end = u32(record.payload + 4 + 4 * i)
+        if end < at or body + end > record.size:
+            return -2
+        if end - at == wanted and memcmp(record.payload + body + at, line, line_size) == 0:
+            if memcmp(record.payload + body + at + line_size, element.at, element.size) == 0:
+                return <int>i
+        at = end
+    return -1
+
+
+cdef inline int64_t members_in_run(const uint8_t* run, size_t size) noexcept nogil:
+    """Return the number of members of a packed sorted set (a run); -1 if it is damaged."""
+    if size < 4 or size < 4 + 12 * <size_t>u32(run):
+        return -1
+    return u32(run)
+
+
+cdef inline int64_t index_in_run(const uint8_t* run, size_t size, const Word* member) noexcept nogil:
+    """Return a member's index in a packed sorted set; -1: absent, -2: the set is damaged."""
+    cdef int64_t count = members_in_run(run, size), i
+    cdef size_t at, length
+    if count < 0:
+        return -2
+    at = 4 + 12 * <size_t>count
+    for i in range(count):
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if length > size - at:
+            return -2
+        if length == member.size and memcmp(run + at, member.at, length) == 0:
+            return i
+        at += length
+    return -1
+
+
+cdef inline int64_t rank_in_run(
+    const uint8_t* run, size_t size, double score, const Word* member, bint is_after
+) noexcept nogil:
+    """Return how many members of a run are before (score, member); -1 if the run is damaged.
+
+    is_after: an equal member counts, too.
+    """
+    cdef int64_t count = members_in_run(run, size), low = 0, high, middle, i
+    cdef const uint8_t* scores = run + 4
+    cdef size_t at, length
+    cdef int order
+    if count < 0:
+        return -1
+    high = count
+    while low < high:
+        middle = (low + high) >> 1
+        if f64(scores + 8 * middle) < score:
+            low = middle + 1
+        else:
+            high = middle
+    if low == count or f64(scores + 8 * low) != score:
+        return low
+    at = 4 + 12 * <size_t>count
+    for i in range(low):
+        at += u32(run + 4 + 8 * count + 4 * i)
+    for i in range(low, count):
+        if f64(scores + 8 * i) != score:
+            return i
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if at > size or length > size - at:
+            return -1
+        order = memcmp(run + at, member.at, min(length, member.size))
+        if order == 0:
+            order = -1 if length < member.size else 1 if length > member.size else 0
+        if order > 0 or (order == 0 and not is_after):
+            return i
+        at += length
+    return count
+
+
+cdef inline int order_of(const uint8_t* text, size_t size, const Word* end) noexcept nogil:
+    """Compare a text with the end of a range, whose first byte is its kind."""
+    cdef int order = memcmp(text, end.at + 1, min(size, end.size - 1))
+    return order if order else -1 if size < end.size - 1 else size > end.size - 1
+
+
+cdef inline bint text_ranks(const Record* record, int64_t count, RankRange* wanted) noexcept nogil:
+    """Find the ranks of a range by text in a packed sorted set, the last one exclusive; False if the set is damaged.
+
+    Members are compared one by one, as Redis does in a small set, so that the range is equal even if scores differ.
+    """
+    cdef const uint8_t* run = record.payload
+    cdef size_t at = 4 + 12 * <size_t>count, length
+    cdef int64_t i, first = -1, last = -1, low_run = 0
+    cdef bint is_above, is_below, has_first_below = False, has_last_above = False
+    cdef int order
+    wanted.first = wanted.last = 0
+    # From the lowest: from the first member above the low end up to the next one that is not below the high end. From the
+    # highest: down from the last member below the high end to the one behind the last that is not above the low end.
+    for i in range(count):
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if at > record.size or length > record.size - at:
+            return False
+        is_above = is_below = True
+        if wanted.low_text != NULL:
+            order = order_of(run + at, length, wanted.low_text)
+            is_above = order > 0 or (order == 0 and not wanted.excludes_low)
+        if wanted.high_text != NULL:
+            order = order_of(run + at, length, wanted.high_text)
+            is_below = order < 0 or (order == 0 and not wanted.excludes_high)
+        if i == 0:
+            has_first_below = is_below
+        has_last_above = is_above
+        if wanted.is_reversed:
+            if not is_above:
+                low_run = i + 1
+            if is_below:
+                first, last = low_run, i + 1
+        elif first < 0:
+            if is_above:
+                first = i
+                last = i if not is_below else -1
+        elif last < 0 and not is_below:
+            last = i
+        at += length
+    if not count or not has_last_above or not has_first_below:
+        return True
+    if last < 0:
+        last = count
+    wanted.first, wanted.last = first, last
+    return True
