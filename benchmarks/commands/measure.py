@@ -74,6 +74,7 @@ class Place(NamedTuple):
     Args:
         counted: The ports of all servers that count ours, beside those of the redis-server; empty: ours is not counted,
             because the INFO of one address with an upstream counts the upstream's requests.
+        has_budget: Its times are compared with a budget.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Place(NamedTuple):
     redis: Endpoint
     twemproxy: Endpoint | None
     counted: Sequence[int]
+    has_budget: bool = True
 
 
 class Subject:
@@ -193,8 +195,8 @@ def measured(
     plain_us: Mapping[str, float] | None = None,
 ) -> SpeedRow:
     """Measure one row. plain_us: the times of the same without tracking, by load, for a session that tracks."""
-    budget = budget_of(exchange.work, is_direct=place.is_direct)
-    text = f"≤ {TRACKING:g} x without tracking" if plain_us else budget.text
+    budget = budget_of(exchange.work, is_direct=place.is_direct) if place.has_budget else None
+    text = f"≤ {TRACKING:g} x without tracking" if plain_us else budget.text if budget else ""
     row = SpeedRow(exchange.name, exchange.group, place.name, session.name, exchange.size, text)
     try:
         with ExitStack() as stack:
@@ -277,19 +279,20 @@ def _fitting(subjects: Sequence[Subject], load: Load) -> int:
     return max(1, min(load.depth, int(most)))
 
 
-def _timing(rounds: Sequence[Mapping[str, float]], depth: int, budget: Budget, limit_us: float | None) -> Timing:
+def _timing(rounds: Sequence[Mapping[str, float]], depth: int, budget: Budget | None, limit_us: float | None) -> Timing:
     ours, theirs, proxied = ([each.get(name, 0.0) for each in rounds] for name in (OURS, REDIS, TWEMPROXY))
     ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     redis_us, twemproxy_us = median(theirs), median(proxied) or None
-    limit_us = limit_us or budget.limit_us(redis_us, twemproxy_us)
+    if budget and not limit_us:
+        limit_us = budget.limit_us(redis_us, twemproxy_us)
     return Timing(
         rounded(median(ours)),
         rounded(redis_us),
         rounded(median(ratios)),
         rounded(min(ratios)),
         rounded(max(ratios)),
-        rounded(limit_us / redis_us),
         depth,
+        rounded(limit_us / redis_us) if limit_us else None,
         rounded(twemproxy_us) if twemproxy_us else None,
     )
 

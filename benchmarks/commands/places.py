@@ -6,11 +6,13 @@ The servers of a place run while it is measured. One redis-server, which has the
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum, auto
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from benchmarks.commands.data import KEYS, SIZES, STATE_OF, STATES, UPSTREAM, dataset, key, numbered
 from benchmarks.commands.measure import OURS, REDIS, TWEMPROXY, Endpoint, Place, Session
@@ -71,6 +73,7 @@ OF_A_MASTER = f"{{{tag_of(0)}}}{UPSTREAM}"
 SERVER = Setting("serve", STATES, Commands.OF_A_SERVER, (PLAIN, RESP3, *TRACKING, WITH_USER, ENCRYPTED))
 NODE = Setting("a node of a cluster", STATES, Commands.OF_A_NODE)
 WORKERS = Setting("two workers", STATES, Commands.NONE, (PLAIN,), (RESP3, *TRACKING, WITH_USER, ENCRYPTED))
+PURE = Setting("serve, without the compiled core", STATES, Commands.NONE, (PLAIN,), (RESP3, *TRACKING))
 OF_STATES = Setting(
     *("with an upstream, a state's key", STATES, Commands.BEFORE_AN_UPSTREAM),
     *((PLAIN, RESP3, TRACKING[0]), (*TRACKING[1:], WITH_USER, ENCRYPTED)),
@@ -81,7 +84,7 @@ OF_UPSTREAM = Setting(
 )
 PROXY = Setting("a proxy to two servers", STATES, Commands.NONE, (PLAIN, RESP3, TRACKING[0]), TRACKING[1:])
 CLUSTER = Setting("Redis Cluster behind", OF_A_MASTER, Commands.NONE, (PLAIN,), (RESP3, *TRACKING))
-SETTINGS = (SERVER, NODE, WORKERS, OF_STATES, OF_UPSTREAM, PROXY, CLUSTER)
+SETTINGS = (SERVER, NODE, WORKERS, PURE, OF_STATES, OF_UPSTREAM, PROXY, CLUSTER)
 
 Measurable = tuple[Setting, Place]
 
@@ -103,6 +106,7 @@ class Scene:
             self._server,
             self._node,
             self._workers,
+            self._pure,
             self._upstream,
             self._proxy,
             self._cluster,
@@ -116,6 +120,11 @@ class Scene:
 
     def _workers(self, stack: ExitStack) -> Iterator[Measurable]:
         yield WORKERS, self._place(WORKERS, self._serve("workers", stack, "--workers", "2"), is_direct=True)
+
+    def _pure(self, stack: ExitStack) -> Iterator[Measurable]:
+        with patch.dict(os.environ, {"SPARKIS_PURE": "1"}):
+            ours = self._serve("pure", stack)
+        yield PURE, self._place(PURE, ours, is_direct=True)._replace(has_budget=False)
 
     def _node(self, stack: ExitStack) -> Iterator[Measurable]:
         """Start a node that has all slots, beside one of redis-server."""

@@ -28,8 +28,8 @@ class Timing:
 
     Args:
         ratio: The median of each round's ratio to redis-server, with the lowest and the highest.
-        limit: The ratio that the budget allows.
         depth: Requests in one write.
+        limit: The ratio that the budget allows; None: there is no budget.
     """
 
     ours_us: float
@@ -37,14 +37,14 @@ class Timing:
     ratio: float
     low: float
     high: float
-    limit: float
     depth: int
+    limit: float | None = None
     twemproxy_us: float | None = None
 
     @property
     def excess(self) -> float:
         """The ratio as a multiple of what the budget allows."""
-        return self.ratio / self.limit
+        return 0.0 if self.limit is None else self.ratio / self.limit
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SpeedRow:
         group: Redis' group of the command, or the shape.
         session: What a connection does before; empty: nothing.
         size: The number of elements.
-        budget: The budget in words.
+        budget: The budget in words; empty: there is none.
         note: What is measured at redis-server in its place.
         error: Why there is no number, for example a reply that differs.
     """
@@ -104,6 +104,12 @@ class Run:
     spread: Mapping[str, tuple[float, float]]
     took_s: float
     rows: Sequence[SpeedRow] = field(default_factory=list)
+
+    @property
+    def kept(self) -> str:
+        """Return how many rows keep their budgets, in words."""
+        rows = [row for row in self.rows if row.budget]
+        return f"{sum(row.is_within_budget for row in rows)} of {len(rows):,} rows keep their budgets"
 
 
 def store(run: Run, path: Path = RESULTS) -> None:

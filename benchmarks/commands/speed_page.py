@@ -37,13 +37,12 @@ def text_of(page: str, run: Run) -> str:
 
 def results(run: Run) -> str:
     """Return the results as Markdown."""
-    kept = sum(row.is_within_budget for row in run.rows)
     picture = f"images/{PICTURE.name}"
     rounds = f"{run.rounds} round{'s' * (run.rounds != 1)}"
     measured = f"{run.measured_at}; {run.took_s / 60:.0f} minutes; {rounds}; {run.machine}."
     parts = [
         *_warning(run),
-        f"{kept} of {len(run.rows):,} rows keep their budgets. {_spread(run)} {measured}",
+        f"{run.kept}. {_spread(run)} {measured}",
         f"[![The time of each request, sparkis / redis-server]({picture})]({picture})",
         "Open the picture itself to see the numbers of a square under the pointer.",
         "## The ten worst rows",
