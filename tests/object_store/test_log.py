@@ -237,7 +237,7 @@ def test_an_epoch_is_one_put_and_few_gets(
 ) -> None:
     # The applier looks for heartbeats as time passes; here none passes.
     monkeypatch.setattr(applier_module, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter_ns=perf_counter_ns))
-    writer = writer_of(root)
+    writer = writer_of(root, sends_heartbeats=False)  # a heartbeat is a PUT
     writer.publish([one(0)])
     followed.applier.step()
     proxy.taken()
@@ -266,7 +266,7 @@ def test_a_look_that_finds_nothing_is_one_get(
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter_ns=perf_counter_ns)
     monkeypatch.setattr(applier_module, "time", clock)
-    writer = writer_of(root)
+    writer = writer_of(root, sends_heartbeats=False)
     writer.publish([one(0)])
     if has_heartbeat:
         writer.send_heartbeat()
@@ -287,7 +287,7 @@ def test_a_look_that_finds_nothing_is_one_get(
 def test_several_epochs_are_requested_at_the_same_time(
     proxy: FaultyProxy, root: str, followed: Followed, folder: str
 ) -> None:
-    writer = writer_of(root)
+    writer = writer_of(root, sends_heartbeats=False)
     writer.publish([one(0)])
     followed.applier.step()
     for _ in range(3):
@@ -373,7 +373,7 @@ def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, 
 def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: str) -> None:
     now_s = 0.0
     pulse = HeartbeatWatch(lambda: now_s)
-    writer = writer_of(root)
+    writer = writer_of(root, sends_heartbeats=False)
     writer.send_heartbeat()
     sign = ChangeLog(root).job("job").heartbeat()
     assert pulse.is_stale(sign)

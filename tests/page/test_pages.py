@@ -43,7 +43,7 @@ PAGES = {
     "/cluster": "This server is alone",
     "/slow": "sparkis-ui",
     "/shadow": "it compares nothing",
-    "/history?key=weather:maxTemperature:JFK": "epoch 1",
+    "/history?key=weather:maxTemperature:JFK": "the oldest at the left",
     "/key?key=flights:golden:UA": "meanDelay",
     "/sign-in": "as a user of the Redis endpoint",
 }

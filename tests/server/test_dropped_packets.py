@@ -96,8 +96,8 @@ def test_a_host_that_drops_packets_costs_no_request_a_timeout_while_it_is_tried_
                         assert any(errors)
                         assert not (len(pipeline) == 2 and errors[1]), "the other host's key"
                         answered += 1
-            # With a wait for each attempt, a request would be answered between two of them.
-            assert answered > 40
+            # With a wait for each attempt, one request would be answered between two of them.
+            assert answered >= 2 * (relay.accepted - attempts)
             relay.restore()
             for client in (connection, other):
                 eventually(lambda c=client: c.call("GET", away).plain == b"0", awaited="it is back")

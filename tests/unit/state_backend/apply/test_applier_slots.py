@@ -400,4 +400,5 @@ def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) ->
     count = len(scene.events)
     scene.settle()
     assert (scene.reported["slots_lines"], scene.reported["slots"], scene.reported["loading"]) == (2, "0-8191", "")
-    assert len(scene.events) == count + 1
+    # A report may come again as time passes, but none tells of the first of the two.
+    assert {event["slots_lines"] for event in scene.events[count:] if "slots_lines" in event} == {2}
