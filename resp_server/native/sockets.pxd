@@ -16,6 +16,8 @@ cdef class Poller:
     cdef object loop, server, stats
     cdef bint has_peer_processes  # other processes answer the same clients
     cdef public FastPath fast_path
+    cdef public bint renews_by_clock  # the server's own view is only a clock: it has no stores
+    cdef int64_t renewed_ms
     cdef int descriptor
     cdef char* input
     cdef size_t input_used

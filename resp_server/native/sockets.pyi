@@ -12,6 +12,7 @@ class Transport(asyncio.Transport):
 
 class Poller:
     fast_path: FastPath | None
+    renews_by_clock: bool
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

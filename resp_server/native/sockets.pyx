@@ -128,7 +128,9 @@ cdef class Poller:
             try:
                 if not is_renewed:
                     is_renewed = True
-                    self.server.renew()
+                    if not self.renews_by_clock or began_ns // 1000000 != self.renewed_ms:
+                        self.renewed_ms = began_ns // 1000000
+                        self.server.renew()
                 self.run_round(began_ns)
             except BaseException:
                 self.schedule_run()  # epoll does not report the remaining input again

@@ -252,6 +252,7 @@ class _Proxy:
 
     def start(self) -> None:
         """Connect to the backends."""
+        self.server.begin_polling()
         self._clusters.start()
         if self._upstream is not None:
             self._upstream.start()

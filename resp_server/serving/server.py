@@ -139,8 +139,11 @@ class Server(Clients, ConnectionHost):
         self.start_sweeping()
 
     def begin_polling(self) -> None:
-        """Use the compiled core's epoll for clients' sockets, if it is built; call on the event loop."""
-        if native.sockets is not None:
+        """Use the compiled core's epoll for clients' sockets, if it is built; call on the event loop.
+
+        A proxy does so before it connects to servers, so that their sockets are on the same epoll.
+        """
+        if native.sockets is not None and self._poller is None:
             self._poller = native.sockets.Poller(
                 asyncio.get_running_loop(), self.context, self.pipeline.compiled, self._has_peer_processes
             )

@@ -122,6 +122,36 @@ def client(server: Running) -> Iterator[Connection]:
         yield connection
 
 
+# Of a socket in /proc/<pid>/fdinfo: the core's epoll is edge-triggered, that of the event loop is not.
+EDGE_TRIGGERED = 1 << 31
+
+
+def events_by_port(pid: int) -> dict[int, list[int]]:
+    """Return the events for which a process' epoll instances watch its connections, by the port of the other end."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ports = {f"socket:[{row[9]}]": int(row[2].rpartition(":")[2], 16) for row in rows}
+    found: dict[int, list[int]] = {}
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            for descriptor, events in re.findall(r"tfd:\s+(\d+) events:\s+([0-9a-f]+)", info.read_text()):
+                port = ports.get(os.readlink(f"/proc/{pid}/fd/{descriptor}"), 0)
+                found.setdefault(port, []).append(int(events, 16))
+    return found
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not list connections")
+def test_the_connections_of_the_start_are_on_the_epoll_of_the_clients(
+    scene: Scene, server: Running, client: Connection
+) -> None:
+    info = client.call("INFO", "proxy").plain.decode()
+    state_server = int(info.partition("server0:addr=127.0.0.1:")[2].partition(",")[0])
+    events = events_by_port(server.process.pid)
+    for port in (scene.port, state_server):
+        assert events[port]
+        assert all(each & EDGE_TRIGGERED for each in events[port]), (port, events[port])
+
+
 def test_keys_of_both_sides_are_answered_from_the_start(scene: Scene) -> None:
     with scene.start("new").connect() as connection:  # without a file of owners
         assert connection.call("GET", "job:speed:1").plain == b"10"

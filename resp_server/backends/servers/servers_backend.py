@@ -84,7 +84,7 @@ class ServersBackend:
 
     def poll(self, poller: Any) -> None:
         """Use the compiled core's epoll for the connections to servers."""
-        poller.fast_path = self._stored_reads
+        poller.fast_path, poller.renews_by_clock = self._stored_reads, True
         for cluster in self.clusters:
             cluster.access.poller = poller
 
