@@ -185,7 +185,9 @@ _servers: list[subprocess.Popen[bytes]] = []
 
 def begin(arguments: Sequence[str]) -> None:
     """Fork the fork server of this process, a fork itself, if it runs a program that starts children."""
-    if not (arguments[0] == "-m" and arguments[1].rpartition(".")[2] in PARENTS) or STARTS in os.environ:
+    what, program = (*arguments, "")[:2]
+    is_parent = what == "-m" and program.rpartition(".")[2] in PARENTS
+    if not (is_parent or (what == "-c" and "resp_server.programs" in program)) or STARTS in os.environ:
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():

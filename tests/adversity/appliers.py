@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from compat.fork_server import ForkedProcess
 from compat.waiting import eventually
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
@@ -96,7 +97,7 @@ class RunningApplier:
 
     def __init__(self, log: Path, store: Path, *options: str, program: str = APPLIER) -> None:
         command = [sys.executable, "-c", program, "--log", log, "--job", JOB, "--store", store]
-        self.process = subprocess.Popen(
+        self.process = ForkedProcess(
             [*map(str, command), "--probe-interval-s", "0.01", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

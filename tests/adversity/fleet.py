@@ -18,6 +18,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free_port
+from compat.fork_server import ForkedProcess
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.registry.registry_file import RegistryFile
@@ -37,7 +38,7 @@ class Process:
     def __init__(self, program: Sequence[str], options: list[str], log: Path) -> None:
         self.log = log
         self._errors = log.open("ab")
-        self.popen = subprocess.Popen(
+        self.popen = ForkedProcess(
             [sys.executable, *program, "--child", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -24,7 +24,6 @@ from tests.server.redis_cluster import RedisCluster
 from tests.server.sentinels import Sentinels
 from tests.server.test_overlay_tls import files
 
-PROGRAM = "import sys; from spark_hooks.cli import main; sys.exit(main())"
 STATES = [
     StateDescriptor("speed", key="car", value="kmh"),
     StateDescriptor("apdex", key_format="dash/<account>/apdex", value="score"),
@@ -59,7 +58,7 @@ def fill(server: Running) -> None:
 
 
 def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", PROGRAM, "swap-check", *words]
+    line = [sys.executable, "-m", "sparkis", "swap-check", *words]
     return subprocess.run(line, env=child_environment() | environment, capture_output=True, text=True, check=False)
 
 
@@ -199,7 +198,7 @@ def test_check_of_absent_upstream_hides_its_password(log: Path) -> None:
 
 def test_check_shows_progress_at_a_terminal(log: Path, upstream: Running) -> None:
     ours, theirs = pty.openpty()
-    line = [sys.executable, "-c", PROGRAM, "swap-check", "--upstream", f"redis://127.0.0.1:{upstream.port}"]
+    line = [sys.executable, "-m", "sparkis", "swap-check", "--upstream", f"redis://127.0.0.1:{upstream.port}"]
     done = subprocess.run([*line, "--log", str(log)], env=child_environment(), stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     assert done.returncode == 0

@@ -20,7 +20,7 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import ABSENT, OLD, VALUES, Swap
-from tests.server.test_overlay_check import PROGRAM, check
+from tests.server.test_overlay_check import check
 from tests.server.test_overlay_rules import sparkis
 
 OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
@@ -83,7 +83,7 @@ def test_interrupted_delete_reports_progress_and_can_run_again(swap: Swap, upstr
         f"redis://127.0.0.1:{swap.proxy.port}",
     )
     running = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "swap-check", *addresses, "--delete-copies", "--yes"],
+        [sys.executable, "-m", "sparkis", "swap-check", *addresses, "--delete-copies", "--yes"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,7 +111,7 @@ def test_delete_without_consent_removes_nothing(swap: Swap, upstream: Connection
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
         ours, theirs = pty.openpty()
         os.write(ours, answer)
-        line = [sys.executable, "-c", PROGRAM, "swap-check", "--upstream", f"redis://127.0.0.1:{swap.upstream_port}"]
+        line = [sys.executable, "-m", "sparkis", "swap-check", "--upstream", f"redis://127.0.0.1:{swap.upstream_port}"]
         words = ["--delete-copies", "--proxy", f"redis://127.0.0.1:{swap.proxy.port}"]
         assert upstream.call("DBSIZE").plain == before
         asked = subprocess.run([*line, *words], env=child_environment(), stdin=theirs, capture_output=True, check=False)

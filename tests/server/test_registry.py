@@ -17,6 +17,7 @@ import hiredis
 import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_environment
+from compat.fork_server import ForkedProcess
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
 from resp_server.registry.registry_file import RegistryLease
@@ -110,7 +111,7 @@ def registry(tmp_path: Path) -> Iterator[Callable[..., int]]:
     with ExitStack() as stack:
 
         def started(*options: str, program: Sequence[str] = PATIENT) -> int:
-            process = subprocess.Popen(
+            process = ForkedProcess(
                 [*program, "--child", "--log", str(tmp_path), "--loglevel", "error", *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

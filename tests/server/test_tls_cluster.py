@@ -17,6 +17,7 @@ from redis.cluster import RedisCluster
 
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import sparkis_proxy, sparkis_server
+from compat.fork_server import ForkedProcess
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client
 from resp_server.net.tls import TlsFiles, client_context
@@ -54,7 +55,7 @@ class Cluster:
         """Start a process, and return the port that it listens on. before: Python to run in it first."""
         main = f"{before}\nimport sys; from resp_server.programs.{program} import main; sys.exit(main())"
         errors = self._stack.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = subprocess.Popen(
+        process = ForkedProcess(
             [sys.executable, "-c", main, "--child", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
