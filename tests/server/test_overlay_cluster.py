@@ -256,6 +256,13 @@ def test_cluster_slots_are_one_node(proxy: Running, client: Connection) -> None:
     assert client.call("CLUSTER", "COUNTKEYSINSLOT", 1).is_error
 
 
+def test_cluster_transaction_with_command_whose_keys_are_unknown(client: Connection) -> None:
+    assert [client.call(*line.split()).plain for line in ("MULTI", "SET a 1", "EVAL x 2 a", "EXEC")][-1] == [
+        b"OK",
+        b"ERR Number of keys can't be greater than number of args",
+    ]
+
+
 def test_redis_py_cluster_client_works_unchanged(proxy: Running) -> None:
     with ClusterClient(host="127.0.0.1", port=proxy.port, decode_responses=True) as library:
         library.mset_nonatomic({"x": "1", "y": "2", "z": "3"})

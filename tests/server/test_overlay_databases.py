@@ -93,6 +93,21 @@ def test_transaction_and_watch_follow_database_rule(swap: MovedSwap, client: Con
         assert sparkis(swap.proxy, "reload").returncode == 0
 
 
+def test_transaction_in_other_database_selects_first_one(swap: MovedSwap, client: Connection) -> None:
+    client.call("MSET", "n", "10", "only", "here")
+    assert client.call("SELECT", "1").plain == b"OK"
+    lines = ("MULTI", "INCR n", "SELECT 0", "INCR n", "GET only", "SELECT 5", "INCR n", "EXEC")
+    assert [client.call(*line.split()).plain for line in lines][-1] == [1, b"OK", 11, b"here", b"OK", 1]
+    assert client.call("INCR", "n").plain == 2
+    with swap.proxy.connect() as other:
+        found = []
+        for database in (0, 1, 5):
+            other.call("SELECT", database)
+            found.append(other.call("GET", "n").plain)
+            other.call("DEL", "n", "only")
+        assert found == [b"11", b"1", b"2"]
+
+
 def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: MovedSwap, client: Connection) -> None:
     in_two, in_zero = (
         b"ERR key '%b' is owned by state %b" % row

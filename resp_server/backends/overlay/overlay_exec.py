@@ -237,7 +237,7 @@ class OverlayExec(BackendExec):
         self._sender, self._session, self._protocol = sender, session, session.protocol
         self._requests, self._watched, self._seen = requests, watched, seen
         self._begin_states = begin_states
-        self._upstream = UpstreamTransaction(sender.upstream_of(session), session)
+        self._upstream = UpstreamTransaction(sender.databases_of(session), session)
         self._states_answer = Answer(EMPTY)
 
     async def prepare(self) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from resp_server.backends.redis.cluster_requests import first_slot
 from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.routed_commands import RoutedCommand
@@ -30,17 +32,21 @@ from resp_server.session.session import Session
 class UpstreamTransaction:
     """The commands of one EXEC for the upstream. It is made when EXEC arrives, over the connection that watches keys.
 
+    Args:
+        databases: Of the client's login.
+
     Attributes:
         refusals: The databases that the upstream does not have, with its errors.
         changed: The keys that the commands may change, if any keys are cached; None: all keys.
     """
 
-    def __init__(self, upstream: Upstream, session: Session) -> None:
-        self._upstream, self._session, self._protocol = upstream, session, session.protocol
+    def __init__(self, databases: Databases, session: Session) -> None:
+        self._upstream, self._session, self._protocol = databases.of(session.db), session, session.protocol
+        self._number_of = databases.upstream_number_of
         self._caching = caching_before(session.tracking_state)  # of the whole transaction
         self._queued_caching = b""  # a queued CLIENT CACHING, before the next command
         # The pool of the upstream's node that has the keys, and the client's connection that watches keys there.
-        self._pool, self._dedicated = _watching(upstream, session)
+        self._pool, self._dedicated = _watching(self._upstream, session)
         self._any_pool: UpstreamPool | None = None  # if no command has keys
         self._packed: list[Packed] = []
         self._database = session.db  # of the connection, after the commands so far
@@ -82,15 +88,15 @@ class UpstreamTransaction:
         if refusal is not None:
             raise ExecAbortError(refusal)
         self._database = database
-        self._packed.append(pack((b"SELECT", b"%d" % (database or self._upstream.url.database))))
+        self._packed.append(pack((b"SELECT", b"%d" % self._number_of(database))))
 
     def add(self, routed: RoutedCommand, request: Request, packed: Packed) -> None:
         """Add a command; CrossSlotError if its keys are at another node than those of earlier commands."""
         self._any_pool = pool = self._upstream.pool_of(routed, request)
-        if routed.facts.key_specs:
-            self._pool = self._pool or pool
-            if pool is not self._pool:
+        if pool is not self._pool and first_slot(routed, request) is not None:
+            if self._pool is not None:
                 raise CrossSlotError
+            self._pool = pool
         self._packed.append(packed)
 
     def end_commands(self) -> None:

@@ -47,6 +47,10 @@ class Databases:
             raise GenericError(OUT_OF_RANGE)
         return 0 if number == self._first.url.database else number
 
+    def upstream_number_of(self, number: int) -> int:
+        """Return the number that a database of clients has at the upstream."""
+        return number or self._first.url.database
+
     def is_open(self, number: int) -> bool:
         """Return whether a database is known to exist."""
         return number == 0 or (number in self._others and not self._others[number].is_down)
