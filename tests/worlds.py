@@ -199,6 +199,8 @@ class World:
         # The last change of each key, or of each field.
         self._changes = {(each.change.key, each.change.field): each for each in beginning()}
         self.cars = b"car"
+        # All names of the keys that changed last: servers report a change over each of their connections, maybe later.
+        self.last_changed: set[bytes] = set()
         self.clear()
         with LogWriter(self.log, JOB, STATES, "first") as writer:
             writer.publish([each.change for each in self._changes.values()])
@@ -279,6 +281,8 @@ class World:
         A key that is not there is not removed: states invalidate it nevertheless, and a Redis does not.
         """
         changes = tuple(each for each in changes if not (each.change.op is Op.DELETE and self._is_absent(each)))
+        keys = {key for each in changes for key in each.keys}
+        self.last_changed = keys | {key.replace(b"car/", b"cars/") for key in keys}
         with LogWriter(self.log, JOB, STATES, "first") as writer:
             epoch = writer.publish([each.change for each in changes])
         with self.connect() as client:

@@ -143,8 +143,16 @@ SUBSCRIBE C|SUBSCRIBE C C|UNSUBSCRIBE C|PSUBSCRIBE P|PSUBSCRIBE P P|PUNSUBSCRIBE
 RESET|MONITOR
 """)
 MESSAGES = split("PUBLISH C W|PUBLISH C W|SPUBLISH C W|PUBSUB NUMSUB C C|PUBSUB NUMPAT|PUBSUB SHARDNUMSUB C")
-# The last ones are mistakes.
-TRACKING = ["", "OPTIN", "OPTOUT", "NOLOOP", "BCAST", "BCAST PREFIX job: PREFIX s", "BCAST NOLOOP PREFIX ca"]
+# With BCAST, names of fields are invalidated only if they were read, and keys of WAIT at a Redis Cluster are. The last
+# ones are mistakes.
+TRACKING = [
+    "",
+    "OPTIN",
+    "OPTOUT",
+    "NOLOOP",
+    "BCAST PREFIX job: PREFIX set PREFIX n PREFIX dash",
+    "BCAST NOLOOP PREFIX ca",
+]
 TRACKING += ["OPTIN OPTOUT", "PREFIX a", "BCAST PREFIX a PREFIX ab", "NOPE"]
 LISTED = ["*", "*", "job:*", "car*", "fact/*/errors", "fact/7/*", "board/*", "[sn]*", "?", "job:speed:[0-2]", "base/?"]
 ASKED = st.lists(

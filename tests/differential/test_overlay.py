@@ -82,7 +82,7 @@ class Overlay(RuleBasedStateMachine):
         super().__init__()
         self.world.clear()
         self.clients: list[Client] = []
-        self._may_repeat: set[bytes] = set()
+        self._may_repeat: set[bytes] = set(self.world.last_changed)
 
     def teardown(self) -> None:
         """Let all clients leave, and wait until the servers know."""
@@ -207,6 +207,7 @@ class Overlay(RuleBasedStateMachine):
     def publish(self, changes: list[Written]) -> None:
         """The states change."""
         self.world.publish(*changes)
+        self._may_repeat |= self.world.last_changed
 
     @step()
     def reload(self) -> None:
@@ -305,16 +306,16 @@ class Overlay(RuleBasedStateMachine):
         client = self._client(number)
         if not client.is_free or client.is_subscribed:
             return
-        keys = [set(each.connection.call("KEYS", pattern).plain) for each in client.sides]
+        keys = [set(each.call("KEYS", pattern).plain) for each in client.sides]
         assert keys[0] == keys[1]
         words = ["MATCH", pattern, *options.split()]
         assert set(scanned(client.through, *words)) == set(scanned(client.alone, *words))
         # Old copies, and names of another database, may be drawn too often: then it is to be tried again.
-        random_key = partial(client.through.connection.call, "RANDOMKEY")
+        random_key = partial(client.through.call, "RANDOMKEY")
         drawn = eventually(random_key, lambda found: not found.raw.startswith(b"-TRYAGAIN each random key")).plain
-        everything = client.alone.connection.call("KEYS", "*").plain
+        everything = client.alone.call("KEYS", "*").plain
         assert drawn in everything if everything else drawn is None
-        sizes = [each.connection.call("DBSIZE").plain for each in client.sides]
+        sizes = [each.call("DBSIZE").plain for each in client.sides]
         assert sizes[0] == sizes[1] - self.world.uncounted(int(client.facts()["db"]))
 
     @step(number=CLIENT, pattern=st.sampled_from(LISTED))

@@ -287,7 +287,8 @@ class OverlayBackend:
         if session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
             if route.destination is not Destination.UPSTREAM:
                 return False
-            if self._sender.upstream_of(session).node_count > 1:  # maybe it is no subscriber of the key's node
+            # Maybe it is no subscriber of the key's node; and WAIT is sent behind a write, which would be refused.
+            if self._sender.upstream_of(session).node_count > 1 or routed.policy.waits_for_writes:
                 self.router.commands.check_form(routed, request)
                 raise not_for_subscribers(routed.name)
         if route.destination is Destination.SELECT and len(request) == 2:
