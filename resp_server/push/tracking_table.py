@@ -221,7 +221,7 @@ class TrackingTable:
     def enqueue_resend(self, client: TrackingState, keys: Sequence[bytes] | None) -> None:
         """Enqueue keys for a client, to be sent after the reply that begins now; None: all keys."""
         if (keys or keys is None) and client.is_on and not client.is_bcast:
-            client.resend.append(EVERYTHING if keys is None else Invalidation(keys))
+            client.resend.append(EVERYTHING if keys is None else Invalidation(list(dict.fromkeys(keys))))
             self.pending_clients[client] = None
 
     def take(self, client: TrackingState, prefix: bytes, *, is_within: bool = False) -> bytes:

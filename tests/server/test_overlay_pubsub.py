@@ -29,20 +29,8 @@ def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
 
 
 def test_subscriber_of_resp2_may_send_few_commands(swap: Swap, direct: Connection) -> None:
-    lines = [
-        "GET a",
-        "SET a 1",
-        "PING",
-        "PING x",
-        "BLPOP a 0",
-        "MULTI",
-        "EVAL x 0",
-        "WATCH a",
-        "CLIENT ID",
-        "MONITOR",
-        "WAIT 0 0",
-    ]
-    lines += ["SELECT 0", "SELECT 1", "SELECT x", "SELECT"]
+    lines = ["GET a", "SET a 1", "PING", "PING x", "BLPOP a 0", "MULTI", "EVAL x 0", "WATCH a", "CLIENT ID", "MONITOR"]
+    lines += ["WAIT 0 0", "SELECT 0", "SELECT 1", "SELECT x", "SELECT"]
     found = []
     for port in (swap.upstream.port, swap.proxy.port):
         with Connection(port) as client:

@@ -149,6 +149,17 @@ def test_tracking_invalidates_states_key_after_read_of_both_backends(
         keys.add(client.read().plain[1][0])
 
 
+def test_tracking_invalidates_key_once_that_is_read_many_times(client: Connection, direct: Connection) -> None:
+    client.call("CLIENT", "TRACKING", "ON")
+    assert client.call("EXISTS", *["a", "job:speed:7"] * 200).plain == 200
+    client.send(request("PING"))
+    assert [client.read().plain for _ in range(3)] == [
+        [b"invalidate", [b"a"]],
+        [b"invalidate", [b"job:speed:7"]],
+        b"PONG",
+    ]
+
+
 def test_tracking_flush_invalidates_all(client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "a")

@@ -236,15 +236,15 @@ class RouteSender:
         parts, merge = found
         if route.of_key is not None:
             parts = [*parts, parts[0]._replace(request=route.of_key)]
-        names: dict[bytes, list[bytes]] = {}
+        names: dict[bytes, dict[bytes, None]] = {}
         for key, name in zip(keys_read(command, request), keys_read(client_command, named), strict=True):
-            names.setdefault(key, []).append(name)
+            names.setdefault(key, {})[name] = None
             if not self._aliases.record_read(key, name):
                 self._tracking.changed(None)
         tracked = state if state.records_reads else None
 
         def cached_keys(part: Request) -> Sequence[bytes]:
-            return [name for key in keys_read(command, part) for name in names.get(key, ())]
+            return [name for key in dict.fromkeys(keys_read(command, part)) for name in names.get(key, ())]
 
         def answering() -> Answering:
             return self._servers.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
