@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from compat.conformance import servers
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server import native
@@ -26,6 +27,7 @@ from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Store
 from tests.builders import apply_epoch
+from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import Swap
 
 NOW_MS = 1_700_000_000_000
@@ -201,6 +203,18 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
     """A proxy with an upstream; a module that needs other options has a fixture of its own."""
     with ExitStack() as stack:
         yield Swap(tmp_path_factory.mktemp("swap"), stack)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with ExitStack() as stack:
+        yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
+@pytest.fixture(scope="module")
+def proxy(swap: Swap, cluster: RedisCluster) -> servers.Running:
+    """A proxy before the module's `cluster`."""
+    return swap.start_before(cluster)
 
 
 @pytest.fixture

@@ -86,6 +86,11 @@ class RedisCluster:
             found = connection.call(*words).plain  # type: ignore[arg-type]
             return found if isinstance(found, bytes) else str(found).encode()
 
+    def flush(self) -> None:
+        """Remove all keys."""
+        for node in self.nodes:
+            self.call(node, "FLUSHALL")
+
     def id(self, node: Running) -> str:
         """Return a node's id."""
         return self.call(node, "CLUSTER", "MYID").decode()

@@ -17,21 +17,9 @@ from tests.server.swap import Swap
 NAMES = [f"key{number}" for number in range(30)]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    with ExitStack() as stack:
-        yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
-
-
-@pytest.fixture(scope="module")
-def proxy(swap: Swap, cluster: RedisCluster) -> Running:
-    return swap.start_before(cluster)
-
-
 @pytest.fixture
 def client(cluster: RedisCluster, proxy: Running) -> Iterator[Connection]:
-    for node in cluster.nodes:
-        cluster.call(node, "FLUSHALL")
+    cluster.flush()
     with proxy.connect() as connection:
         yield connection
 
