@@ -88,6 +88,8 @@ class Overlay(RuleBasedStateMachine):
         """Let all clients leave, and wait until the servers know."""
         for client in self.clients:
             client.leave()
+        for client in self.clients:
+            self._wait_until_left(client)
         self._wait_for_blocked(0)
 
     def _client(self, number: int) -> Client:
@@ -118,8 +120,19 @@ class Overlay(RuleBasedStateMachine):
 
     def _forget(self, client: Client) -> None:
         self.clients.remove(client)
+        self._wait_until_left(client)
         if client.is_blocked:
             self._wait_for_blocked(sum(each.is_blocked for each in self.clients))
+
+    def _wait_until_left(self, client: Client) -> None:
+        """Wait until no server has the client's connections and subscriptions any more, which PUBLISH counts."""
+        for side, server in zip(client.sides, (self.world.running, self.world.reference), strict=True):
+            with server.connect() as other:
+                is_there = partial(other.call, "CLIENT", "LIST", "ID", side.id)
+                eventually(is_there, lambda found: not found.plain)
+        for node in self.world.upstream.nodes:  # the program has closed its connections before
+            with node.connect() as direct:
+                assert direct.call("PING").plain == direct.call("PING").plain
 
     @step(number=CLIENT, other=CLIENT)
     def kill(self, number: int, other: int) -> None:
