@@ -7,7 +7,7 @@ may be anywhere. MIGRATE's key argument is empty if the request has the option K
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from resp_server.command.handler import INTEGER
 from resp_server.command.spec import CommandSpec
@@ -17,7 +17,26 @@ MIGRATE_OPTIONS = 6
 MIGRATE_SKIPPED = {b"AUTH": 1, b"AUTH2": 2}
 SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
 
+# Redis' commands whose keys are in ranges have at most so many; the compiled forwarder's rows have room for them.
+RANGES_MAX = 2
+
 FlaggedKeys = list[tuple[bytes, Sequence[str]]]
+
+
+class KeyRange(NamedTuple):
+    """Keys at positions that follow from the size of a request, or from a number in it.
+
+    Args:
+        first: The position of the first key; if the keys are counted, that of their number.
+        last: The position of the last key, from `first` on; if negative, from the end of the request.
+        step: The distance between two keys.
+        counted_from: The distance from the number of keys to the first key; 0: the keys are not counted.
+    """
+
+    first: int
+    last: int = 0
+    step: int = 1
+    counted_from: int = 0
 
 
 def keys_of(facts: CommandSpec, request: Sequence[bytes]) -> FlaggedKeys | None:
@@ -54,6 +73,24 @@ def single_key_position(name: str, facts: CommandSpec) -> int:
         return 0
     is_fixed = "|" not in name and "movablekeys" not in facts.flags
     return facts.first_key if is_fixed and 0 < facts.first_key == facts.last_key else 0
+
+
+def key_ranges(facts: CommandSpec) -> Sequence[KeyRange] | None:
+    """Return the ranges that have all keys of a command, at most RANGES_MAX; None: they are found in another way."""
+    found = []
+    for spec in facts.key_specs:
+        search, find = spec["begin_search"], spec["find_keys"]
+        if search["type"] != "index" or not {"incomplete", "not_key"}.isdisjoint(spec["flags"]):
+            return None
+        first, rule = int(search["spec"]["index"]), find["spec"]
+        if find["type"] == "range" and rule["limit"] <= 1:
+            found.append(KeyRange(first, rule["lastkey"], rule["keystep"]))
+        elif find["type"] == "keynum" and rule["firstkey"] > rule["keynumidx"]:
+            at = first + rule["keynumidx"]
+            found.append(KeyRange(at, 0, rule["keystep"], rule["firstkey"] - rule["keynumidx"]))
+        else:
+            return None
+    return found if len(found) <= RANGES_MAX else None
 
 
 def searches_keyword(facts: CommandSpec) -> bool:

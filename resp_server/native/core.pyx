@@ -1003,12 +1003,14 @@ cdef class Core:
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
         """Return the index of the EXEC that ends the transaction of a MULTI; `first` if the general path answers it.
 
-        The general path answers a transaction that is not for the core, and all of a client that watches keys, or of a
-        node, which compares the slots of all keys. Sets `is_cut` if the end of the transaction was not parsed yet: the
-        buffer ends within a request, or there was no room.
+        The general path answers a transaction that is not for the core, and all of a client that watches keys. A node
+        compares the slots of all keys there, but not those of a proxy's transaction. Sets `is_cut` if the end of the
+        transaction was not parsed yet: the buffer ends within a request, or there was no room.
         """
         cdef uint32_t i
-        if rows[self.requests[first].command].is_array or self.is_node:  # an EXEC without MULTI
+        if rows[self.requests[first].command].is_array:  # an EXEC without MULTI
+            return first
+        if self.is_node and self.session.epoch_feed is None:
             return first
         if self.session.watched or self.session.read_point is not None:
             return first

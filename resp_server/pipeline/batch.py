@@ -111,7 +111,7 @@ class ReplyBatch(Pending, ReplySink):
         super().__init__(BATCH_S_MAX, self.joined)
         self._bytes_max = bytes_max
         self._session = session
-        self._error_reply = error_reply
+        self.error_reply = error_reply
         self._now_s, self.deadline_s = now_s, deadline_s
         self._replies: list[RawReply | None] = []
         self._epochs: dict[int, ReplyEpochs] = {}
@@ -188,7 +188,7 @@ class ReplyBatch(Pending, ReplySink):
         try:
             self._put(index, reply, epochs)
         except Exception as error:  # it becomes the reply to all requests without one
-            line = self._error_reply(error)
+            line = self.error_reply(error)
             self._replies = [line if each is None else each for each in self._replies]
             self.missing, self._then = 0, None
             if self._is_sealed:
@@ -200,7 +200,7 @@ class ReplyBatch(Pending, ReplySink):
             self._ends_at = index if self._ends_at is None else min(index, self._ends_at)
             self.put(index, b"")
         else:
-            self.put(index, self._error_reply(error))
+            self.put(index, self.error_reply(error))
 
     def refuse(self, index: int, error: Exception) -> None:
         """Set the error reply to the current request.
@@ -213,7 +213,7 @@ class ReplyBatch(Pending, ReplySink):
         else:
             self.missing -= self._replies[index] is None
             self._silenced.discard(index)
-        self._replies[index] = b"" if self._session.replies_suppressed else self._error_reply(error)
+        self._replies[index] = b"" if self._session.replies_suppressed else self.error_reply(error)
 
     def _put(self, index: int, reply: RawReply, epochs: ReplyEpochs) -> None:
         if self._replies[index] is not None:

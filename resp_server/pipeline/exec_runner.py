@@ -73,7 +73,8 @@ def _open_view(server: ServerContext, session: Session, transaction: Transaction
     """Open the view that all commands of a transaction read; ReplyError if they may not run."""
     read_point = session.read_point
     if server.cluster is not None:
-        server.cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=read_point is not None)
+        may_differ = read_point is not None or session.epoch_feed is not None  # for proxies, which follow the epochs
+        server.cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=may_differ)
     if transaction.is_aborted:
         raise ExecAbortError
     return server.pin() if read_point is None else server.pin_at(read_point)

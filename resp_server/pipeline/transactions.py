@@ -8,7 +8,7 @@ requests:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
@@ -22,9 +22,12 @@ from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
-from resp_server.session.transaction import WatchedVersion
+from resp_server.session.transaction import Transaction, WatchedVersion
 
+MULTI: Request = (b"MULTI",)
 EXEC: Request = (b"EXEC",)
+# The longest queued commands that are packed for the forwarder; in longer ones, few words are short enough for it.
+FORWARDED_BYTES_MAX = 1 << 16
 
 Watched = dict[tuple[int, bytes], WatchedVersion]
 
@@ -54,6 +57,21 @@ class TransactionBackend(Protocol):
     ) -> BackendExec:
         """Begin the EXEC of queued requests. seen: returns the epochs that the client has seen."""
 
+    def forward_exec(
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        batch: ReplyBatch,
+        index: int,
+        run: Callable[[], None],
+    ) -> bool:
+        """Have the compiled forwarder send a transaction that needs no check any more; False if it does not.
+
+        Args:
+            index: The place of EXEC's reply in the batch.
+            run: Runs it by the general path.
+        """
+
     def watch(self, context: CommandContext, request: Request, batch: ReplyBatch) -> None:
         """Add the pending reply to a WATCH; ReplyError for keys that cannot be watched."""
 
@@ -72,7 +90,7 @@ class Transactions:
 
     def __init__(self, server: ServerContext, backend: TransactionBackend) -> None:
         self._server, self._backend, self._table = server, backend, server.table
-        self._exec_command = server.table.find(EXEC)
+        self._multi_command, self._exec_command = server.table.find(MULTI), server.table.find(EXEC)
 
     def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
         """Add the reply to an EXEC or a WATCH that the backend runs; False: this process replies, maybe an error."""
@@ -84,19 +102,29 @@ class Transactions:
         if command is None or not (is_exec or is_watch) or not may_leave(session, command, request):
             return False
         if transaction is not None:
-            self._execute(context, transaction.requests, batch)
+            self._execute(context, transaction, batch)
         else:
             self._backend.watch(context, request, batch)
         return True
 
-    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: ReplyBatch) -> None:
+    def _execute(self, context: CommandContext, transaction: Transaction, batch: ReplyBatch) -> None:
         """Add the reply to EXEC to a batch. The session is in no transaction any more."""
         session, name = context.session, self._exec_command.name
         watched, session.last_command = session.watched, name
         session.end_transaction()
         self._server.stats.command_stats(name).calls += 1
         index = batch.expect(session.replies_suppressed)
-        deliver(self._answer(context, requests, watched, batch), batch, index)
+
+        def run() -> None:
+            deliver(self._answer(context, transaction.requests, watched, batch), batch, index)
+
+        is_checked = session.can_be_forwarded and session.tracking_state is None and not watched
+        is_checked = is_checked and transaction.size_bytes <= FORWARDED_BYTES_MAX
+        if not is_checked or not self._backend.forward_exec(session, transaction.requests, batch, index, run):
+            run()
+            return
+        for each in (self._multi_command, self._exec_command):  # the forwarder counts them, too
+            self._server.stats.command_stats(each.name).calls -= 1
 
     async def _answer(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch

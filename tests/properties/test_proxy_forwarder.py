@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compat.conformance.generators import examples
 from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.redis.routed_commands import RoutedCommands
 from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
+from resp_server.backends.routing.router import GetkeysCache, RoutingTable, route_of
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
+from resp_server.backends.servers.command_routes import CommandRoutes, ForwardedCommand
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest
-from resp_server.command.policy import Destination
+from resp_server.command.keys import KeyRange
+from resp_server.command.policy import Destination, Joined, Role
+from resp_server.commands import command_table
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import UnansweredError
 from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
@@ -34,6 +41,7 @@ from tests.properties.steps import result_of
 
 pytestmark = pytest.mark.compiled
 
+FIRST, ALL, COUNTED = [KeyRange(1)], [KeyRange(1, -1)], [KeyRange(1, counted_from=1)]
 OLD: ReplyEpochs = ({"job": (1, 1)},)
 NEW: ReplyEpochs = ({"job": (1, 2)},)
 OK = b"+OK\r\n"
@@ -42,7 +50,8 @@ keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nG
 gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
 mgets = st.lists(keys, min_size=1, max_size=6).map(lambda some: (b"MGET", *some))
 lengths = st.tuples(st.just(b"STRLEN"), keys)
-requests = st.one_of(gets, gets, mgets, lengths)
+counts = st.lists(keys, min_size=1, max_size=6).map(lambda some: (b"EXISTS", *some))
+requests = st.one_of(gets, gets, mgets, lengths, counts)
 
 
 class ServerConnection:
@@ -58,6 +67,8 @@ class ServerConnection:
         # Of connections to an upstream.
         self.follow: Any = None
         self.node_numbers: bytes | None = None
+        self.may_watch = self.is_dirty = False
+        self.watched: list[bytes] = []
 
     def has_room(self, count: int) -> bool:
         return True
@@ -65,6 +76,14 @@ class ServerConnection:
     def begin_batch(self, batch: Any) -> None:
         self.batch = batch
         self.batches.append(batch)
+
+    @property
+    def has_watched(self) -> bool:
+        return bool(self.watched)
+
+    def change_watched(self, ends_watch: bool, keys: list[bytes]) -> bool:
+        self.watched = list(keys) if ends_watch else [*self.watched, *keys]
+        return True
 
     def asked(self) -> bytes:
         batch, self.batch = self.batch, None
@@ -75,6 +94,7 @@ class ForwarderSink:
     """Stands for a client."""
 
     seen: Epochs = EMPTY_EPOCHS
+    watches_states = False
 
     def __init__(self) -> None:
         self.replies: list[bytes] = []
@@ -103,7 +123,7 @@ class ForwarderSink:
 class Scene:
     """A forwarder to two servers, each with half of the slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Sequence[ForwardedCommand] = ()) -> None:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
         self.tracking = TrackingTable()
@@ -120,12 +140,21 @@ class Scene:
             defer=lambda batch: batch(),
         )
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
-        rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
+        rows: list[tuple[str, int, int, Sequence[KeyRange], Joined | None, Role | None]] = [
+            ("get", 2, 2, FIRST, None, None),
+            ("mget", 2, 1024, ALL, Joined.LIST, Role.MGET),
+            ("strlen", 2, 2, FIRST, None, None),
+            ("exists", 2, 1024, ALL, Joined.SUM, None),
+            ("zunion", 3, 1024, COUNTED, None, None),
+            ("multi", 1, 1, (), None, Role.MULTI),
+            ("exec", 1, 1, (), None, Role.EXEC),
+        ]
+        self.tallies |= {name: CommandStats() for name, *_ in rows if name not in self.tallies}
         assert forwarder is not None
         self.forwarder = forwarder.Forwarder(
             self.cluster,
             SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking),
-            [(*row, self.tallies[row[0]]) for row in rows],
+            commands or [ForwardedCommand(*row, self.tallies[row[0]]) for row in rows],
         )
 
         self.upstream = ServerConnection()
@@ -136,12 +165,25 @@ class Scene:
         patterns: Mapping[int, Sequence[ForwardedKeys]],
         connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
+        rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, CommandStats]] = (),
     ) -> None:
-        rows = [("get", True, False), ("mget", True, True), ("set", False, False), ("del", False, True)]
+        few: list[tuple[str, bool, bool, Sequence[KeyRange], Role | None]] = [
+            ("get", True, False, FIRST, None),
+            ("mget", True, False, ALL, Role.MGET),
+            ("set", False, False, FIRST, None),
+            ("del", False, False, ALL, None),
+            ("exists", True, False, ALL, None),
+            ("mset", False, False, [KeyRange(1, -1, 2)], None),
+            ("sinterstore", False, False, [KeyRange(1), KeyRange(2, -1)], None),
+            ("zunion", True, False, COUNTED, None),
+            ("eval", False, True, [KeyRange(2, counted_from=1)], None),
+            ("publish", False, True, (), None),
+            ("watch", False, False, ALL, Role.WATCH),
+        ]
         self.forwarder.set_upstream(
             connection_of or (lambda client, protocol, database: self.databases[database]),
             lambda client, database: cache,
-            [(*row, CommandStats()) for row in rows],
+            rows or [(*row, CommandStats()) for row in few],
         )
         self.forwarder.set_patterns(patterns)
 
@@ -158,6 +200,8 @@ def reply_to(words: Sequence[bytes]) -> bytes:
         return value_of(words[1])
     if words[0] == b"STRLEN":
         return b":%d\r\n" % len(words[1])
+    if words[0] == b"EXISTS":
+        return b":%d\r\n" % len(words[1:])
     some = words[1:] if words[0] == b"MGET" else words[2:]
     return b"*%d\r\n%b" % (len(some), b"".join(map(value_of, some)))
 
@@ -514,10 +558,241 @@ def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_pa
     assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
 
 
+OF_STATES, OF_UPSTREAM = (b"GET", b"j:1"), (b"GET", b"u")
+MULTI, EXEC = (b"MULTI",), (b"EXEC",)
+QUEUED = [OF_UPSTREAM, (b"SET", b"u", b"1"), (b"MSET", b"u", b"1", b"v", b"2"), (b"EVAL", b"return 1", b"1", b"u")]
+QUEUED += [OF_STATES, (b"STRLEN", b"j:1"), (b"EXISTS", b"j:1", b"j:1"), (b"MGET", b"j:1", b"j:1"), (b"GET", b"j:2")]
+NOT_QUEUED: list[tuple[bytes, ...]] = [(b"SET", b"j:1", b"1"), (b"GET", b"s:1"), (b"PING",), (b"WATCH", b"u"), MULTI]
+
+
+def is_forwarded(transaction: Sequence[tuple[bytes, ...]]) -> bool:
+    """Return whether all commands of a transaction go over one connection."""
+    if not transaction or any(words in NOT_QUEUED for words in transaction):
+        return False
+    return len({slot_of(words[1]) % 2 if words[1][:2] == b"j:" else 2 for words in transaction}) == 1
+
+
+def with_patterns() -> Scene:
+    scene = Scene()
+    scene.use_upstream({0: [ForwardedKeys(b"j:*", Destination.STATES), ForwardedKeys(b"s:*", Destination.BY_KEYS)]})
+    return scene
+
+
+@given(
+    transactions=st.lists(
+        st.lists(st.sampled_from([*QUEUED, *QUEUED, *NOT_QUEUED]), max_size=3)
+        | st.lists(st.sampled_from(QUEUED[:4]), max_size=5)
+        | st.lists(st.sampled_from(QUEUED[4:8]), max_size=5),
+        min_size=1,
+        max_size=4,
+    ),
+    end=st.sampled_from([(), (MULTI,), (MULTI, OF_UPSTREAM), (EXEC,)]),
+    cut=st.integers(0, 10),
+)
+def test_a_transaction_over_one_connection_is_sent_as_it_is(
+    transactions: list[list[tuple[bytes, ...]]], end: tuple[tuple[bytes, ...], ...], cut: int
+) -> None:
+    """The forwarder stops at one over several connections, and at one without an EXEC in the same buffer."""
+    scene, sink = with_patterns(), ForwarderSink()
+    forwarded = [[MULTI, *each, EXEC] for each in takewhile(is_forwarded, transactions)]
+    of_states = [words for each in forwarded for words in each if each[1][1][:2] == b"j:"]
+    writes = any(words[0] in (b"SET", b"MSET", b"EVAL") for each in forwarded for words in each)
+    if of_states and writes:
+        forwarded = of_states = []
+    data = b"".join(pack(words) for each in transactions for words in (MULTI, *each, EXEC))
+    last = b"".join(map(pack, end))
+    data += last[: max(0, len(last) - cut)]
+    expected = b"".join(pack(words) for each in forwarded for words in each)
+    assert scene.forwarder.forward(sink, data, 2) == len(expected)
+    asked = [each.asked() for each in (scene.upstream, *scene.connections)]
+    assert sum(map(len, asked)) == len(expected)
+    assert asked[0] == b"".join(pack(words) for each in forwarded for words in each if each[1][1][:2] != b"j:")
+    replies = b""
+    for connection, some in zip((scene.upstream, *scene.connections), asked, strict=True):
+        for batch in connection.batches:
+            sent = [b"+%b\r\n" % words[0] for words in parsed(some)]
+            replies += b"".join(sent)
+            assert batch.feed(b"".join(sent), 0, NEW) == len(b"".join(sent))
+    assert sorted(b"".join(sink.replies).split(b"\r\n")) == sorted(replies.split(b"\r\n"))
+    assert b"".join(sink.replies) == b"".join(b"+%b\r\n" % words[0] for each in forwarded for words in each)
+
+
+def test_a_transaction_that_is_incomplete_may_become_forwardable() -> None:
+    scene, data = with_patterns(), b"".join(map(pack, (MULTI, OF_UPSTREAM, EXEC)))
+    ends = [end for end in range(1, len(data)) if scene.forwarder.forward(ForwarderSink(), data[:end], 2) == 0]
+    assert ends == list(range(1, len(data)))
+    assert (
+        scene.forwarder.forward(ForwarderSink(), data[: len(pack(MULTI))], 2) == 0 and not scene.forwarder.has_partial
+    )
+    assert scene.forwarder.forward(ForwarderSink(), data[:-1], 2) == 0 and scene.forwarder.has_partial
+
+
+@pytest.mark.parametrize("reply", [b"-MOVED 1 here:2\r\n", b"+PONG\r\n"])
+def test_a_transaction_that_a_server_refuses_is_sent_again_as_a_whole(reply: bytes) -> None:
+    scene, sink = with_patterns(), ForwarderSink()
+    data = b"".join(map(pack, (OF_STATES, MULTI, OF_STATES, EXEC)))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    connection = scene.connection_of(b"j:1")
+    connection.asked()
+    (batch,) = connection.batches
+    batch.feed(b"$1\r\na\r\n+OK\r\n", 0, NEW)
+    request = batch.next_request()
+    assert isinstance(request, ServerRequest) and request.packed == pack((b"PING",)) and request.sends == 2
+    request.sink.put(request.index, reply, NEW)
+    assert (sink.again, sink.replies) == ([data], [])
+    last = batch.next_request()
+    last.sink.put(last.index, b"+PONG\r\n", NEW)
+    assert (len(sink.again), sink.replies) == (1, [])
+
+
+def test_an_error_within_a_transaction_of_the_upstream_is_its_reply() -> None:
+    scene, sink = with_patterns(), ForwarderSink()
+    data = b"".join(map(pack, (MULTI, (b"SET", b"u"), OF_UPSTREAM, EXEC)))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    scene.upstream.asked()
+    (batch,) = scene.upstream.batches
+    replies = [b"+OK\r\n", b"-ERR wrong number\r\n", b"+QUEUED\r\n", b"-EXECABORT discarded\r\n"]
+    batch.feed(replies[0], 0, NO_EPOCHS)
+    for reply in replies[1:]:
+        request = batch.next_request()
+        assert isinstance(request, UpstreamRequest) and not request.is_read  # it is not sent again alone
+        request.sink.put(request.index, reply)
+    assert sink.replies == [b"".join(replies)]
+
+
+def test_watched_keys_are_those_after_the_last_exec() -> None:
+    watch, transaction = (b"WATCH", b"u", b"v"), (MULTI, OF_UPSTREAM, EXEC)
+    for may_watch, lines, expected in (
+        (True, [watch, (b"WATCH", b"w")], [b"a", b"u", b"v", b"w"]),
+        (True, [watch, *transaction], []),
+        (True, [*transaction, watch], [b"u", b"v"]),
+        (False, [watch], [b"a"]),
+        (True, [MULTI, OF_STATES, EXEC], [b"a"]),  # EXEC has to compare keys at the upstream
+    ):
+        scene, data = with_patterns(), b"".join(map(pack, lines))
+        scene.upstream.may_watch, scene.upstream.watched = may_watch, [b"a"]
+        took = scene.forwarder.forward(ForwarderSink(), data, 2)
+        assert took == (0 if expected == [b"a"] else len(data))
+        assert scene.upstream.watched == expected
+
+
+def test_a_client_that_watches_states_has_its_transactions_run_by_the_general_path() -> None:
+    scene, sink = with_patterns(), ForwarderSink()
+    sink.watches_states = True
+    for lines in ((MULTI, OF_UPSTREAM, EXEC), (MULTI, OF_STATES, EXEC)):
+        assert scene.forwarder.forward(sink, b"".join(map(pack, lines)), 2) == 0
+    scene.upstream.watched, scene.upstream.is_dirty, sink.watches_states = [b"a"], True, False
+    assert scene.forwarder.forward(sink, b"".join(map(pack, (MULTI, OF_UPSTREAM, EXEC))), 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_forwarded"),
+    [
+        ((b"MSET", b"u", b"j:1", b"v", b"j:2"), True),
+        ((b"MSET", b"u", b"1", b"j:1", b"2"), False),
+        ((b"SINTERSTORE", b"u", b"v", b"w"), True),
+        ((b"SINTERSTORE", b"u", b"v", b"j:1"), False),
+        ((b"SINTERSTORE", b"u"), False),
+        ((b"ZUNION", b"2", b"u", b"v", b"WEIGHTS", b"1", b"2"), True),
+        ((b"ZUNION", b"1", b"u", b"j:1"), True),
+        ((b"ZUNION", b"2", b"u", b"j:1"), False),
+        ((b"ZUNION", b"3", b"u", b"v"), False),
+        ((b"ZUNION", b"02", b"u", b"v"), False),
+        ((b"ZUNION", b"1", b"j:1"), True),
+        ((b"ZUNION", b"2", b"j:1", b"j:1"), True),
+        ((b"EVAL", b"j:1", b"1", b"u", b"j:1"), True),
+        ((b"EVAL", b"return 1", b"0", b"j:1"), True),
+        ((b"EVAL", b"return 1", b"1", b"j:1"), False),
+        ((b"EVAL", b"return 1"), False),
+        ((b"EVAL", b"return 1", b"-1", b"u"), False),
+        ((b"PUBLISH", b"j:1", b"m"), True),
+    ],
+)
+def test_the_keys_of_a_request_are_where_its_row_says(line: tuple[bytes, ...], is_forwarded: bool) -> None:
+    scene = with_patterns()
+    assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == (len(pack(line)) if is_forwarded else 0)
+
+
+def test_a_request_without_keys_that_may_change_cached_keys_takes_the_general_path() -> None:
+    scene = Scene()
+    scene.use_upstream({0: [ForwardedKeys(b"c:*", Destination.UPSTREAM, is_cached=True)]})
+    for line in ((b"EVAL", b"return 1", b"0"), (b"PUBLISH", b"c", b"m")):
+        assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == 0
+    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])  # the owners are not known
+    assert scene.forwarder.forward(ForwarderSink(), pack((b"EVAL", b"return 1", b"0")), 2) == 0
+
+
+TABLE = command_table()
+arguments = st.sampled_from(
+    [b"u", b"v", b"j:1", b"j:1", b"0", b"1", b"2", b"-1", b"BLOCK", b"STORE", b"STREAMS", b"KEYS"]
+)
+any_request = st.tuples(
+    st.sampled_from(sorted(each.name.encode() for each in TABLE)), st.lists(arguments, max_size=6)
+).map(lambda parts: (parts[0], *parts[1]))
+
+
+@cache
+def with_all_commands() -> tuple[Scene, RoutingTable]:
+    owners, commands = KeyMatcher([OwnedFormat("j:<x>", "job:state")]), RoutedCommands(TABLE)
+    scene = Scene(CommandRoutes(TABLE, Stats()).forwarded())
+    rows = [(*each, CommandStats()) for each in commands.forwardable_commands()]
+    scene.use_upstream(owners.forwarded_by_database, rows=rows)
+    return scene, RoutingTable(commands, owners, True, GetkeysCache(), 0)
+
+
+@given(line=any_request)
+@settings(max_examples=examples(1000))
+def test_a_forwarded_request_goes_where_the_router_says(line: tuple[bytes, ...]) -> None:
+    """The rows of all commands: the forwarder finds the same keys as the general path, or leaves the request to it."""
+    scene, table = with_all_commands()
+    if not scene.forwarder.forward(ForwarderSink(), pack(line), 2):
+        return
+    route = route_of(line, table)
+    assert route is not None and route.request is None and not route.is_blocking
+    asked_upstream = scene.upstream.asked()
+    if asked_upstream:
+        assert (route.destination, asked_upstream) == (Destination.UPSTREAM, pack(line))
+    else:
+        assert route.destination is Destination.STATES and any([each.asked() for each in scene.connections])  # noqa: C419 -- all of them
+
+
+def test_requests_that_publish_are_held_before_others() -> None:
+    scene = Scene()
+    scene.use_upstream({})
+    scene.forwarder.holds_publishing = True
+    for line in ((b"EVAL", b"return 1", b"1", b"u"), (b"PUBLISH", b"c", b"m"), (b"GET", b"u")):
+        took = scene.forwarder.forward(ForwarderSink(), pack(line), 2)
+        assert took == (len(pack(line)) if line[0] == b"GET" else 0)
+        assert scene.forwarder.forward(ForwarderSink(), b"".join(map(pack, (MULTI, line, EXEC))), 2) == (
+            took and took + len(pack(MULTI) + pack(EXEC))
+        )
+
+
+@pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"$1\r\n1\r\n"])
+def test_a_count_of_keys_fails_with_one_of_its_parts(reply: bytes) -> None:
+    keys = [next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == at) for at in range(2)]
+    for wrong in range(2):
+        scene, sink = Scene(), ForwarderSink()
+        assert scene.forwarder.forward(sink, pack((b"EXISTS", *keys)), 2)
+        for at, connection in enumerate(scene.connections):
+            assert connection.asked() == pack((b"EXISTS", keys[at]))
+            (batch,) = connection.batches
+            if at != wrong:
+                batch.feed(b":1\r\n", 0, NEW)
+            elif reply[:1] == b"-":
+                request = batch.next_request()
+                request.sink.put(request.index, reply, NEW)
+            else:
+                batch.feed(reply, 0, NEW)
+        assert sink.replies == [reply if reply[:1] == b"-" else b"-ERR a server's reply has an unexpected form\r\n"]
+
+
 class NodeConnections:
     """Stands for the connections to the nodes of a Redis Cluster: node 1 has the even slots, 2 others; 0 and 1 none."""
 
     node_numbers = bytes([0, 0] + [1, 2] * (SLOTS // 2 - 1))
+
+    has_watched = is_dirty = False
 
     def __init__(self) -> None:
         self.nodes = [ServerConnection(), ServerConnection()]

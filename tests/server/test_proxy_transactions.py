@@ -187,25 +187,28 @@ def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster)
         assert connection.call("GET", here).value == value
 
 
-def test_an_exec_is_sent_when_all_earlier_requests_of_its_client_have_replies(cluster: Cluster) -> None:
+def test_an_exec_over_several_servers_is_sent_when_all_earlier_requests_of_its_client_have_replies(
+    cluster: Cluster,
+) -> None:
     slow, fast = cluster.servers
     with cluster.proxy.connect() as client, cluster.proxy.connect() as other, fast.connect() as direct:
 
         def execs() -> bytes:
             return direct.call("INFO", "commandstats").plain.partition(b"cmdstat_exec:")[2].partition(b",")[0]
 
-        assert transaction(client, (b"GET", cluster.of(1))).value
+        both = [(b"GET", cluster.of(at)) for at in range(2)]
+        assert transaction(client, *both).value
         before = execs()
         slow.process.send_signal(signal.SIGSTOP)
         try:
             earlier = (b"EXISTS", cluster.of(0), cluster.of(1))
-            client.send(requests([earlier, (b"MULTI",), (b"GET", cluster.of(1)), (b"EXEC",)]))
+            client.send(requests([earlier, (b"MULTI",), *both, (b"EXEC",)]))
             for _ in range(3):  # the proxy has read the client's requests then
                 assert not other.call("GET", cluster.of(1)).is_error
             assert execs() == before
         finally:
             slow.process.send_signal(signal.SIGCONT)
-        replies = [client.read() for _ in range(4)]
+        replies = [client.read() for _ in range(5)]
         assert not any(reply.is_error for reply in replies)
         assert execs() != before
 

@@ -67,10 +67,14 @@ class ForwarderRules:
         else:
             self._forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
 
-    def hold_requests(self, is_held: bool) -> None:
-        """Have the forwarder leave the upstream's requests to the general path while these wait for a subscription."""
+    def hold_requests(self, is_held: bool, are_publishing_held: bool) -> None:
+        """Have the forwarder leave the upstream's requests to the general path while these wait for a subscription.
+
+        Args:
+            are_publishing_held: Those that may send messages wait.
+        """
         if self._forwarder is not None:
-            self._forwarder.holds_upstream = is_held
+            self._forwarder.holds_upstream, self._forwarder.holds_publishing = is_held, are_publishing_held
 
     def _connection_of(self, client: int, protocol: int, database: int) -> UpstreamConnection | NodeConnections | None:
         """Return a client's connection to a database; None: the general path opens one, or replies an error."""

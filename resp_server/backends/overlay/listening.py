@@ -41,7 +41,8 @@ class Listening:
     """Sends such commands to the upstream, and holds the requests that wait for their confirmation.
 
     Args:
-        on_held: Called with whether all requests to the upstream are held, when it may have changed.
+        on_held: Called with whether all requests to the upstream are held, and whether those that send messages are,
+            when it may have changed.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Listening:
         upstream: Upstream,
         sender: RouteSender,
         invalidations: OverlayInvalidations,
-        on_held: Callable[[bool], None],
+        on_held: Callable[[bool, bool], None],
     ) -> None:
         self._table, self._sender = server.table, sender
         self._events = UpstreamEvents(server, upstream)
-        self._order = SubscriptionOrder(time.monotonic, lambda: on_held(self._order.holds_requests))
+        self._order = SubscriptionOrder(time.monotonic, lambda: on_held(self._order.holds_requests, bool(self._order)))
         self.subscriptions = OverlaySubscriptions(
             sender.upstream_of,
             self._own_pool,

@@ -6,7 +6,7 @@ gets all replies in its order. The backends have no common order (see `docs/desi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -392,6 +392,12 @@ class OverlayBackend:
     ) -> BackendExec:
         """Begin the EXEC of queued requests."""
         return self._transactions.begin_exec(context, requests, watched, seen)
+
+    def forward_exec(
+        self, session: Session, requests: Sequence[Request], batch: ReplyBatch, index: int, run: Callable[[], None]
+    ) -> bool:
+        """Have the compiled forwarder send a transaction; False if it does not."""
+        return self._servers.forward_exec(session, requests, batch, index, run)
 
     def exec_rejected(self, session: Session) -> None:
         """Drop the watched keys: Redis does so also when it rejects an EXEC."""

@@ -32,7 +32,7 @@ class SubscriptionOrder:
     """The unconfirmed requests of this proxy's clients, and the clients that wait for them.
 
     Args:
-        on_changed: Called when `holds_requests` may have changed.
+        on_changed: Called when `holds_requests`, or whether there are any, may have changed.
     """
 
     def __init__(self, clock: Callable[[], float], on_changed: Callable[[], None]) -> None:

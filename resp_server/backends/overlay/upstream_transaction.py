@@ -130,6 +130,6 @@ def _watching(upstream: Upstream, session: Session) -> tuple[UpstreamPool | None
     """Return the client's connection that watches keys at the upstream, with its pool."""
     for pool in upstream.pools:
         dedicated = pool.dedicated.get(session.id)
-        if dedicated is not None and (dedicated.watched or dedicated.is_dirty):
+        if dedicated is not None and dedicated.has_watched:
             return pool, dedicated
     return None, None

@@ -440,6 +440,14 @@ class NodeConnections:
     def __init__(self, cluster: UpstreamCluster, table: SlotTable, client: int, protocol: int) -> None:
         self._cluster, self._table, self._client, self._protocol = cluster, table, client, protocol
 
+    is_dirty = False  # transactions at nodes take the general path
+
+    @property
+    def has_watched(self) -> bool:
+        """Whether the client watches keys at a node."""
+        found = (pool.dedicated.get(self._client) for pool in self._cluster.pools)
+        return any(each is not None and each.has_watched for each in found)
+
     @property
     def node_numbers(self) -> bytes:
         """For each slot the number of its node; 0: it has none."""

@@ -126,10 +126,14 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         follow: Makes a request of the compiled forwarder, for a client and a version of the protocol, follow redirects
             of a Redis Cluster; None: there are none.
         node_numbers: For each slot the number of its node; None: this connection is for the keys of all slots.
+        may_watch: It is its client's own, so that it may watch keys.
+        has_watched: It watches keys, or has watched one that has another owner now, so that EXEC needs it.
+        is_dirty: A watched key has another owner now, so EXEC must run nothing.
     """
 
     follow: Callable[[UpstreamRequest, int, int], None] | None = None
     node_numbers: bytes | None = None
+    may_watch = has_watched = is_dirty = False
 
     def __init__(
         self, pool: ConnectionEvents, protocol: int, waiting_bytes_max: int = SERVER_REQUESTS_BYTES_MAX
@@ -191,6 +195,15 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._queue.append(request)
             self._queued_bytes += size_of(request.packed)
             self.connect()
+
+    def change_watched(self, ends_watch: bool, keys: Sequence[bytes]) -> bool:
+        """Note what the forwarder's next requests watch; False: too many keys. A shared connection watches nothing.
+
+        Args:
+            ends_watch: They have an EXEC.
+            keys: The keys that they watch, after the last EXEC.
+        """
+        return not keys
 
     def connect(self) -> None:
         """Open the connection, unless it is open or is being opened."""

@@ -34,6 +34,7 @@ from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.transaction import check_watch_limits
 
 CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
@@ -60,6 +61,8 @@ class DedicatedConnection(UpstreamConnection):
             shards.
         is_at_all_masters: The client has subscribed at all masters of a Redis Cluster.
     """
+
+    may_watch = True
 
     def __init__(self, owner: DedicatedConnections, client: int, protocol: int) -> None:
         super().__init__(owner, protocol)
@@ -98,12 +101,12 @@ class DedicatedConnection(UpstreamConnection):
         """Return whether the forwarder may use the connection for a client with a version of the protocol.
 
         It may if the client tracks keys: invalidations are pushes, which the forwarder leaves to the general path. The
-        forwarder would confuse other frames with replies, and it does not know watched keys.
+        forwarder would confuse other frames with replies.
         """
         return (
             self.is_open
             and protocol == self.protocol
-            and not (self.watched or self.is_monitor or self.is_listening or self.has_module_subscription)
+            and not (self.is_monitor or self.is_listening or self.has_module_subscription)
         )
 
     @property
@@ -169,6 +172,21 @@ class DedicatedConnection(UpstreamConnection):
         if self.watched:
             self.forget_watched()
             self._send_own(UNWATCH, DISCARD)
+
+    @property
+    def has_watched(self) -> bool:  # type: ignore[override]
+        return bool(self.watched) or self.is_dirty
+
+    def change_watched(self, ends_watch: bool, keys: Sequence[bytes]) -> bool:
+        watched = set(keys) if ends_watch else {*self.watched, *keys}
+        try:
+            check_watch_limits((), watched)
+        except GenericError:
+            return False
+        if ends_watch:
+            self.forget_watched()
+        self.watched = watched
+        return True
 
     def forget_watched(self) -> None:
         """Handle that the upstream has forgotten all watched keys."""

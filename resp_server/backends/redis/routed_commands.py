@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.backends.redis.command_facts import tells_all_keys
-from resp_server.command.keys import single_key_position
+from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import Denial, Destination, Policy, Role
 from resp_server.command.spec import CommandSpec
@@ -21,6 +21,8 @@ from resp_server.protocol.request_parser import Request
 
 # The number of cached spellings of command names, such as GET, get and Get.
 SPELLINGS_MAX = 1024
+# The roles of commands for which the compiled forwarder has code, or needs none.
+FORWARDED_ROLES = (None, Role.MGET, Role.WATCH)
 
 
 class RoutedCommand(NamedTuple):
@@ -55,11 +57,19 @@ class RoutedCommand(NamedTuple):
 
 
 class ForwardableCommand(NamedTuple):
-    """A command of which the first argument is the only key, or all arguments are keys."""
+    """A command whose requests may go to the upstream unchanged, over a shared connection.
+
+    Args:
+        publishes: Its requests may send messages.
+        keys: The keys of its requests, whose owners decide about them; empty: the upstream answers it.
+        role: WATCH, which needs a connection of the client's own.
+    """
 
     name: str
     is_read: bool
-    has_many_keys: bool
+    publishes: bool
+    keys: Sequence[KeyRange]
+    role: Role | None
 
 
 class RoutedCommands:
@@ -109,29 +119,14 @@ class RoutedCommands:
             raise GenericError("Command not allowed inside a transaction")
 
     def forwardable_commands(self) -> Sequence[ForwardableCommand]:
-        """Return the commands whose keys are at fixed positions and decide the backend, the most used ones first."""
-        names = [*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]
+        """Return the commands that may be forwarded, by their rows, the most used ones first."""
         found = []
-        for name in dict.fromkeys(names):
+        for name in dict.fromkeys([*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]):
             routed = self._find(name)
-            if (
-                routed is None
-                or routed.destination is not Destination.BY_KEYS
-                or routed.facts.subcommands
-                or routed.policy.role is Role.WATCH
-            ):
-                continue
-            facts = routed.facts
-            has_fixed_keys = facts.first_key == 1 and facts.step == 1 and facts.last_key in (1, -1)
-            has_one_spec = len(facts.key_specs) == 1 and "not_key" not in facts.key_specs[0]["flags"]
-            if (
-                has_fixed_keys
-                and has_one_spec
-                and not routed.needs_getkeys
-                and not routed.policy.writes_other_database
-                and not {"blocking", "movablekeys"} & set(facts.flags)
-            ):
-                found.append(ForwardableCommand(name, routed.is_read, facts.last_key == -1))
+            keys = None if routed is None else _forwarded_keys(routed)
+            if routed is not None and keys is not None:
+                policy = routed.policy
+                found.append(ForwardableCommand(name, routed.is_read, policy.publishes, keys, policy.role))
         return found
 
     def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
@@ -173,6 +168,19 @@ class RoutedCommands:
         if theirs is not None and (command is None or tells_all_keys(theirs)):
             return theirs
         return command.facts if command is not None else None
+
+
+def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
+    """Return the keys of a command that may be forwarded; None: its requests need the general path."""
+    facts, policy = routed.facts, routed.policy
+    needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
+    if needs_own or policy.changes_role or policy.writes_other_database or policy.role not in FORWARDED_ROLES:
+        return None
+    if facts.subcommands or routed.needs_getkeys:
+        return None
+    if routed.destination is Destination.UPSTREAM:
+        return ()
+    return (key_ranges(facts) or None) if routed.destination is Destination.BY_KEYS else None
 
 
 def _subscribes(facts: CommandSpec, *, is_ours: bool) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from resp_server.command.keys import KeyRange, key_ranges
 from resp_server.command.ours import MOST_USED
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import Destination, Joined, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.pipeline.immediate import SPELLINGS_MAX
@@ -25,6 +27,31 @@ class CommandRoute(NamedTuple):
     command: Command
     single_key_at: int
     command_stats: CommandStats
+
+
+class ForwardedCommand(NamedTuple):
+    """A command that the compiled forwarder forwards to state servers.
+
+    Args:
+        least, most: The least and the most words of its requests.
+        keys: The keys of its requests.
+        joined: How the replies for single keys are joined; None: the keys have to be in one slot.
+        role: MULTI and EXEC, which are forwarded with the commands between them.
+    """
+
+    name: str
+    least: int
+    most: int
+    keys: Sequence[KeyRange]
+    joined: Joined | None
+    role: Role | None
+    command_stats: CommandStats
+
+
+# The roles of commands for which the forwarder has code, or needs none.
+OF_TRANSACTIONS = (Role.MULTI, Role.EXEC)
+FORWARDED_ROLES = (None, Role.MGET, *OF_TRANSACTIONS)
+ALL_ARGUMENTS = [KeyRange(1, -1)]
 
 
 class CommandRoutes:
@@ -48,17 +75,20 @@ class CommandRoutes:
             self._routes[name] = route
         return route
 
-    def forwarded(self) -> list[tuple[str, int, int, CommandStats]]:
-        """Return the commands that the forwarder forwards: GET, MGET, and those whose only key is the first word."""
+    def forwarded(self) -> list[ForwardedCommand]:
+        """Return the commands that the forwarder forwards, by their rows."""
         found = []
         for name in dict.fromkeys([*MOST_USED, *(each.name for each in self._table)]):
             route = self.of(name.encode())
             if route is None or len(name) > FORWARDED_NAME_BYTES_MAX:
                 continue
-            is_mget = route.command.policy.role is Role.MGET
-            if route.single_key_at != 1 and not is_mget:
+            command, policy = route.command, route.command.policy
+            keys = key_ranges(command.facts) if command.destination is Destination.STATES else None
+            if policy.role not in FORWARDED_ROLES or not (keys or policy.role in OF_TRANSACTIONS):
                 continue
-            arity = route.command.facts.arity
-            least = 3 if is_mget else abs(arity)  # an MGET of one key is forwarded as it is
-            found.append((name, least, arity if arity > 0 else CHUNK_ARGUMENTS, route.command_stats))
+            arity = command.facts.arity
+            most = arity if arity > 0 else CHUNK_ARGUMENTS
+            is_split = policy.split is not None and policy.is_split_by_slot and keys == ALL_ARGUMENTS
+            joined = policy.split.joined if policy.split is not None and is_split else None
+            found.append(ForwardedCommand(name, abs(arity), most, keys or (), joined, policy.role, route.command_stats))
         return found

@@ -7,9 +7,12 @@ from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.routing.result_cache import ResultCache
+from resp_server.backends.servers.command_routes import ForwardedCommand
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.server_stores import ServerStores
 from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.command.keys import KeyRange
+from resp_server.command.policy import Role
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import FastPath, InputInterceptor
@@ -40,6 +43,10 @@ class ForwarderSink(Protocol):
     @property
     def seen(self) -> Epochs:
         """The epochs that the client has seen; its replies must not be from earlier ones."""
+
+    @property
+    def watches_states(self) -> bool:
+        """Whether the client watches states' keys, so that EXEC takes the general path."""
 
     def deliver(self, reply: bytes | RawReplySender, epochs: ReplyEpochs) -> None:
         """Take the replies to all requests, in order, and their epochs."""
@@ -82,10 +89,9 @@ class PipelineBatch:
 class Forwarder:
     has_partial: bool
     holds_upstream: bool
+    holds_publishing: bool
     last_command: str
-    def __init__(
-        self, cluster: StateCluster, server: ServerContext, commands: Sequence[tuple[str, int, int, CommandStats]]
-    ) -> None: ...
+    def __init__(self, cluster: StateCluster, server: ServerContext, commands: Sequence[ForwardedCommand]) -> None: ...
     def forward(
         self,
         sink: ForwarderSink,
@@ -99,7 +105,7 @@ class Forwarder:
         self,
         upstream: Callable[[int, int, int], UpstreamConnection | NodeConnections | None],
         cache_of: Callable[[int, int], ResultCache | None],
-        commands: Sequence[tuple[str, bool, bool, CommandStats]],
+        commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, CommandStats]],
     ) -> None: ...
     def set_patterns(
         self, by_database: Mapping[int, Sequence[ForwardedKeys]], others: Sequence[ForwardedKeys] = ()
@@ -112,6 +118,7 @@ class StoredReads(FastPath):
 class ClientForwarder(InputInterceptor):
     seen: Epochs
     client_id: int
+    watches_states: bool
     def __init__(
         self, forwarder: Forwarder, connection: ForwarderConnection, write: Callable[[bytes], None]
     ) -> None: ...

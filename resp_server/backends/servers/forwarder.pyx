@@ -2,9 +2,12 @@
 """A proxy's forwarder: forwards forwardable requests from a client's input buffer to their servers, and returns the replies.
 
 Reads of states' keys are forwardable. They go to the servers of their slots. With an upstream, a request is also forwardable if all
-its keys are the upstream's and stand at fixed positions, and it does not block. It goes over a connection to the upstream, of a
-Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors. A read of keys
-whose replies the proxy caches is forwardable if its reply is cached.
+its keys are the upstream's, or it has none and the upstream answers it, and if it does not block. It goes over a connection to the
+upstream, of a Redis Cluster to the master of its keys' slot. The general path follows redirects, as they are errors. A read of
+keys whose replies the proxy caches is forwardable if its reply is cached. The rows of the commands say where their keys are.
+
+A transaction is forwardable if MULTI, EXEC and the commands between them are in one buffer, and all go over one connection. They
+are sent unchanged, in one write, so that no request of another client comes between them. Each of them has its reply.
 
 The forwarder splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
@@ -28,7 +31,7 @@ import re
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.time cimport monotonic_ns
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
@@ -36,10 +39,10 @@ cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
 from resp_server.native.core cimport COMMANDS_MAX as CORE_COMMANDS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
-from resp_server.native.wire cimport Output, SPECS_MAX, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
+from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
-from resp_server.command.policy import Destination
+from resp_server.command.policy import Destination, Joined, Role
 from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
@@ -52,6 +55,7 @@ from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 
 OK = b"+OK\r\n"
+PONG = b"+PONG\r\n"
 # The beginning of a Redis pattern, up to the first character with a meaning.
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 
@@ -66,6 +70,7 @@ cdef enum:
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     DEPTH_MAX = 8
+    RANGES_MAX = 2  # see `resp_server.command.keys`
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
 
@@ -76,15 +81,23 @@ cdef struct Item:  # one value of a client's replies
     uint16_t number  # of the connection, in `open_connections`; 0: the value is cached
     uint8_t epochs
 
+# How the replies for the keys of a request are joined, if they are in several slots.
+cdef enum Join:
+    NOT_JOINED = 0  # the request is sent as it is
+    ARRAY = 1  # an MGET, sent as one STATE MGET to each server
+    SUM = 2  # sent once for each key
+
 cdef struct Request:
     const uint8_t* at
     size_t size
-    const uint8_t* keys  # the first key of an MGET
+    const uint8_t* name  # the name and its header
+    const uint8_t* keys  # the first word after it
     uint32_t first  # of its items
     uint32_t items
     uint8_t command
+    uint8_t join
     bint is_read
-    bint is_array
+    bint is_in_transaction
     bint is_error  # the reply is an error, stored in the first item
     bint is_recorded  # the client may cache its keys
     bint has_caching  # CLIENT CACHING precedes it
@@ -94,6 +107,7 @@ cdef struct PendingReply:  # a server's reply that has not arrived yet
     size_t start  # of the request in the pipeline's text
     size_t end
     uint32_t request
+    uint32_t item  # of an ARRAY the first one of the request
     uint16_t slot
     uint16_t number  # of the connection, in `open_connections`
     bint is_done
@@ -164,11 +178,25 @@ cdef class KeyPatterns:
         return backend
 
 
+# The part of a command in a transaction.
+cdef enum Part:
+    QUEUED = 0
+    BEGIN = 1
+    RUN = 2
+    WATCHED = 3
+
+cdef struct KeyRange:  # see `resp_server.command.keys.KeyRange`
+    int32_t first, last, step, counted_from
+
 cdef struct Plan:  # how the forwarder may forward a command
     bint reads_states  # it may be forwarded to state servers
     bint is_for_upstream  # it may be forwarded to the upstream
     bint is_read  # it does not write at the upstream, so it may be sent twice
-    bint has_many_keys  # all words after the name are keys; otherwise only the first
+    bint publishes  # it may send messages
+    uint8_t part
+    uint8_t join  # by state servers
+    int ranges
+    KeyRange keys[RANGES_MAX]
 
 
 cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
@@ -184,6 +212,21 @@ cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept no
     return 0 if end - start <= LINE_BYTES_MAX else -1
 
 
+cdef bint number_in(const Word* word, size_t* number) noexcept nogil:
+    """Parse a word that is a number in its canonical form; return whether it is one."""
+    return number_line(word.at, word.at + word.size + 2, number) == <Py_ssize_t>word.size + 2
+
+
+cdef int64_t integer_in(const char* reply, size_t size) noexcept nogil:
+    """Return the number in a reply that is one, of a count of keys."""
+    cdef int64_t found = 0
+    cdef size_t i
+    for i in range(1, size):
+        if c"0" <= reply[i] <= c"9":
+            found = found * 10 + (reply[i] - c"0")
+    return found
+
+
 cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
     """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
 
@@ -194,11 +237,11 @@ cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth)
     cdef Py_ssize_t took
     if at == end:
         return 0
-    if at[0] == 36:
-        if end - at >= 2 and at[1] == 45:
-            if end - at < 5:
-                return 0 if memcmp(at, b"$-1\r\n", end - at) == 0 else -1
-            return 5 if memcmp(at, b"$-1\r\n", 5) == 0 else -1
+    if (at[0] == c"$" or at[0] == c"*") and end - at >= 2 and at[1] == c"-":
+        if end - at < 5:
+            return 0 if memcmp(at + 1, b"-1\r\n", end - at - 1) == 0 else -1
+        return 5 if memcmp(at + 1, b"-1\r\n", 4) == 0 else -1
+    if at[0] == c"$":
         took = number_line(at + 1, end, &size)
         if took <= 0:
             return took
@@ -293,7 +336,7 @@ cdef class ClientBatch:
             self.noted = []
         for i in range(request.items):
             at += 1 + number_line(at + 1, end, &size)
-            if item[i].number == entry.number or not request.is_array:
+            if (item[i].number == entry.number if request.join == ARRAY else request.first + i == entry.item):
                 self.noted.append(PyBytes_FromStringAndSize(<const char*>at, size))
             at += size + 2
         return is_first
@@ -301,22 +344,25 @@ cdef class ClientBatch:
     cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
         """Store the reply to a request, or to the keys of an MGET that one server owns."""
         cdef Request* request = &self.requests[entry.request]
-        cdef Item* item = &self.items[request.first]
+        cdef Item* item = &self.items[entry.item]
         cdef int number = self.epochs_id(epochs)
         cdef size_t at = self.buffer.used, i
         put(&self.buffer, data, size)
-        if not request.is_array:
-            item.at, item.size, item.epochs = at, size, number
+        if request.join != ARRAY:
+            item.epochs = number
             self.missing -= 1
-            return 0
-        for i in range(request.items):
-            if item[i].number == entry.number:
-                item[i].epochs = number
-                self.missing -= 1
+            if request.join == NOT_JOINED or (size and data[0] == c":" and not request.is_error):
+                item.at, item.size = at, size
+                return 0
+        else:
+            for i in range(request.items):
+                if item[i].number == entry.number:
+                    item[i].epochs = number
+                    self.missing -= 1
         if size and data[0] == 45:
             self.set_error(request, at, size)
-        elif not self.split_array(request, entry.number, at, at + size):
-            reply = malformed_reply(FrameError("the reply to an MGET is not one value per key"))
+        elif request.join == SUM or not self.split_array(request, entry.number, at, at + size):
+            reply = malformed_reply(FrameError("the reply for some keys has another form"))
             at = self.buffer.used
             put(&self.buffer, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
             self.set_error(request, at, PyBytes_GET_SIZE(reply))
@@ -338,7 +384,7 @@ cdef class ClientBatch:
 
     cdef int add_long_reply(self, const PendingReply* entry, reply, epochs) except -1:
         """Store a long reply, which is not copied, to a request with one item."""
-        self.items[self.requests[entry.request].first].epochs = self.epochs_id(epochs)
+        self.items[entry.item].epochs = self.epochs_id(epochs)
         self.long_replies[entry.request] = reply
         self.long_reply_bytes += len(reply)
         self.missing -= 1
@@ -383,7 +429,7 @@ cdef class ClientBatch:
         cdef size_t i
         if self.buffer.used + self.long_reply_bytes > <size_t>JOINED_BYTES_MAX:
             return RawReplySender(self.reply_texts(), self.buffer.used + self.long_reply_bytes)
-        if self.request_count == 1 and not self.requests[0].is_array and self.protocol == 2:
+        if self.request_count == 1 and self.requests[0].join == NOT_JOINED and self.protocol == 2:
             return PyBytes_FromStringAndSize(self.buffer.data + self.items[0].at, self.items[0].size)
         out.data, out.used, out.size = NULL, 0, 0
         try:
@@ -417,9 +463,14 @@ cdef class ClientBatch:
         """Write the reply to a request."""
         cdef Request* request = &self.requests[index]
         cdef size_t i
+        cdef int64_t total = 0
         if request.is_error:
             return self.put_value(out, &self.items[request.first])
-        if request.is_array:
+        if request.join == SUM:
+            for i in range(request.items):
+                total += integer_in(self.buffer.data + self.items[request.first + i].at, self.items[request.first + i].size)
+            return put_line(out, c":", total)
+        if request.join == ARRAY:
             put_line(out, 42, request.items)
         for i in range(request.items):
             self.put_value(out, &self.items[request.first + i])
@@ -486,7 +537,8 @@ cdef class PipelineBatch:
         self.next = self.count - min(remaining, self.count)
 
     cdef int add(
-        self, ClientBatch client_batch, uint32_t request, uint16_t slot, uint16_t number, size_t start, bint is_done=False
+        self, ClientBatch client_batch, uint32_t request, uint32_t item, uint16_t slot, uint16_t number, size_t start,
+        bint is_done=False
     ) except -1:
         """Expect one more reply, to the request that the output contains from `start` on. is_done: it is dropped."""
         cdef PendingReply* pending
@@ -497,7 +549,8 @@ cdef class PipelineBatch:
                 raise MemoryError
             self.pending, self.size = pending, self.size * 2 + 16
         entry = &self.pending[self.count]
-        entry.client_batch, entry.request, entry.slot, entry.number = <void*>client_batch, request, slot, number
+        entry.client_batch, entry.request, entry.item = <void*>client_batch, request, item
+        entry.slot, entry.number = slot, number
         entry.start, entry.end, entry.is_done = start, self.out.used, is_done
         self.count += 1
         self.room -= 1
@@ -614,20 +667,26 @@ cdef class PipelineBatch:
         self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), NO_EPOCHS)
 
     def next_request(self):
-        """Return the next request, for the general path; in place of an MGET a PING, because `put` sends the MGET again by slots."""
+        """Return the next request, for the general path.
+
+        At a state server a PING stands for a part of an MGET or of a transaction: `put` has them answered in another way, and
+        they must not be sent again alone.
+        """
         cdef size_t index = self.next
         cdef PendingReply* entry = &self.pending[index]
+        cdef Request* pending
         if index >= self.count:
             raise IndexError("no reply is pending")
         self.next += 1
+        pending = &(<ClientBatch>entry.client_batch).requests[entry.request]
         if entry.number >= UPSTREAM:
-            is_read = (<ClientBatch>entry.client_batch).requests[entry.request].is_read
+            is_read = pending.is_read and not pending.is_in_transaction
             request = UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
             if self.connection.follow is not None:
                 self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol)
             return request
         key = self.connection.key
-        if (<ClientBatch>entry.client_batch).requests[entry.request].is_array:
+        if pending.join == ARRAY or pending.is_in_transaction:
             return ServerRequest(
                 PING, 0, key.protocol, self.deadline_s, self, index, key.address, sends=SENDS_MAX
             )
@@ -644,13 +703,17 @@ cdef class PipelineBatch:
         """Take the reply to a request of `next_request`. Index -1 - i stands for the MGET with index i that was sent again by slots."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef PendingReply* entry = &self.pending[at]
-        cdef bint is_array = (<ClientBatch>entry.client_batch).requests[entry.request].is_array
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
+        cdef bint is_array = client_batch.requests[entry.request].join == ARRAY
+        cdef bint is_transaction = client_batch.requests[entry.request].is_in_transaction and entry.number < UPSTREAM
         if entry.is_done or client_batch.is_finished:
             return
-        # The general path merges long replies to an MGET. The reply `+PONG` arrives here if a PING replaced the MGET
-        # because its connection was busy with a long reply.
-        if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
+        # The general path merges long replies to an MGET, and follows the errors of a transaction at a state server. The
+        # reply `+PONG` arrives here if a PING replaced the request because its connection was busy with a long reply.
+        if is_array and type(reply) is not bytes:
+            self.forwarder.restart(client_batch)
+            return
+        if index >= 0 and ((is_array and reply[:1] == b"+") or (is_transaction and (reply == PONG or reply[:1] == b"-"))):
             self.forwarder.restart(client_batch)
             return
         if type(reply) is not bytes:
@@ -670,9 +733,9 @@ cdef class PipelineBatch:
 cdef class Forwarder:
     """Forwards forwardable requests of a proxy's clients to the servers of one application, and to an upstream.
 
-    commands: (name, minimum of words, maximum of words, `CommandStats`); the first command is GET, the second MGET.
+    commands: `ForwardedCommand`s (see `command_routes`).
     has_partial: the last input ends with an incomplete request. holds_upstream: the general path gets the upstream's
-    requests, which may have to wait.
+    requests, which may have to wait; holds_publishing: those that may send messages.
 
     A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
     """
@@ -686,9 +749,15 @@ cdef class Forwarder:
     cdef dict patterns_by_database
     cdef KeyPatterns first_patterns, other_patterns  # of database 0, and of databases without patterns of their own
     cdef object upstream_connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
+    cdef object node_table  # of these nodes; None: it is no Redis Cluster
+    cdef bint is_upstream_open  # `upstream_connection` was asked for
+    cdef KeyPatterns patterns  # of the client's database
     cdef Plan plans[SPECS_MAX]
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
+    cdef bint has_cached  # some keys of the upstream are cached
+    cdef list watched  # the keys that `requests` watch at the upstream, after the last EXEC
+    cdef bint ends_watch  # they have an EXEC at the upstream
     cdef readonly object cluster
     cdef object slot_connections, epochs  # the connections of the client's protocol version
     cdef object server, stats
@@ -697,6 +766,7 @@ cdef class Forwarder:
     cdef uint64_t calls[SPECS_MAX]
     cdef uint64_t input_bytes, output_bytes  # of clients
     cdef Word words[WORDS_MAX]
+    cdef Word keys[WORDS_MAX]  # of the last request
     cdef Item items[ITEMS_MAX]
     cdef Request requests[BATCH_REQUESTS_MAX]
     cdef size_t item_count, request_count
@@ -704,7 +774,7 @@ cdef class Forwarder:
     cdef int used[CONNECTIONS_MAX]
     cdef int used_count
     cdef list batches
-    cdef public bint has_partial, holds_upstream
+    cdef public bint has_partial, holds_upstream, holds_publishing
     cdef readonly object last_command
     cdef uint64_t last_count  # requests of the batch that was sent last
     cdef object tracking  # of the client whose input is being forwarded; None: it tracks no keys
@@ -720,16 +790,25 @@ cdef class Forwarder:
         self.names, self.command_stats, self.batches, self.cached = [], [], [None] * CONNECTIONS_MAX, []
         self.command_indexes, self.noted = {}, []
         self.set_patterns({})
-        for name, least, most, command_stats in commands:
-            i = self.add_command(name, least, most, command_stats)
-            self.plans[i].reads_states, self.plans[i].has_many_keys = True, i == 1
-        self.caching_command = self.add_command("client|caching", 0, 0, server.stats.command_stats("client|caching"))
+        self.watched = []
+        for name, least, most, keys, joined, role, command_stats in commands:
+            i = self.add_command(name, least, most, keys, role, command_stats)
+            self.plans[i].reads_states = True
+            self.plans[i].join = ARRAY if joined is Joined.LIST else SUM if joined is Joined.SUM else NOT_JOINED
+        self.caching_command = self.add_command("client|caching", 0, 0, (), None, server.stats.command_stats("client|caching"))
         self.stats.collectors.append(self.collect)
 
-    cdef int add_command(self, name, least, most, command_stats) except -1:
+    cdef int add_command(self, name, least, most, keys, role, command_stats) except -1:
         """Add a command that the forwarder forwards; return its index."""
         cdef int i = add_spec(&self.specs, name.encode(), least, most)
-        memset(&self.plans[i], 0, sizeof(Plan))
+        cdef Plan* plan = &self.plans[i]
+        cdef KeyRange* keys_of_range
+        memset(plan, 0, sizeof(Plan))
+        plan.part = BEGIN if role is Role.MULTI else RUN if role is Role.EXEC else WATCHED if role is Role.WATCH else QUEUED
+        for each in keys:
+            keys_of_range = &plan.keys[plan.ranges]
+            keys_of_range.first, keys_of_range.last, keys_of_range.step, keys_of_range.counted_from = each
+            plan.ranges += 1
         self.names.append(name)
         self.command_stats.append(command_stats)
         self.command_indexes[name] = i
@@ -740,23 +819,28 @@ cdef class Forwarder:
 
         upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
         `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
-        database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether all words are
-        keys, `CommandStats`). They replace the commands of an earlier call.
+        database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether it may send messages,
+        its keys, its role, `CommandStats`). They replace the commands of an earlier call.
         """
         cdef int i
         self.upstream, self.cache_of = upstream, cache_of
         for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
-        for name, is_read, has_many_keys, command_stats in commands:
+        for name, is_read, publishes, keys, role, command_stats in commands:
             if name not in self.command_indexes:
                 if self.specs.count == SPECS_MAX:
                     continue  # the general path answers it
-                self.add_command(name, 2, WORDS_MAX, command_stats)
+                self.add_command(name, 1, WORDS_MAX, keys, role, command_stats)
             i = self.command_indexes[name]
-            if self.plans[i].reads_states and has_many_keys != self.plans[i].has_many_keys:
+            if self.plans[i].reads_states and not self.has_keys(&self.plans[i], keys):
                 continue
-            self.plans[i].is_for_upstream, self.plans[i].is_read = True, is_read
-            self.plans[i].has_many_keys = has_many_keys
+            self.plans[i].is_for_upstream, self.plans[i].is_read, self.plans[i].publishes = True, is_read, publishes
+
+    cdef bint has_keys(self, const Plan* plan, keys) except -1:
+        """Return whether the keys of a command's requests are in these ranges."""
+        cdef int i
+        rows = [(plan.keys[i].first, plan.keys[i].last, plan.keys[i].step, plan.keys[i].counted_from) for i in range(plan.ranges)]
+        return rows == [tuple(each) for each in keys]
 
     def set_patterns(self, by_database, others=()):
         """Set which backend answers which keys of each database: `ForwardedKeys`; the first match decides.
@@ -765,6 +849,7 @@ cdef class Forwarder:
         """
         cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
         self.other_patterns = KeyPatterns(others)
+        self.has_cached = any(each.is_cached for patterns in [*by_database.values(), others] for each in patterns)
         self.first_patterns = made.get(0, self.other_patterns)
         self.patterns_by_database = made
 
@@ -772,14 +857,40 @@ cdef class Forwarder:
         """Return the patterns of a database."""
         return self.patterns_by_database.get(database, self.other_patterns) if database else self.first_patterns
 
-    cdef int slot_of_request(self, size_t words, bint has_many_keys) noexcept:
-        """Return the slot of a request's keys; -1 if they are in several slots."""
-        cdef size_t i
-        cdef int slot = slot_of(self.words[1].at, self.words[1].size)
-        if has_many_keys:
-            for i in range(2, words):
-                if <int>slot_of(self.words[i].at, self.words[i].size) != slot:
+    cdef Py_ssize_t find_keys(self, const Plan* plan, size_t count) noexcept:
+        """Find the keys of a request with so many words; return their number; -1: the general path finds them."""
+        cdef const KeyRange* part
+        cdef int64_t first, last
+        cdef size_t found = 0, number = 0
+        cdef int i
+        for i in range(plan.ranges):
+            part = &plan.keys[i]
+            first = part.first
+            last = part.last + (first if part.last >= 0 else <int64_t>count)
+            if part.counted_from:
+                if first >= <int64_t>count or not number_in(&self.words[first], &number):
                     return -1
+                first += part.counted_from
+                last = first + (<int64_t>number - 1) * part.step
+                if not number:
+                    continue
+            if first >= <int64_t>count or last >= <int64_t>count:
+                return -1
+            while first <= last:
+                if found == WORDS_MAX:
+                    return -1
+                self.keys[found] = self.words[first]
+                found += 1
+                first += part.step
+        return found
+
+    cdef int slot_of_keys(self, size_t count) noexcept:
+        """Return the slot of the keys; -1 if they are in several slots."""
+        cdef size_t i
+        cdef int slot = slot_of(self.keys[0].at, self.keys[0].size)
+        for i in range(1, count):
+            if <int>slot_of(self.keys[i].at, self.keys[i].size) != slot:
+                return -1
         return slot
 
     def forward(self, sink, bytes data, int protocol, database=0, bint is_of_states=False, tracking_state=None):
@@ -798,13 +909,14 @@ cdef class Forwarder:
         cdef ClientBatch client_batch
         self.upstream_connection, self.slot_connections = None, self.cluster.slot_connections[protocol]
         self.begin_tracking(tracking_state)
+        self.node_table, self.is_upstream_open = None, False
         took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
         if not took:
             return 0
         if self.has_writes and self.has_states:  # see the module's docstring
             self.has_partial = False
             return 0
-        if not self.reserve_batches(sink):
+        if not self.reserve_batches(sink) or not self.set_watched():
             self.has_partial = False
             return 0
         client_batch = ClientBatch.__new__(ClientBatch)
@@ -866,112 +978,223 @@ cdef class Forwarder:
     ) except? 0:
         """Parse the forwardable requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
-        cdef bytes table = self.slot_connections.numbers
-        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
-        cdef bint has_numbers = PyBytes_GET_SIZE(table) >= SLOTS
-        cdef size_t count = 0, i, first
+        cdef const uint8_t* multi = NULL  # the MULTI of a transaction without EXEC yet
+        cdef uint32_t begin = 0
+        cdef bint had_states = False, had_writes = False
+        cdef size_t count = 0
         cdef Py_ssize_t took
-        cdef int command, backend = STATES, slot
-        cdef KeyPatterns patterns = self.patterns_of(database)
-        cdef bytes node_table = None
-        cdef bytes reply
+        cdef int command, items
         cdef Plan* plan
-        cdef Request* request
-        cdef Item* item
-        self.has_partial = self.has_states = self.has_writes = False
+        self.has_partial = self.has_states = self.has_writes = self.ends_watch = False
         self.item_count = self.request_count = 0
         self.cache_hits, self.has_cache = 0, False
+        self.patterns = self.patterns_of(database)
         if self.cached:
             self.cached = []
-        if self.upstream is None and (database or not has_numbers):  # without an upstream, other databases are empty
+        if self.watched:
+            self.watched = []
+        if self.upstream is None and database:  # without an upstream, other databases are empty
             return 0
-        while at < end and self.request_count < BATCH_REQUESTS_MAX:
+        while at < end and self.request_count < BATCH_REQUESTS_MAX and self.item_count < ITEMS_MAX:
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.has_partial = took == 0
                 break
-            request = &self.requests[self.request_count]
-            request.has_caching = False
             command = command_of(&self.specs, self.words)
-            if command < 0 and self.tracking is not None and self.item_count < ITEMS_MAX and self.set_caching(count):
-                self.cached.append(OK)
-                memset(&self.items[self.item_count], 0, sizeof(Item))
-                memset(request, 0, sizeof(Request))
-                request.at, request.size, request.is_read = at, took, True
-                request.first, request.items, request.command = <uint32_t>self.item_count, 1, self.caching_command
-                self.item_count += 1
-                self.request_count += 1
+            if command < 0 and self.tracking is not None and self.set_caching(count):
+                self.add_caching(at, took)
                 at += took
                 continue
-            if command < 0 or count < 2:
+            if command < 0:
                 break
             plan = &self.plans[command]
-            if self.upstream is not None and not is_of_states:
-                backend = patterns.backend_of_all(&self.words[1], count - 1 if plan.has_many_keys else 1)
-            first = self.item_count
-            if backend == UPSTREAM_BACKEND:
-                if self.holds_upstream:
+            memset(&self.items[self.item_count], 0, sizeof(Item))
+            if plan.part == BEGIN or plan.part == RUN:
+                if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states or self.tracking is not None:
                     break
-                if self.upstream_connection is None:
-                    self.upstream_connection = self.upstream(sink.client_id, protocol, database)
-                    node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
-                if self.upstream_connection is None or not plan.is_for_upstream or first == ITEMS_MAX:
+                if sink.watches_states:
                     break
-                item = &self.items[first]
-                item.slot, item.number = 0, UPSTREAM
-                if node_table is not None:
-                    slot = self.slot_of_request(count, plan.has_many_keys)
-                    if slot < 0 or not node_table[slot]:
-                        break
-                    item.slot, item.number = slot, UPSTREAM + <uint8_t>node_table[slot]
-                    if self.is_caching_set:  # a redirect has to send it again, which the general path does
-                        break
-                item.at = item.size = item.epochs = 0
-                count = 1
-                self.has_writes |= not plan.is_read
-                request.has_caching = self.is_caching_set
-                self.prefixes += self.is_caching_set
-            elif backend == CACHED:
-                if not self.has_cache:
-                    self.cache, self.has_cache = self.cache_of(sink.client_id, database), True
-                if self.cache is None or first == ITEMS_MAX:
+                if plan.part == BEGIN:
+                    multi, begin, had_states, had_writes = at, self.request_count, self.has_states, self.has_writes
+                elif not self.end_transaction(sink, begin, protocol, database):
                     break
-                reply = self.cache.get((database, protocol, self.cache_key(at, took)))
-                if reply is None:
-                    break
-                self.cached.append(reply)
-                self.cache_hits += 1
-                memset(&self.items[first], 0, sizeof(Item))
-                count = 1
+                items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
             else:
-                if backend != STATES or not plan.reads_states or not has_numbers:
+                items = self.add_items(sink, plan, count, at, took, protocol, database, is_of_states, multi != NULL)
+                if not items:
                     break
-                if not self.specs.rows[command].least <= count <= self.specs.rows[command].most:
-                    break
-                count = count - 1 if plan.has_many_keys else 1
-                if first + count > ITEMS_MAX:
-                    break
-                for i in range(count):
-                    item = &self.items[first + i]
-                    item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
-                    item.number = numbers[item.slot]
-                    item.at = item.size = item.epochs = 0
-                    if not item.number:
-                        return at - start
-                self.has_states = True
-            request.at, request.size = at, took
-            request.is_recorded = self.is_recording
-            if self.is_optin or self.is_optout:
-                request.is_recorded &= self.is_caching_set == self.is_optin
-            self.is_caching_set = False
-            request.keys = self.words[0].at + self.words[0].size + 2
-            request.first, request.items = first, count
-            request.command, request.is_error, request.is_read = command, False, plan.is_read
-            request.is_array = plan.has_many_keys and backend == STATES
-            self.item_count += count
-            self.request_count += 1
+            self.add_request(command, at, took, items)
+            self.requests[self.request_count - 1].is_in_transaction = multi != NULL
+            if plan.part == RUN:
+                multi = NULL
             at += took
+        if multi != NULL:
+            self.request_count, self.item_count = begin, self.requests[begin].first
+            self.has_states, self.has_writes, at = had_states, had_writes, multi
         return at - start
+
+    cdef void add_request(self, int command, const uint8_t* at, size_t size, uint32_t items) noexcept:
+        """Add the request whose words were cut, with the next items; its `join` is set."""
+        cdef Request* request = &self.requests[self.request_count]
+        request.at, request.size = at, size
+        request.name = <const uint8_t*>memchr(at, c"\n", size) + 1
+        request.keys = self.words[0].at + self.words[0].size + 2
+        request.first, request.items = self.item_count, items
+        request.command, request.is_error, request.is_read = command, False, self.plans[command].is_read
+        request.is_recorded = self.is_recording
+        if self.is_optin or self.is_optout:
+            request.is_recorded &= self.is_caching_set == self.is_optin
+        self.is_caching_set = False
+        self.item_count += items
+        self.request_count += 1
+
+    cdef int add_caching(self, const uint8_t* at, size_t size) except -1:
+        """Add a CLIENT CACHING, which is answered here."""
+        cdef Request* request = &self.requests[self.request_count]
+        self.cached.append(OK)
+        memset(&self.items[self.item_count], 0, sizeof(Item))
+        memset(request, 0, sizeof(Request))
+        request.at, request.size, request.is_read = at, size, True
+        request.first, request.items, request.command = <uint32_t>self.item_count, 1, self.caching_command
+        self.item_count += 1
+        self.request_count += 1
+
+    cdef int add_items(
+        self, sink, const Plan* plan, size_t count, const uint8_t* at, size_t size, int protocol, database, bint is_of_states,
+        bint is_queued
+    ) except -1:
+        """Find where a request is answered; return the number of its items; 0: the general path answers it."""
+        cdef Py_ssize_t keys = self.find_keys(plan, count)
+        cdef int backend = STATES
+        cdef Word none
+        self.requests[self.request_count].join, self.requests[self.request_count].has_caching = NOT_JOINED, False
+        if keys < 0:
+            return 0
+        if self.upstream is not None and not is_of_states:
+            none.at, none.size = self.words[0].at, 0
+            # The owners of keys have to be known even for a script without keys, so the owner of the empty key answers it.
+            backend = self.patterns.backend_of_all(self.keys, keys) if keys else UPSTREAM_BACKEND
+            if not keys and plan.ranges:
+                backend = self.patterns.backend_of(&none)
+        elif not keys:
+            return 0
+        if backend == UPSTREAM_BACKEND:
+            return self.add_upstream_item(sink, plan, keys, protocol, database, is_queued)
+        if backend == STATES:
+            return self.add_state_items(plan, count, keys, is_queued)
+        if backend == CACHED and plan.is_read and not is_queued:
+            return self.add_cached_item(sink, at, size, protocol, database)
+        return 0
+
+    cdef bint open_upstream(self, sink, int protocol, database) except -1:
+        """Find the client's connection to the upstream; False: the general path gets its requests."""
+        if not self.is_upstream_open:
+            self.is_upstream_open = True
+            self.upstream_connection = self.upstream(sink.client_id, protocol, database)
+            self.node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
+        return self.upstream_connection is not None
+
+    cdef int add_upstream_item(self, sink, const Plan* plan, size_t keys, int protocol, database, bint is_queued) except -1:
+        """Add the item of a request to the upstream; return 1, or 0: the general path answers it."""
+        cdef Item* item = &self.items[self.item_count]
+        cdef int slot
+        cdef size_t i
+        if self.holds_upstream or (plan.publishes and self.holds_publishing):
+            return 0
+        if not plan.is_for_upstream or not self.open_upstream(sink, protocol, database):
+            return 0
+        if not keys and not plan.is_read and self.has_cached:  # it may change any key
+            return 0
+        item.number = UPSTREAM
+        if self.node_table is not None:
+            slot = self.slot_of_keys(keys) if keys else -1
+            if slot < 0 or is_queued or plan.part == WATCHED or not (<bytes>self.node_table)[slot]:
+                return 0
+            if self.is_caching_set:  # a redirect has to send it again, which the general path does
+                return 0
+            item.slot, item.number = slot, UPSTREAM + <uint8_t>(<bytes>self.node_table)[slot]
+        elif plan.part == WATCHED:
+            if is_queued or self.tracking is not None or sink.watches_states or not self.upstream_connection.may_watch:
+                return 0
+            for i in range(keys):
+                self.watched.append(PyBytes_FromStringAndSize(<const char*>self.keys[i].at, self.keys[i].size))
+        self.has_writes |= not plan.is_read
+        self.requests[self.request_count].has_caching = self.is_caching_set
+        self.prefixes += self.is_caching_set
+        return 1
+
+    cdef int add_state_items(self, const Plan* plan, size_t count, size_t keys, bint is_queued) except -1:
+        """Add the items of a read of states' keys; return their number, or 0: the general path answers it."""
+        cdef bytes table = self.slot_connections.numbers
+        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef size_t i, items = keys
+        cdef int slot = self.slot_of_keys(keys)
+        cdef const Spec* spec = &self.specs.rows[plan - &self.plans[0]]
+        cdef Item* item
+        if not plan.reads_states or PyBytes_GET_SIZE(table) < SLOTS or not spec.least <= count <= spec.most:
+            return 0
+        if slot >= 0 and (plan.join != ARRAY or keys == 1 or is_queued):
+            items = 1
+        elif plan.join == NOT_JOINED or is_queued or self.item_count + keys > ITEMS_MAX:
+            return 0
+        else:
+            self.requests[self.request_count].join = plan.join
+        if self.is_recording and (items < keys or self.keys[0].at != self.words[1].at):
+            return 0  # the keys of a reply that the client may cache are noted by their places
+        for i in range(items):
+            item = &self.items[self.item_count + i]
+            memset(item, 0, sizeof(Item))
+            item.slot = slot_of(self.keys[i].at, self.keys[i].size)
+            item.number = numbers[item.slot]
+            if not item.number:
+                return 0
+        self.has_states = True
+        return items
+
+    cdef int add_cached_item(self, sink, const uint8_t* at, size_t size, int protocol, database) except -1:
+        """Add the cached reply to a read; return 1, or 0: the general path answers it."""
+        cdef bytes reply
+        if not self.has_cache:
+            self.cache, self.has_cache = self.cache_of(sink.client_id, database), True
+        if self.cache is None:
+            return 0
+        reply = self.cache.get((database, protocol, self.cache_key(at, size)))
+        if reply is None:
+            return 0
+        self.cached.append(reply)
+        self.cache_hits += 1
+        return 1
+
+    cdef bint end_transaction(self, sink, uint32_t begin, int protocol, database) except -1:
+        """Have MULTI and EXEC follow the commands between them, if these go over one connection; False if not.
+
+        EXEC compares the keys that the client watches at the upstream, over its connection there.
+        """
+        cdef uint32_t i
+        cdef Item* item = &self.items[self.requests[begin].first]
+        if self.request_count == begin + 1:
+            return False
+        for i in range(begin + 2, self.request_count):
+            if item[i - begin].number != item[1].number:
+                return False
+        if self.upstream is not None:
+            if not self.open_upstream(sink, protocol, database):
+                return False
+            if item[1].number < UPSTREAM and (self.watched or self.upstream_connection.has_watched):
+                return False
+            if item[1].number >= UPSTREAM:
+                if self.upstream_connection.is_dirty:
+                    return False
+                self.ends_watch, self.watched = True, []
+        item[0].slot, item[0].number = item[1].slot, item[1].number
+        item[self.request_count - begin].slot, item[self.request_count - begin].number = item[1].slot, item[1].number
+        return True
+
+    cdef bint set_watched(self) except -1:
+        """Note the keys that the client watches at the upstream after `requests`; False if there are too many."""
+        if not self.ends_watch and not self.watched:
+            return True
+        return self.upstream_connection.change_watched(self.ends_watch, self.watched)
 
     cdef bytes cache_key(self, const uint8_t* at, size_t size):
         """Return a request with its name, the first of `words`, in lower case."""
@@ -1047,9 +1270,11 @@ cdef class Forwarder:
         for i in range(client_batch.request_count):
             request = &client_batch.requests[i]
             self.calls[request.command] += 1
-            if request.is_array:
+            if request.join == ARRAY:
                 for j in range(self.used_count):
                     self.send_mget(client_batch, i, self.used[j])
+            elif request.join == SUM:
+                self.send_each_key(client_batch, i)
             elif client_batch.items[request.first].number:
                 number = client_batch.items[request.first].number
                 batch = <PipelineBatch>self.batches[number]
@@ -1057,10 +1282,10 @@ cdef class Forwarder:
                 if request.has_caching:
                     caching = CACHING_YES if self.is_optin else CACHING_NO
                     put(&batch.out, PyBytes_AS_STRING(caching), PyBytes_GET_SIZE(caching))
-                    batch.add(client_batch, i, 0, number, start, True)
+                    batch.add(client_batch, i, request.first, 0, number, start, True)
                     start = batch.out.used
                 put(&batch.out, request.at, request.size)
-                batch.add(client_batch, i, client_batch.items[request.first].slot, number, start)
+                batch.add(client_batch, i, request.first, client_batch.items[request.first].slot, number, start)
         for j in range(self.used_count):
             self.batches[self.used[j]] = None
         self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
@@ -1087,7 +1312,27 @@ cdef class Forwarder:
             if item[i].number == number:
                 put(&batch.out, at, took)
             at += took
-        return batch.add(client_batch, index, 0, number, start)
+        return batch.add(client_batch, index, request.first, 0, number, start)
+
+    cdef int send_each_key(self, ClientBatch client_batch, uint32_t index) except -1:
+        """Append a request for each key of a request whose replies are added up."""
+        cdef Request* request = &client_batch.requests[index]
+        cdef PipelineBatch batch
+        cdef const uint8_t* at = request.keys
+        cdef const uint8_t* end = request.at + request.size
+        cdef Item* item
+        cdef size_t i, size = 0, start
+        cdef Py_ssize_t took
+        for i in range(request.first, request.first + request.items):
+            item = &client_batch.items[i]
+            batch, took = <PipelineBatch>self.batches[item.number], 1 + number_line(at + 1, end, &size) + size + 2
+            start = batch.out.used
+            put(&batch.out, b"*2\r\n", 4)
+            put(&batch.out, request.name, request.keys - request.name)
+            put(&batch.out, at, took)
+            batch.add(client_batch, index, i, item.slot, item.number, start)
+            at += took
+        return 0
 
     def collect(self):
         """Add the counts of requests and bytes to the server's statistics."""
@@ -1185,7 +1430,10 @@ cdef class StateKeys(KeyFilter):
     cdef bint admits_transaction_of(self, session) except -1:
         # A client with a connection of its own may watch keys there.
         upstream = self.forwarder.upstream
-        return upstream is None or upstream(session.id, session.protocol, session.db) is not None
+        if upstream is None:
+            return True
+        connection = upstream(session.id, session.protocol, session.db)
+        return connection is not None and not connection.has_watched
 
 
 cdef class StoredReads(FastPath):
@@ -1357,6 +1605,11 @@ cdef class ClientForwarder(InputInterceptor):
     def client_id(self):
         """The id of this client."""
         return self.session.id
+
+    @property
+    def watches_states(self):
+        """Whether this client watches states' keys, which EXEC has to compare."""
+        return bool(self.session.watched)
 
     def resend(self, data, epochs):
         """Have the general path answer the requests, from servers that have reached these epochs."""

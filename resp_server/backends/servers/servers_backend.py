@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from resp_server.backends.servers.command_routes import CommandRoutes
 from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.servers.forwarder_sink import forward_exec
 from resp_server.backends.servers.long_requests import LongRequests, forwarded_split_of
 from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.servers_exec import ServersExec
@@ -213,6 +214,12 @@ class ServersBackend:
     ) -> BackendExec:
         """Begin the EXEC of queued requests."""
         return ServersExec(self, self._planner, self.clusters[0], context, requests, watched)
+
+    def forward_exec(
+        self, session: Session, requests: Sequence[Request], batch: ReplyBatch, index: int, run: Callable[[], None]
+    ) -> bool:
+        """Have the compiled forwarder send a transaction; False if it does not."""
+        return forward_exec(self.forwarder, session, requests, batch, index, run)
 
     def exec_rejected(self, session: Session) -> None:
         """Servers get the watched keys with an EXEC only."""
