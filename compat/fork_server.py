@@ -28,12 +28,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL
 from functools import cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
 
 from compat.forked_child import Child
 from compat.forked_program import ARGUMENT_BYTES_MAX, CODE, PROGRAMS, import_programs, place, run_to_end, show_arguments
 
+ROOT = Path(__file__).parents[1]
 MODULE = "compat.fork_server"
 # In the environment of a program that is started, as are its children: a test is about a start itself, or reads the
 # environment that the kernel shows.
@@ -175,7 +177,7 @@ def _started_server(is_pure: bool, pid: int) -> ForkServer:
         command = [sys.executable, "-m", MODULE, str(theirs.fileno()), " " * ARGUMENT_BYTES_MAX]
         environment |= {"SPARKIS_PURE": "1"} if is_pure else {}
         _servers.append(
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+            subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
         )
     return ForkServer(ours)
 

@@ -22,7 +22,7 @@ IMPORTED = (
     "state_backend.apply.applier",
     "state_backend.apply.compactor",
 )
-# The modules that are run as programs. Those of the former are removed from `sys.modules` before they run.
+# The modules that are run as programs.
 PROGRAMS = frozenset(IMPORTED) | {"state_backend.attach.shard"}
 # Code that is run as a program: that of the process that reads a checkpoint.
 CODE = "from state_backend.attach.reader_process import main; main()"
@@ -40,11 +40,9 @@ ARGUMENT_BYTES_MAX = 4096
 
 
 def import_programs() -> None:
-    """Import all programs, and see to it that a fork runs each as `__main__`, and copies few pages."""
+    """Import all programs, and see to it that a fork copies few pages."""
     for name in (*IMPORTED, *OF_COMMANDS):
         import_module(name)
-    for name in IMPORTED:
-        del sys.modules[name]  # what it imports stays; `runpy` warns if what it runs is imported
     gc.collect()
     gc.freeze()  # a collection in a fork would write to all pages
 
@@ -100,6 +98,7 @@ def _run(arguments: Sequence[str]) -> None:
     what, *given = arguments[1:] if arguments[0] in ("-m", "-c") else arguments
     sys.argv = [what, *given]
     if arguments[0] == "-m":
+        sys.modules.pop(what, None)  # what it imports stays; `runpy` warns if what it runs is imported
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     elif arguments[0] == "-c":
         sys.argv[0] = "-c"

@@ -136,7 +136,8 @@ class ShardProcesses:
 
     def _end(self) -> None:
         while self._children:
-            with self._children.pop() as child:
+            # To close the pipe of a process that has ended is to write the rest to it once more.
+            with suppress(BrokenPipeError), self._children.pop() as child:
                 child.kill()
 
 

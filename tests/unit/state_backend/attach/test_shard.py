@@ -153,17 +153,26 @@ def test_partitions_that_were_not_read_before_the_commit_are_read_by_the_process
     assert counts(log) == {b"2"}
 
 
+@pytest.mark.parametrize("is_reading", [True, False], ids=["within a read", "before a read"])
 @pytest.mark.usefixtures("sharded", "read_after_commit")
-def test_a_killed_process_is_a_failure_and_the_batch_is_read_again(written: WrittenCheckpoint, log: Path):
+def test_a_killed_process_is_a_failure_and_the_batch_is_read_again(
+    written: WrittenCheckpoint, log: Path, is_reading: bool
+):
     readers = Readers()
     with following(written.folder, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)
         change_batch(written, 1)
         assert attachment.wait(1, WAIT_S)
         killed, kept = readers.pids
-        os.kill(killed, signal.SIGSTOP)  # it does not answer, so the batch waits for it
-        change_batch(written, 2)
-        os.kill(killed, signal.SIGKILL)
+        if is_reading:
+            os.kill(killed, signal.SIGSTOP)  # it does not answer, so the batch waits for it
+            change_batch(written, 2)
+            eventually(readers.last._shards._lock.locked)
+            os.kill(killed, signal.SIGKILL)
+        else:
+            os.kill(killed, signal.SIGKILL)
+            os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+            change_batch(written, 2)
         eventually(lambda: attachment.failure, lambda failure: "ended with the code -9" in str(failure))
         assert epochs(log) == [0, 1]
         assert attachment.wait(2, WAIT_S)
