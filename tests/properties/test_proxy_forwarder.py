@@ -617,6 +617,37 @@ def test_a_transaction_over_one_connection_is_sent_as_it_is(
     assert b"".join(sink.replies) == b"".join(b"+%b\r\n" % words[0] for each in forwarded for words in each)
 
 
+def test_the_keys_of_a_transaction_are_recorded_when_the_reply_to_exec_arrives() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    state, key = tracking_client(scene), of_slots(0)
+    data = b"".join(map(pack, (MULTI, (b"GET", key), (b"STRLEN", key), EXEC)))
+    assert scene.forwarder.forward(sink, data, 2, tracking_state=state) == len(data)
+    (batch,) = scene.connections[0].batches
+    assert scene.connections[0].asked() == data
+    batch.feed(b"+OK\r\n+QUEUED\r\n+QUEUED\r\n", 0, NEW)
+    assert scene.tracking.keys == 0
+    batch.feed(b"*2\r\n$1\r\na\r\n:1\r\n", 0, NEW)
+    assert list(scene.tracking.clients_by_key) == [key]
+    assert len(sink.replies) == 1
+
+
+@pytest.mark.parametrize("end", [(EXEC,), (), ((b"CLIENT", b"CACHING", b"YES"), EXEC)])
+def test_client_caching_precedes_the_transaction_that_is_sent_after_it(end: Sequence[tuple[bytes, ...]]) -> None:
+    scene, sink = with_patterns(), ForwarderSink()
+    state, caching = tracking_client(scene, "is_optin"), pack((b"CLIENT", b"CACHING", b"YES"))
+    transaction = b"".join(map(pack, (MULTI, OF_UPSTREAM, OF_UPSTREAM, *end)))
+    is_forwarded = end == (EXEC,)
+    took = scene.forwarder.forward(sink, caching + transaction, 2, tracking_state=state)
+    assert took == len(caching) + is_forwarded * len(transaction)
+    assert state.is_caching_set is not is_forwarded
+    assert scene.upstream.asked() == (caching + transaction) * is_forwarded
+    if is_forwarded:
+        replies = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"
+        scene.upstream.batches[0].feed(OK + replies, 0, NO_EPOCHS)
+        assert sink.replies == [OK + replies]
+        assert scene.tracking.keys == 0
+
+
 def test_a_transaction_that_is_incomplete_may_become_forwardable() -> None:
     scene, data = with_patterns(), b"".join(map(pack, (MULTI, OF_UPSTREAM, EXEC)))
     ends = [end for end in range(1, len(data)) if scene.forwarder.forward(ForwarderSink(), data[:end], 2) == 0]

@@ -96,6 +96,18 @@ def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
         client.close()
 
 
+PIPELINES = [
+    ["GET a"],
+    ["GET b"],
+    ["MGET a c"],
+    ["CLIENT CACHING YES"],
+    ["CLIENT CACHING NO"],
+    ["CLIENT ID"],
+    ["STRLEN d"],
+]
+PIPELINES += [["MULTI", "GET a", "STRLEN d", "EXEC"], ["CLIENT CACHING YES", "MULTI", "PTTL b", "GET b", "EXEC"]]
+
+
 @pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"], ["ON", "OPTOUT"]], ids=" ".join)
 def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
     swap: Swap, client: Connection, direct: Connection, options: list[str]
@@ -107,10 +119,7 @@ def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
         for connection in (client, alone):
             assert connection.call("CLIENT", "TRACKING", *options).plain == b"OK"
         for turn in range(60):
-            lines = choice.choices(
-                ["GET a", "GET b", "MGET a c", "CLIENT CACHING YES", "CLIENT CACHING NO", "CLIENT ID", "STRLEN d"],
-                k=choice.randrange(1, 9),
-            )
+            lines = [line for group in choice.choices(PIPELINES, k=choice.randrange(1, 9)) for line in group]
             data = b"".join(request(*line.split(" ")) for line in lines)
             found = []
             for connection in (client, alone):

@@ -20,8 +20,8 @@ Errors, pushes, incomplete replies and lost connections are handled by the gener
 
 The keys of a client that tracks keys are noted when a state server's reply to them arrives, and recorded in the tracking
 table before anything else runs (see `tracked_reads`). The upstream's keys are tracked by the upstream: the requests of
-such a client go over its dedicated connection. CLIENT CACHING is answered here, and precedes the next request to the
-upstream.
+such a client go over its dedicated connection. CLIENT CACHING is answered here, and precedes the next request, or
+transaction, to the upstream. The keys of a transaction are read by EXEC, so they are noted with its reply.
 
 If the state server's stores are on this machine (`backends/servers/server_stores.py`), `StoredReads` comes before the forwarder: the
 compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest.
@@ -100,6 +100,7 @@ cdef struct Request:
     bint is_in_transaction
     bint is_error  # the reply is an error, stored in the first item
     bint is_recorded  # the client may cache its keys
+    uint32_t queued  # of an EXEC the number of commands before it, which it runs
     bint has_caching  # CLIENT CACHING precedes it
 
 cdef struct PendingReply:  # a server's reply that has not arrived yet
@@ -324,22 +325,31 @@ cdef class ClientBatch:
     cdef bint note_keys(self, const PendingReply* entry) except -1:
         """Note the keys of a state server's reply that the client may cache; return whether they are the first ones."""
         cdef Request* request = &self.requests[entry.request]
-        cdef Item* item = &self.items[request.first]
+        cdef uint32_t queued
+        cdef bint is_first = self.noted is None
+        if entry.number >= UPSTREAM or not request.is_recorded or (request.is_in_transaction and not request.queued):
+            return False  # the keys of a queued command are read by EXEC
+        if is_first:
+            self.noted = []
+        for queued in range(entry.request - request.queued, entry.request):
+            self.note_keys_of(&self.requests[queued], NULL)
+        if not request.queued:
+            self.note_keys_of(request, entry)
+        return is_first
+
+    cdef int note_keys_of(self, const Request* request, const PendingReply* entry) except -1:
+        """Note the keys of a request, or those that one reply is about."""
+        cdef const Item* item = &self.items[request.first]
         cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(self.data)
         cdef const uint8_t* end = base + PyBytes_GET_SIZE(self.data)
         cdef const uint8_t* at = base + (request.keys - self.requests[0].at)
         cdef size_t i, size = 0
-        cdef bint is_first = self.noted is None
-        if not request.is_recorded or entry.number >= UPSTREAM:
-            return False
-        if is_first:
-            self.noted = []
         for i in range(request.items):
             at += 1 + number_line(at + 1, end, &size)
-            if (item[i].number == entry.number if request.join == ARRAY else request.first + i == entry.item):
+            if entry == NULL or (item[i].number == entry.number if request.join == ARRAY else request.first + i == entry.item):
                 self.noted.append(PyBytes_FromStringAndSize(<const char*>at, size))
             at += size + 2
-        return is_first
+        return 0
 
     cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
         """Store the reply to a request, or to the keys of an MGET that one server owns."""
@@ -980,7 +990,7 @@ cdef class Forwarder:
         cdef const uint8_t* at = start
         cdef const uint8_t* multi = NULL  # the MULTI of a transaction without EXEC yet
         cdef uint32_t begin = 0
-        cdef bint had_states = False, had_writes = False
+        cdef bint had_states = False, had_writes = False, had_caching = False
         cdef size_t count = 0
         cdef Py_ssize_t took
         cdef int command, items
@@ -1001,7 +1011,7 @@ cdef class Forwarder:
                 self.has_partial = took == 0
                 break
             command = command_of(&self.specs, self.words)
-            if command < 0 and self.tracking is not None and self.set_caching(count):
+            if command < 0 and self.tracking is not None and multi == NULL and self.set_caching(count):
                 self.add_caching(at, took)
                 at += took
                 continue
@@ -1010,13 +1020,14 @@ cdef class Forwarder:
             plan = &self.plans[command]
             memset(&self.items[self.item_count], 0, sizeof(Item))
             if plan.part == BEGIN or plan.part == RUN:
-                if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states or self.tracking is not None:
+                if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states:
                     break
                 if sink.watches_states:
                     break
                 if plan.part == BEGIN:
                     multi, begin, had_states, had_writes = at, self.request_count, self.has_states, self.has_writes
-                elif not self.end_transaction(sink, begin, protocol, database):
+                    had_caching = self.is_caching_set
+                elif not self.end_transaction(sink, begin, protocol, database, had_caching):
                     break
                 items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
             else:
@@ -1027,10 +1038,13 @@ cdef class Forwarder:
             self.requests[self.request_count - 1].is_in_transaction = multi != NULL
             if plan.part == RUN:
                 multi = NULL
+                self.requests[self.request_count - 1].queued = self.request_count - begin - 2
+                self.requests[self.request_count - 1].is_recorded = self.is_recording  # CLIENT CACHING does not limit it
             at += took
         if multi != NULL:
             self.request_count, self.item_count = begin, self.requests[begin].first
             self.has_states, self.has_writes, at = had_states, had_writes, multi
+            self.is_caching_set = had_caching
         return at - start
 
     cdef void add_request(self, int command, const uint8_t* at, size_t size, uint32_t items) noexcept:
@@ -1041,7 +1055,7 @@ cdef class Forwarder:
         request.keys = self.words[0].at + self.words[0].size + 2
         request.first, request.items = self.item_count, items
         request.command, request.is_error, request.is_read = command, False, self.plans[command].is_read
-        request.is_recorded = self.is_recording
+        request.is_recorded, request.queued = self.is_recording, 0
         if self.is_optin or self.is_optout:
             request.is_recorded &= self.is_caching_set == self.is_optin
         self.is_caching_set = False
@@ -1165,7 +1179,7 @@ cdef class Forwarder:
         self.cache_hits += 1
         return 1
 
-    cdef bint end_transaction(self, sink, uint32_t begin, int protocol, database) except -1:
+    cdef bint end_transaction(self, sink, uint32_t begin, int protocol, database, bint has_caching) except -1:
         """Have MULTI and EXEC follow the commands between them, if these go over one connection; False if not.
 
         EXEC compares the keys that the client watches at the upstream, over its connection there.
@@ -1186,6 +1200,8 @@ cdef class Forwarder:
                 if self.upstream_connection.is_dirty:
                     return False
                 self.ends_watch, self.watched = True, []
+                self.requests[begin].has_caching = has_caching
+                self.prefixes += has_caching
         item[0].slot, item[0].number = item[1].slot, item[1].number
         item[self.request_count - begin].slot, item[self.request_count - begin].number = item[1].slot, item[1].number
         return True
