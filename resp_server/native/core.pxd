@@ -64,6 +64,7 @@ cdef class Rules:
 cdef class KeyFilter:
     cdef bint admits(self, const Word* keys, size_t count) noexcept
     cdef bint admits_transaction_of(self, session) except -1
+    cdef bint has_own_clock(self) noexcept
 
 cdef class Core:
     cdef KeyFilter key_filter  # None: the core answers about all keys, also about missing ones

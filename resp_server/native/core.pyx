@@ -518,6 +518,10 @@ cdef class KeyFilter:
         """Return whether the core may answer a client's transactions."""
         return False
 
+    cdef bint has_own_clock(self) noexcept:
+        """Return whether this process says what time it is."""
+        return False
+
 
 # --- the core ---------------------------------------------------------------------------------------------------------
 
@@ -752,7 +756,9 @@ cdef class Core:
         if count:
             return self.key_filter.admits(keys, count)
         if rows[command].part == NOTHING:
-            return rows[command].shape in (TEXTS, CLIENT_ID, CACHING)
+            if rows[command].shape == CLOCK:
+                return self.key_filter.has_own_clock()
+            return rows[command].shape in (TEXTS, CLIENT_ID, CACHING, DATABASE)
         return rows[command].part == TRANSACTION
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):

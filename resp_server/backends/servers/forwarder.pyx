@@ -1432,12 +1432,15 @@ cdef class Forwarder:
 
 
 cdef class StateKeys(KeyFilter):
-    """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns."""
+    """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns; none without stores."""
 
     cdef Forwarder forwarder
+    cdef bint has_stores
 
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
         cdef size_t i
+        if not self.has_stores:
+            return False
         for i in range(count):
             if self.forwarder.first_patterns.backend_of(&keys[i]) != STATES:
                 return False
@@ -1446,16 +1449,22 @@ cdef class StateKeys(KeyFilter):
     cdef bint admits_transaction_of(self, session) except -1:
         # A client with a connection of its own may watch keys there.
         upstream = self.forwarder.upstream
+        if not self.has_stores:
+            return False
         if upstream is None:
             return True
         connection = upstream(session.id, session.protocol, session.db)
         return connection is not None and not connection.has_watched
 
+    cdef bint has_own_clock(self) noexcept:
+        return self.forwarder.upstream is None
+
 
 cdef class StoredReads(FastPath):
     """Answers reads of states' stored keys from the state server's stores, with the core. The forwarder gets all else.
 
-    As the forwarder, it counts calls and measures no times.
+    It also answers requests about the connection alone, and does only that where the proxy reads no stores. As the
+    forwarder, it counts calls and measures no times.
     """
 
     cdef Forwarder forwarder
@@ -1464,8 +1473,12 @@ cdef class StoredReads(FastPath):
     cdef int64_t renewed_ms
 
     def use(self, Forwarder forwarder, stores):
-        """Read these stores (`server_stores.ServerStores`), and keys that the forwarder's patterns give to states."""
+        """Read these stores (`server_stores.ServerStores`), and keys that the forwarder's patterns give to states.
+
+        stores: None: there are none.
+        """
         cdef StateKeys keys = StateKeys()
+        keys.has_stores = stores is not None
         self.forwarder = keys.forwarder = forwarder
         self.stores = stores
         self.core.key_filter = keys
@@ -1476,12 +1489,12 @@ cdef class StoredReads(FastPath):
         cdef Word* words = self.forwarder.words
         if not (session.can_be_forwarded and session.can_use_checked_fast_path):  # an unrestricted user, in database 0
             return False
-        if self.is_fresh:
+        if self.is_fresh and self.stores is not None:
             return True
         if cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) <= 0:
             return False
         return self.core.is_keyless(words, count) or (
-            count > 1 and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
+            self.stores is not None and count > 1 and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
         )
 
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
@@ -1510,7 +1523,7 @@ cdef class StoredReads(FastPath):
             return self.may_read
         self.is_fresh, self.may_read, self.renewed_ms, self.slow_ns = True, False, now_ms, NEVER_NS
         try:
-            view = self.stores.current_view()
+            view = self.server.view if self.stores is None else self.stores.current_view()
             if view is not None:
                 self.core.use_view(view, False)
                 self.may_read = True

@@ -65,13 +65,15 @@ class ServersBackend:
         if only is not None and forwarder is not None:
             self.forwarder = forwarder.Forwarder(only, server, self._routes.forwarded())
         self.sender.forwarder = self.forwarder
-        # Answers reads of stored keys before the forwarder gets them; None: the servers' stores cannot be read here.
+        # Answers requests about the connection, and about stored keys where the servers' stores can be read, before the
+        # forwarder gets them.
         self._stored_reads: Any = None
-        if only is not None and only.stores is not None and forwarder is not None:
-            only.stores.follow(only.epochs)
-            only.stores.on_changed = partial(self._stores_changed, only)
+        if only is not None and forwarder is not None:
             self._stored_reads = forwarder.StoredReads(server)
             self._stored_reads.use(self.forwarder, only.stores)
+        if self._stored_reads is not None and only is not None and only.stores is not None:
+            only.stores.follow(only.epochs)
+            only.stores.on_changed = partial(self._stores_changed, only)
         tracking = server.tracking
         tracking.on_use, tracking.when_followed = clusters.follow_keys, clusters.when_followed
         for cluster in clusters:
