@@ -39,11 +39,17 @@ impl Keys {
     }
 
     fn texts(&self, number: u64, count: u64) -> Vec<String> {
-        (number..number + count).map(|each| self.text(each)).collect()
+        (number..number + count)
+            .map(|each| self.text(each))
+            .collect()
     }
 
     fn are_values(&self, found: &[String], number: u64, count: u64) -> bool {
-        found.len() as u64 == count && found.iter().zip(number..).all(|(value, each)| *value == self.value(each))
+        found.len() as u64 == count
+            && found
+                .iter()
+                .zip(number..)
+                .all(|(value, each)| *value == self.value(each))
     }
 
     fn counter(&self) -> String {
@@ -60,7 +66,11 @@ struct Outcome {
 }
 
 /// Send one request, or one pipeline or transaction; return whether its reply is right.
-async fn call(workload: &str, keys: &Keys, connection: &mut MultiplexedConnection) -> RedisResult<bool> {
+async fn call(
+    workload: &str,
+    keys: &Keys,
+    connection: &mut MultiplexedConnection,
+) -> RedisResult<bool> {
     let n = keys.next();
     match workload {
         "get" => {
@@ -73,7 +83,9 @@ async fn call(workload: &str, keys: &Keys, connection: &mut MultiplexedConnectio
         }
         "hgetall" => {
             let map = n / KEYS_OF_A_MAP;
-            let found: HashMap<String, String> = connection.hgetall(format!("{}:map:{map}", keys.prefix)).await?;
+            let found: HashMap<String, String> = connection
+                .hgetall(format!("{}:map:{map}", keys.prefix))
+                .await?;
             Ok(found.len() == FIELDS && found["field:7"] == format!("{map}:7"))
         }
         "pipeline" => {
@@ -91,7 +103,9 @@ async fn call(workload: &str, keys: &Keys, connection: &mut MultiplexedConnectio
             Ok(keys.are_values(&found, n, 2))
         }
         "set" => {
-            let () = connection.set(format!("{}:written:{n}", keys.prefix), keys.value(n)).await?;
+            let () = connection
+                .set(format!("{}:written:{n}", keys.prefix), keys.value(n))
+                .await?;
             Ok(true)
         }
         "optimistic" => {
@@ -112,7 +126,12 @@ async fn increment(key: &str, connection: &mut MultiplexedConnection) -> RedisRe
     Ok(found.is_some())
 }
 
-async fn task(workload: String, keys: Arc<Keys>, mut connection: MultiplexedConnection, ends: Instant) -> Outcome {
+async fn task(
+    workload: String,
+    keys: Arc<Keys>,
+    mut connection: MultiplexedConnection,
+    ends: Instant,
+) -> Outcome {
     let mut own = Outcome::default();
     while own.requests == 0 || Instant::now() < ends {
         own.requests += 1;
@@ -136,7 +155,12 @@ struct Program {
 
 impl Program {
     /// Measure a workload. The counter of optimistic transactions must have grown by their number.
-    async fn run(&mut self, workload: &str, tasks: usize, seconds: f64) -> RedisResult<serde_json::Value> {
+    async fn run(
+        &mut self,
+        workload: &str,
+        tasks: usize,
+        seconds: f64,
+    ) -> RedisResult<serde_json::Value> {
         let is_optimistic = workload == "optimistic";
         let mut connections = Vec::new();
         for _ in 0..tasks {
@@ -183,16 +207,29 @@ impl Program {
 #[tokio::main]
 async fn main() -> RedisResult<()> {
     let given: Vec<String> = std::env::args().collect();
-    let [_, port, prefix, count] = &given[..] else { panic!("usage: benchmark-clients PORT PREFIX KEYS") };
+    let [_, port, prefix, count] = &given[..] else {
+        panic!("usage: benchmark-clients PORT PREFIX KEYS")
+    };
     let client = Client::open(format!("redis://127.0.0.1:{port}"))?;
     let shared = client.get_multiplexed_async_connection().await?;
     let count = count.parse().expect("KEYS is a number");
-    let keys = Arc::new(Keys { prefix: prefix.clone(), count, last: AtomicU64::new(0) });
-    let mut program = Program { client, shared, keys };
+    let keys = Arc::new(Keys {
+        prefix: prefix.clone(),
+        count,
+        last: AtomicU64::new(0),
+    });
+    let mut program = Program {
+        client,
+        shared,
+        keys,
+    };
     for line in stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (tasks, seconds) = (words[1].parse().expect("a number of tasks"), words[2].parse().expect("seconds"));
+        let (tasks, seconds) = (
+            words[1].parse().expect("a number of tasks"),
+            words[2].parse().expect("seconds"),
+        );
         println!("{}", program.run(words[0], tasks, seconds).await?);
         stdout().flush()?;
     }
