@@ -709,7 +709,7 @@ cdef class Core:
                 break
             took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
-                self.is_incomplete = took == 0
+                self.is_incomplete = took == 0 and at < end
                 break
             command = command_at(words, count)
             if command < 0:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compat.conformance.wire import request
 from resp_server.session import transaction
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -190,6 +191,15 @@ def test_too_long_a_transaction_is_refused_and_nothing_of_it_is_run(
     refused = refused.replace(b"3 commands and 64", b"100 commands and 1")
     peer.answers(lines("MULTI") + too_long + lines("EXEC"), OK + refused + aborted)
     peer.answers(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+
+
+def test_each_request_of_a_transaction_that_comes_alone_is_answered_at_once(server: Any) -> None:
+    peer = server.connect()
+    get, reply = request("GET", "job:temp:1"), bulk(b"1")
+    for words, replies in ((("MULTI",), OK), (("GET", "job:temp:1"), QUEUED), (("EXEC",), b"*1\r\n" + reply)):
+        peer.answers(request(*words), replies)
+    peer.answers(get + request("MULTI") + get, reply + OK + QUEUED)
+    peer.answers(request("EXEC"), b"*1\r\n" + reply)
 
 
 def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
