@@ -383,9 +383,6 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield World(tmp_path_factory.mktemp("world"), stack, *request.param, *OPTIONS)
 
 
-# Beside other tests, steps that wait for nothing find differences of order (a selected database of a client that has
-# just ended tracking, an invalidation before and after a reply) that are not understood yet. Alone they find none.
-@pytest.mark.slow
 def test_overlay_answers_as_one_redis_with_all_keys(world: World) -> None:
     Overlay.world = world
     # Without shrinking: a step without a reply would be tried hundreds of times, and each time waited for.
