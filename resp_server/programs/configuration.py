@@ -14,9 +14,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from resp_server.net.text_files import read_text
 from resp_server.programs.command_line import Mistakes
 
 PREFIX = "SPARKIS_"
@@ -54,7 +54,7 @@ class ConfigFile:
     def read(cls, path: str) -> ConfigFile:
         """Read a file; OSError, ValueError with the file and line if it is no TOML."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(path)
             parsed = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None

@@ -19,6 +19,7 @@ from resp_server.acl.users import AccessError, Users
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.passed_sockets import passed_ports
+from resp_server.net.text_files import read_text
 from resp_server.net.tls import CA_OPTION, TlsFiles, files_of, server_context
 from resp_server.programs.command_line import Mistakes
 from resp_server.programs.configuration import Configuration
@@ -68,7 +69,7 @@ def password_of(options: argparse.Namespace) -> str | None:
     password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
     if options.requirepass_file:
         try:
-            password = Path(options.requirepass_file).read_text().strip()
+            password = read_text(options.requirepass_file).strip()
         except OSError as error:
             raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
     if options.aclfile and password is not None:

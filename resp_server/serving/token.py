@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from resp_server.net.children import TOKEN_VARIABLE
+from resp_server.net.text_files import read_text
 
 
 def token_of(options: argparse.Namespace) -> str:
@@ -14,7 +14,7 @@ def token_of(options: argparse.Namespace) -> str:
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if options.token_file is not None:
         try:
-            token = Path(options.token_file).read_text().strip()
+            token = read_text(options.token_file).strip()
         except OSError as error:
             raise ValueError(f"--token-file {options.token_file}: {error.strerror}") from None
     if not token:

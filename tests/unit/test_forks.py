@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +71,15 @@ def test_other_options_do_what_they_do_in_one_process(tmp_path: Path, option: st
 
 
 def test_the_files_that_took_longest_begin_first(tmp_path: Path) -> None:
-    said = "import time\ndef test_one():\n    open('order', 'a').write('{name} ')\n    time.sleep({pause_s})\n"
-    files = {name: said.format(name=name, pause_s=pause_s) for name, pause_s in (("a", 0), ("b", 0.3), ("c", 0.6))}
-    for _ in range(2):
-        (tmp_path / "order").write_text("")
-        assert run(tmp_path, **files).returncode == 0
-    assert (tmp_path / "order").read_text().split()[0] != "a"
+    said = "import time\ndef test_one():\n    open('order', 'a').write('{name} ')\n    time.sleep(0.2)\n"
+    files = {name: said.format(name=name) for name in "abc"}
+    assert run(tmp_path, **files).returncode == 0
+    stored = tmp_path / ".pytest_cache" / "v" / "sparkis" / "durations"
+    took_s = json.loads(stored.read_text())
+    assert [Path(name).stem for name in sorted(took_s)] == ["test_a", "test_b", "test_c"] and min(
+        took_s.values()
+    ) >= 0.2
+    stored.write_text(json.dumps({name: at for at, name in enumerate(sorted(took_s))}))
+    (tmp_path / "order").write_text("")
+    assert run(tmp_path, **files).returncode == 0
+    assert (tmp_path / "order").read_text().split()[0] != "a"  # of two processes, one has to end before it begins
