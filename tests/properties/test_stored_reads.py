@@ -39,8 +39,8 @@ SOME_FORWARDED = [
 ]
 OF_UPSTREAM = (b"j:v:1", b"j:m:large")
 # Commands without keys that any process of a server answers alike, and those that the proxy answers itself.
-KEYLESS = (b"ping", b"echo", b"client")
-OF_PROXY = (b"TIME", b"DBSIZE", b"SELECT", b"SCAN")
+KEYLESS = (b"ping", b"echo", b"client", b"select")
+OF_PROXY = (b"TIME", b"DBSIZE", b"SCAN")
 
 
 class Scene:
