@@ -86,7 +86,7 @@ test-versions: setup-test ## run the tests marked versions with other versions o
 test-slow: setup-test ## run the slow tests, which make test leaves out, many rounds of the kill tests, many examples of the properties and of the comparisons with Redis
 	@sh scripts/program.sh prometheus prometheus
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
-	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest $(ARGS) tests/properties tests/differential
+	@$(RUN) SPARKIS_EXAMPLES=$(SPARKIS_EXAMPLES) python -m pytest -o faulthandler_timeout=0 $(ARGS) tests/properties tests/differential
 
 test-large: setup-test ## run the tests of real sizes, and print their measurements: minutes and gigabytes
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large
