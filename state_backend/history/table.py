@@ -92,6 +92,7 @@ def read_table(
     Args:
         log: The root of the change log.
         job: The job's name. None: the only job with such a state.
+        state: The name of the state.
         as_of: A past moment at which the log can still be read: an epoch's number, a datetime (UTC if it has no zone),
             or a text in ISO 8601. A time selects the newest epoch committed by then. Keys that had expired by the
             moment are left out. Default: now.

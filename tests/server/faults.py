@@ -26,6 +26,7 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.cluster.topology import Topology
 from resp_server.pipeline.batched import BatchedPipeline
+from resp_server.pipeline.context import ServerContext
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
@@ -96,7 +97,7 @@ class Scene:
             Keyspace(),
             config,
             clock=lambda: NOW_MS,
-            pipeline=lambda server: BatchedPipeline(server, ServersBackend(server, clusters)),
+            pipeline=lambda server: BatchedPipeline(server, self._backend(server, clusters)),
             connection=ProxyConnection,
         )
         self.proxy.context.state_servers = clusters.info_fields
@@ -112,6 +113,12 @@ class Scene:
         made = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
         if not self._is_compiled:
             made.pipeline.compiled = None
+        return made
+
+    def _backend(self, server: ServerContext, clusters: StateClusters) -> ServersBackend:
+        made = ServersBackend(server, clusters)
+        if not self._is_compiled:
+            made._stored_reads = None
         return made
 
     def port(self, of: str) -> int:
