@@ -353,6 +353,9 @@ async def _answered(
     server.users.set(b"default", rules)
     wire, connection = RecordingTransport(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
+    # A request that fails before it reads notices no epoch, where the other path has noticed it with an earlier request.
+    # Which keys its client may hold depends on that.
+    tracks = any(b"TRACKING" in chunk for chunk in chunks)
     for turn, chunk in enumerate(chunks, 1):
         if turn <= len(shown):
             server.set_topology(shown[turn - 1], HERE)
@@ -366,6 +369,8 @@ async def _answered(
             raise AssertionError("the connection does not come to rest")
         server.write_queue.flush()
         apply(store, turn % 4)
+        if tracks:
+            server.context.renew_all()
     stats = server.context.stats
     stats.collect()
     commands = {
@@ -443,6 +448,7 @@ cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIEN
 
 
 @settings(max_examples=examples(30), deadline=None)
+@example(b"", [[b"GET", b"j:v:0"], [b"GETRANGE", b"j:v:1", b"0", b"x"]], [125])
 @given(
     st.sampled_from([b"", b"OPTIN", b"OPTOUT", b"BCAST", b"NOLOOP", b"REDIRECT 1"]),
     st.lists(
