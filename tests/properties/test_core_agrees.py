@@ -353,8 +353,8 @@ async def _answered(
     server.users.set(b"default", rules)
     wire, connection = RecordingTransport(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
-    # A request that fails before it reads notices no epoch, where the other path has noticed it with an earlier request.
-    # Which keys its client may hold depends on that.
+    # A request that fails before it reads notices no epoch, where the other path has noticed it with an earlier one. So
+    # the keys that its client may hold would differ.
     tracks = any(b"TRACKING" in chunk for chunk in chunks)
     for turn, chunk in enumerate(chunks, 1):
         if turn <= len(shown):
