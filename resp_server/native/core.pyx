@@ -1025,7 +1025,7 @@ cdef class Core:
         for i in range(first + 1, end_request):
             if rows[self.requests[i].command].part == TRANSACTION:
                 return i if rows[self.requests[i].command].is_array else first
-        self.is_cut = self.is_incomplete or self.is_out_of_room
+        self.is_cut = self.is_out_of_room
         return first
 
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2:
