@@ -93,7 +93,7 @@ cdef class Core:
     cdef Output* out
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped at the limit of the output
-    cdef readonly bint is_incomplete  # it stopped at an incomplete request, or within a transaction that ends with one
+    cdef readonly bint is_incomplete  # it stopped at an incomplete request
     cdef bint is_out_of_room  # parsing stopped because there was no room for more requests
     cdef bint is_cut  # the replies stopped at a transaction whose end was not parsed yet
     cdef uint64_t calls[COMMANDS_MAX]  # since the last call of `FastPath.collect`

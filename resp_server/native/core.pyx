@@ -579,11 +579,10 @@ cdef class Core:
                 first, end_request = 0, <uint32_t>self.request_count
             begun = at
             at = self.reply_all(first, end_request, stopped)
-            if self.is_cut and at == begun and not self.is_incomplete:
-                self.is_cut = False  # a longer transaction than there is room for
-            if at != stopped and not self.is_cut:
+            if at != stopped and (at == begun or not self.is_cut):  # not for the core, or longer than there is room for
                 self.is_incomplete = False
-            if self.is_incomplete or (at != stopped and not self.is_cut):
+                break
+            if self.is_incomplete:
                 break
         self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
         return at - start
@@ -1011,7 +1010,7 @@ cdef class Core:
 
         The general path answers a transaction that is not for the core, and all of a client that watches keys. A node
         compares the slots of all keys there, but not those of a proxy's transaction. Sets `is_cut` if the end of the
-        transaction was not parsed yet: the buffer ends within a request, or there was no room.
+        transaction was not parsed yet because there was no room.
         """
         cdef uint32_t i
         if rows[self.requests[first].command].is_array:  # an EXEC without MULTI

@@ -129,23 +129,6 @@ cdef inline int64_t list_count(const Record* record) noexcept nogil:
     return u32(record.payload)
 
 
-cdef inline int encoded_index(const Record* record, const ByteRange* element) noexcept nogil:
-    """Return the index of an encoded element in a packed list or set; -1: absent, -2: it is damaged."""
-    cdef size_t body, at = 0, end, i
-    cdef int64_t count = list_count(record)
-    if count < 0:
-        return -2
-    body = 4 + 4 * <size_t>count
-    for i in range(<size_t>count):
-        end = u32(record.payload + 4 + 4 * i)
-        if end < at or body + end > record.size:
-            return -2
-        if end - at == element.size and memcmp(record.payload + body + at, element.at, element.size) == 0:
-            return <int>i
-        at = end
-    return -1
-
-
 cdef inline int index_in_list(const Record* record, const Word* element) noexcept nogil:
     """Return the index of a text in a packed list or set; -1: absent, -2: it is damaged."""
     cdef char line[NUMBER_LINE_BYTES]
@@ -164,6 +147,17 @@ cdef inline int index_in_list(const Record* record, const Word* element) noexcep
                 return <int>i
         at = end
     return -1
+
+
+cdef inline int encoded_index(const Record* record, const ByteRange* element) noexcept nogil:
+    """Return the index of a text, encoded for a reply, in a packed list or set; -1: absent, -2: one of both is damaged."""
+    cdef Word text
+    cdef size_t size = 0
+    cdef Py_ssize_t took = number_line(element.at + 1, element.at + element.size, &size)
+    if took <= 0 or 1 + took + size + 2 != element.size:
+        return -2
+    text.at, text.size = element.at + 1 + took, size
+    return index_in_list(record, &text)
 
 
 cdef inline int64_t members_in_run(const uint8_t* run, size_t size) noexcept nogil:

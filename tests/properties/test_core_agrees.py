@@ -406,12 +406,6 @@ def apply(store: LmdbStore, turn: int) -> None:
     store.apply(epoch, STATES)
 
 
-def ends_transactions(sent: list[list[bytes]]) -> bool:
-    """Return whether each MULTI is followed by a request that ends the transaction."""
-    names = [request[0].upper() for request in sent[::-1]]
-    return next((name for name in names if name in (b"MULTI", b"EXEC", b"DISCARD", b"RESET")), b"") != b"MULTI"
-
-
 @patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @patch("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
@@ -435,8 +429,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     shown: list[Topology],
     rules: list[bytes],
 ) -> None:
-    # Within a transaction the core waits for the rest of a request; the general path replies to what came before it.
-    data = requests(sent) + (ending if ends_transactions(sent) else b"")
+    data = requests(sent) + ending
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
