@@ -66,6 +66,8 @@ cdef class KeyFilter:
     cdef bint admits_transaction_of(self, session) except -1
     cdef bint has_own_clock(self) noexcept
 
+cdef class SessionFields
+
 cdef class Core:
     cdef KeyFilter key_filter  # None: the core answers about all keys, also about missing ones
     cdef object view
@@ -95,12 +97,15 @@ cdef class Core:
     cdef readonly bint is_full  # it stopped at the limit of the output
     cdef readonly bint is_incomplete  # it stopped at an incomplete request
     cdef bint is_out_of_room  # parsing stopped because there was no room for more requests
-    cdef bint is_cut  # the replies stopped at a transaction whose end was not parsed yet
+    cdef bint has_more  # parsing stopped before a request that may be for the core
+    cdef bint is_cut  # the replies stopped within a transaction whose EXEC is not parsed yet
+    cdef int64_t queued  # requests that were queued by the last call of `answer_all`, less those that an EXEC ran
+    cdef bint needs_state[COMMANDS_MAX]  # it is not answered while jobs are loading
     cdef uint64_t calls[COMMANDS_MAX]  # since the last call of `FastPath.collect`
     cdef uint64_t answered[COMMANDS_MAX]  # by the last call of `answer_all`
     cdef uint64_t hits, misses
     cdef readonly int last_command
-    cdef object session  # whose requests are answered
+    cdef SessionFields session  # whose requests are answered
     cdef list keys_read  # the keys that the client may cache; None: none of its reads are recorded
     cdef bint is_caching_set, is_optin, is_optout  # as in the client's `TrackingState`
     cdef uint64_t random  # of RANDOM
@@ -113,6 +118,9 @@ cdef class Core:
     cdef int job_at(self, const Word* key) except -3
     cdef bint refresh_job(self, int index) except -1
     cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
+    cdef bint has_room(self) noexcept
+    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1
+    cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all)
     cdef bint is_keyless(self, const Word* words, size_t count) noexcept
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept
@@ -132,8 +140,15 @@ cdef class Core:
     cdef bint records_keys(self, bint is_transaction) noexcept
     cdef int record_keys(self, const Request* request) except -1
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL
+    cdef int count_requests(self, uint32_t first, uint32_t end_request, bint is_transaction) except -1
+    cdef bint may_run_transaction(self) except -1
+    cdef int begin_transaction(self) except -1
+    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
+    cdef bint run_queued(self, list queued, Rules rules) except -1
+    cdef bint add_queued(self, list queued, Rules rules) except -1
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2
+    cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2
     cdef int count_lookup(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
     cdef int reply_to_keys(self, Request* request) except -2
@@ -174,9 +189,9 @@ cdef class Core:
     ) except -2
 
 cdef class SessionFields:
-    cdef public bint can_use_fast_path, can_use_checked_fast_path, can_be_forwarded
+    cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded
     cdef public int protocol
-    cdef public object user, tracking_state, epoch_feed, active_ms, last_command
+    cdef public object user, transaction, tracking_state, epoch_feed, active_ms, last_command
     cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around
 
 cdef class ConnectionFields:

@@ -36,6 +36,7 @@ from state_backend.native.lookup cimport (
 )
 
 from resp_server.protocol.doubles import double_text
+from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from state_backend.model.errors import StoreError
 
 cdef extern from *:
@@ -209,6 +210,10 @@ def _fill_rows():
 
 
 _fill_rows()
+
+cdef int MULTI = NAMES.index(b"multi")
+cdef int EXEC = NAMES.index(b"exec")
+cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
 
 # More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
 cdef int64_t RANKS_MAX = (1 << 53) - 1
@@ -559,10 +564,15 @@ cdef class Core:
         cdef const uint8_t* begun
         cdef Lookahead* lookahead
         cdef uint32_t first, end_request
-        self.limit = self.out.used + OUTPUT_BYTES_MAX
+        self.limit, self.queued = self.out.used + OUTPUT_BYTES_MAX, 0
         memset(self.answered, 0, COMMANDS * sizeof(uint64_t))
         self.is_resp3, self.is_incomplete, self.is_full = protocol >= 3, False, False
         while at < end and self.out.used < self.limit:
+            if self.session.transaction is not None:
+                begun, at = at, self.answer_within_transaction(at, end, rules)
+                if at == begun or self.session.transaction is not None:
+                    break
+                continue
             if self.has_lookahead(at):
                 lookahead = &self.lookaheads[self.next_lookahead]
                 self.next_lookahead += 1
@@ -577,9 +587,11 @@ cdef class Core:
                     break
                 self.find_keys_and_members()
                 first, end_request = 0, <uint32_t>self.request_count
-            begun = at
+            self.has_more = self.is_incomplete or self.is_out_of_room or stopped == end
             at = self.reply_all(first, end_request, stopped)
-            if at != stopped and (at == begun or not self.is_cut):  # not for the core, or longer than there is room for
+            if self.is_cut:
+                continue
+            if at != stopped:
                 self.is_incomplete = False
                 break
             if self.is_incomplete:
@@ -691,59 +703,63 @@ cdef class Core:
 
         It stops before a request that the core does not answer, that is incomplete, or for which there is no room.
         """
-        cdef size_t count = 0, names
+        cdef size_t count = 0
         cdef Py_ssize_t took
         cdef Word* words
-        cdef Request* request
-        cdef int command
-        cdef int64_t key_count = 0
         while True:
             words = self.words + self.word_count
-            self.is_out_of_room = (
-                self.request_count == REQUESTS_MAX
-                or WORDS_MAX - self.word_count < REQUEST_WORDS_MAX
-                or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX
-            )
+            self.is_out_of_room = not self.has_room()
             if self.is_out_of_room:
                 break
             took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.is_incomplete = took == 0 and at < end
                 break
-            command = command_at(words, count)
-            if command < 0:
+            if not self.add_request(at, words, count, rules):
                 break
-            names = 2 if rows[command].is_two_words else 1
-            if not specs.rows[command].least <= count - names <= specs.rows[command].most:
-                break
-            request = &self.requests[self.request_count]
-            request.at, request.command, request.words = at, command, <uint32_t>(count - names)
-            request.first_word = <uint32_t>(self.word_count + names)
-            request.keys = 1
-            if rows[command].part in (KEYS, COMBINED):
-                if rows[command].has_key_count:
-                    if not integer(&words[names], &key_count) or key_count + 1 != request.words:
-                        break
-                    names += 1
-                    request.first_word += 1
-                    request.words -= 1
-                request.keys = request.words
-            elif rows[command].part <= TRANSACTION:
-                request.keys = 0
-            request.first_lookup = <uint32_t>self.lookup_count
-            request.members = 0
-            if rows[command].part == ALL_KEYS and rules is not None:
-                break  # it is about the keys that the user may read
-            if rules is not None and not rules.allow(command, words + names, request.keys):
-                break
-            if self.key_filter is not None and not self.is_admitted(command, words + names, request.keys):
-                break
-            if not self.prepare_lookups(request):
-                break
-            self.word_count += count
-            self.request_count += 1
             at += took
         return at
+
+    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1:
+        """Add a request and its look-ups; False if the core does not answer it. words: those after `word_count`."""
+        cdef Request* request = &self.requests[self.request_count]
+        if not self.admit(request, words, count, rules):
+            return False
+        request.at, request.members = at, 0
+        request.first_lookup = <uint32_t>self.lookup_count
+        if not self.prepare_lookups(request):
+            return False
+        self.word_count += count
+        self.request_count += 1
+        return True
+
+    cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1:
+        """Set a request's command and arguments; False if the core does not answer it. words: those after `word_count`."""
+        cdef int64_t key_count = 0
+        cdef int command = command_at(words, count)
+        cdef size_t names
+        if command < 0:
+            return False
+        names = 2 if rows[command].is_two_words else 1
+        if not specs.rows[command].least <= count - names <= specs.rows[command].most:
+            return False
+        request.keys = 1
+        if rows[command].part in (KEYS, COMBINED):
+            if rows[command].has_key_count:
+                if not integer(&words[names], &key_count) or key_count + 1 != <int64_t>(count - names):
+                    return False
+                names += 1
+            request.keys = <uint32_t>(count - names)
+        elif rows[command].part <= TRANSACTION:
+            request.keys = 0
+        request.command, request.words = command, <uint32_t>(count - names)
+        request.first_word = <uint32_t>(self.word_count + names)
+        if rules is not None:
+            if rows[command].part == ALL_KEYS:  # it is about the keys that the user may read
+                return False
+            if not rules.allow(command, words + names, request.keys):
+                return False
+        return self.key_filter is None or self.is_admitted(command, words + names, request.keys)
 
     cdef bint is_keyless(self, const Word* words, size_t count) noexcept:
         """Return whether a request has no key, and may be answered if there is a filter of keys."""
@@ -965,13 +981,15 @@ cdef class Core:
         return 0
 
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL:
-        """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins."""
-        cdef uint32_t i = first, last, j
+        """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins.
+
+        Sets `is_cut` if it is within a transaction whose EXEC is not parsed yet.
+        """
+        cdef uint32_t i = first, last
         cdef size_t before
         cdef Request* request
         cdef uint64_t hits, misses
         cdef int outcome
-        cdef bint is_recorded
         cdef const uint8_t* end = stopped
         self.is_cut = False
         while i < end_request:
@@ -979,8 +997,12 @@ cdef class Core:
             before, hits, misses, last = self.out.used, self.hits, self.misses, i
             if rows[request.command].part == TRANSACTION:
                 last = <uint32_t>self.exec_of(i, end_request)
-                if self.is_cut:  # the rest of the transaction comes next
+                if self.is_cut and i > first and self.is_out_of_room:  # there is room for it next
                     end = request.at
+                    break
+                if self.is_cut:
+                    self.begin_transaction()
+                    end = self.requests[i + 1].at if i + 1 < end_request else stopped
                     break
                 outcome = self.reply_to_transaction(i, last) if last > i else GENERAL
             else:
@@ -989,13 +1011,7 @@ cdef class Core:
                 self.out.used, self.hits, self.misses = before, hits, misses
                 end = request.at
                 break
-            is_recorded = self.records_keys(last > i)
-            for j in range(i, last + 1):
-                request = &self.requests[j]
-                self.answered[request.command] += 1
-                self.last_command = request.command
-                if is_recorded:
-                    self.record_keys(request)
+            self.count_requests(i, last + 1, last > i)
             if rows[request.command].shape not in (CACHING, CLIENT_ID):  # CLIENT CACHING is about the next other command
                 self.is_caching_set = False
             i = last + 1
@@ -1005,27 +1021,133 @@ cdef class Core:
                 break
         return end
 
+    cdef int count_requests(self, uint32_t first, uint32_t end_request, bint is_transaction) except -1:
+        """Count answered requests, and record the keys that a client may cache."""
+        cdef uint32_t i
+        cdef bint is_recorded = self.records_keys(is_transaction)
+        for i in range(first, end_request):
+            self.answered[self.requests[i].command] += 1
+            self.last_command = self.requests[i].command
+            if is_recorded:
+                self.record_keys(&self.requests[i])
+        return 0
+
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
         """Return the index of the EXEC that ends the transaction of a MULTI; `first` if the general path answers it.
 
-        The general path answers a transaction that is not for the core, and all of a client that watches keys. A node
-        compares the slots of all keys there, but not those of a proxy's transaction. Sets `is_cut` if the end of the
-        transaction was not parsed yet because there was no room.
+        Sets `is_cut` if the buffer, or the room for requests, ends before EXEC.
         """
         cdef uint32_t i
-        if rows[self.requests[first].command].is_array:  # an EXEC without MULTI
-            return first
-        if self.is_node and self.session.epoch_feed is None:
-            return first
-        if self.session.watched or self.session.read_point is not None:
-            return first
-        if self.key_filter is not None and not self.key_filter.admits_transaction_of(self.session):
+        if rows[self.requests[first].command].is_array or not self.may_run_transaction():  # an EXEC without MULTI
             return first
         for i in range(first + 1, end_request):
             if rows[self.requests[i].command].part == TRANSACTION:
                 return i if rows[self.requests[i].command].is_array else first
-        self.is_cut = self.is_out_of_room
+        self.is_cut = self.has_more
         return first
+
+    cdef bint may_run_transaction(self) except -1:
+        """Return whether the core may run the client's transactions; those of a client that watches keys it may not.
+
+        A node compares the slots of all keys on the general path, but not those of a proxy's transaction.
+        """
+        if self.is_node and self.session.epoch_feed is None:
+            return False
+        if self.session.watched or self.session.read_point is not None:
+            return False
+        return self.key_filter is None or self.key_filter.admits_transaction_of(self.session)
+
+    cdef int begin_transaction(self) except -1:
+        """Reply to a MULTI whose EXEC has not arrived: the commands before it are queued, as on the general path."""
+        self.session.begin_transaction()
+        put(self.out, b"+OK\r\n", 5)
+        self.last_command = MULTI
+        self.answered[MULTI] += 1
+        return 0
+
+    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
+        """Queue the requests of a client in a transaction, and run them at EXEC; return where the next request begins."""
+        cdef size_t count = 0, i
+        cdef Py_ssize_t took
+        cdef Request request
+        cdef int64_t size = 0, added, requests_left, bytes_left
+        cdef list words, requests = []
+        cdef bint needs_state = False, is_exec = False, may_queue
+        transaction = self.session.transaction
+        may_queue = not transaction.is_aborted and transaction.db is None  # no SELECT is queued
+        requests_left, bytes_left = transaction.room
+        self.drop_lookaheads()
+        self.is_incomplete = False
+        while at < end and self.out.used < self.limit and may_queue:
+            took = cut(at, end, self.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            self.is_incomplete = took == 0
+            if took <= 0 or not self.admit(&request, self.words, count, rules):
+                break
+            is_exec = request.command == EXEC
+            if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE):
+                break
+            words, added = [], 0
+            for i in range(count):
+                words.append(PyBytes_FromStringAndSize(<const char*>self.words[i].at, self.words[i].size))
+                added += self.words[i].size + WORD_OVERHEAD_BYTES
+            if <int64_t>len(requests) >= requests_left or size + added > bytes_left:
+                break
+            requests.append(words)
+            size += added
+            needs_state |= self.needs_state[request.command]
+            put(self.out, b"+QUEUED\r\n", 9)
+            self.last_command = request.command
+            at += took
+        if requests:
+            transaction.extend(requests, size, needs_state=needs_state)
+            self.queued += len(requests)
+        return at + took if is_exec and self.run_queued(transaction.requests, rules) else at
+
+    cdef bint run_queued(self, list queued, Rules rules) except -1:
+        """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""
+        cdef size_t before = self.out.used
+        cdef uint64_t hits = self.hits, misses = self.misses
+        cdef bint is_run = self.may_run_transaction() and self.add_queued(queued, rules)
+        if is_run:
+            self.find_keys_and_members()
+            is_run = self.reply_to_queued(0, <uint32_t>self.request_count) == ANSWERED
+        if is_run and self.out.used - before <= REPLY_BYTES_MAX:
+            self.count_requests(0, <uint32_t>self.request_count, True)
+            self.queued -= len(queued)
+            self.answered[EXEC] += 1
+            self.last_command = EXEC
+            self.session.end_transaction()
+        else:
+            self.out.used, self.hits, self.misses, is_run = before, hits, misses, False
+        self.drop_lookaheads()
+        return is_run
+
+    cdef bint add_queued(self, list queued, Rules rules) except -1:
+        """Add queued requests and their look-ups; False if there is no room, or the core does not answer one of them."""
+        cdef Word* words
+        cdef size_t count
+        cdef bytes argument
+        for request in queued:
+            words, count = self.words + self.word_count, 0
+            if not self.has_room() or len(request) > REQUEST_WORDS_MAX:
+                return False
+            for argument in request:
+                if PyBytes_GET_SIZE(argument) > WORD_BYTES_MAX:
+                    return False
+                words[count].at = <const uint8_t*>PyBytes_AS_STRING(argument)
+                words[count].size = PyBytes_GET_SIZE(argument)
+                count += 1
+            if not self.add_request(NULL, words, count, rules):
+                return False
+        return True
+
+    cdef bint has_room(self) noexcept:
+        """Return whether there is room for another request."""
+        return (
+            self.request_count < REQUESTS_MAX
+            and WORDS_MAX - self.word_count >= REQUEST_WORDS_MAX
+            and LOOKUPS_MAX - self.lookup_count >= 2 * REQUEST_WORDS_MAX
+        )
 
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2:
         """Reply to MULTI, to the commands that it queues, and to EXEC, which runs them in the view of all requests."""
@@ -1033,8 +1155,13 @@ cdef class Core:
         put(self.out, b"+OK\r\n", 5)
         for i in range(multi + 1, exec_):
             put(self.out, b"+QUEUED\r\n", 9)
-        put_line(self.out, c"*", exec_ - multi - 1)
-        for i in range(multi + 1, exec_):
+        return self.reply_to_queued(multi + 1, exec_)
+
+    cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2:
+        """Reply to EXEC: run the queued commands in the view of all requests."""
+        cdef uint32_t i
+        put_line(self.out, c"*", end_request - first)
+        for i in range(first, end_request):
             if rows[self.requests[i].command].shape == CACHING or self.reply_to(&self.requests[i]) == GENERAL:
                 return GENERAL
         return ANSWERED
@@ -2064,6 +2191,8 @@ cdef class FastPath:
             raise MemoryError
         self.names = [name.decode() for name in NAMES]
         self.command_stats_of = [server.stats.command_stats(name) for name in self.names]
+        for command, name in enumerate(NAMES):
+            self.core.needs_state[command] = "loading" not in server.table.get(name).facts.flags
         self.stats.collectors.append(self.collect)
 
     def __dealloc__(self):
@@ -2176,7 +2305,7 @@ cdef class FastPath:
         core.is_incomplete = core.is_full = self.was_tried = False
         tracking_state, epoch_feed = session.tracking_state, None
         if not core.has_lookahead(data):
-            if not session.can_use_checked_fast_path or not self.begin():
+            if not (session.can_use_checked_fast_path or session.can_queue) or not self.begin():
                 return 0
             epoch_feed, rules = session.epoch_feed, self.rules_of(session.user)
         core.begin_tracking(tracking_state)
@@ -2197,7 +2326,7 @@ cdef class FastPath:
             out.used = before
             return 0
         elapsed_ns = monotonic_ns() - started_ns
-        session.calls += self.count(elapsed_ns)
+        session.calls += self.count(elapsed_ns) + core.queued
         session.active_ms = core.now
         session.last_command = self.names[core.last_command]
         if elapsed_ns >= self.slow_ns:

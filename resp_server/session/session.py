@@ -34,6 +34,7 @@ if TYPE_CHECKING or native.core is None:
             "active_ms",
             "calls",
             "can_be_forwarded",
+            "can_queue",
             "can_use_checked_fast_path",
             "can_use_fast_path",
             "epoch_feed",
@@ -42,6 +43,7 @@ if TYPE_CHECKING or native.core is None:
             "output_bytes",
             "protocol",
             "tracking_state",
+            "transaction",
             "user",
         )
 
@@ -57,6 +59,7 @@ class Session(SessionFields):
             and not closing; its replies are on; it has no transaction, subscription or tracking; and this server does
             not redirect it. (A replica in a cluster redirects clients until they send READONLY.)
         can_use_checked_fast_path: The same, but the user may be restricted, and the client may track keys.
+        can_queue: As `can_use_checked_fast_path`, but the client has a transaction.
         can_be_forwarded: As `can_use_fast_path`, but in any database, and the client may track keys. Only a proxy's
             compiled code uses it: the forwarder keeps databases apart.
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
@@ -93,7 +96,6 @@ class Session(SessionFields):
         "reply_mode",
         "seen",
         "subscriptions",
-        "transaction",
         "watched",
     )
 
@@ -144,9 +146,10 @@ class Session(SessionFields):
             and not self.is_closing
             and (self.is_readonly or not self.is_at_replica)
             and not self.is_observed
-            and self.transaction is None
             and self.subscriptions is None
         )
+        self.can_queue = is_forwardable and self.transaction is not None and self.db == 0
+        is_forwardable = is_forwardable and self.transaction is None
         self.can_be_forwarded = is_forwardable and self.user.is_unrestricted
         self.can_use_checked_fast_path = is_forwardable and self.db == 0
         self.can_use_fast_path = self.can_be_forwarded and self.db == 0 and self.tracking_state is None

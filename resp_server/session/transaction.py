@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.protocol.errors import GenericError
@@ -37,14 +37,27 @@ class Transaction:
     def add(self, request: Request) -> None:
         """Queue a request; GenericError if too much is queued."""
         if type(request) is LongRequest:
-            self.size_bytes += request.size_bytes
+            size_bytes = request.size_bytes
         else:
-            self.size_bytes += sum(map(len, request)) + ARGUMENT_OVERHEAD_BYTES * len(request)
-        if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
+            size_bytes = sum(map(len, request)) + ARGUMENT_OVERHEAD_BYTES * len(request)
+        requests_left, bytes_left = self.room
+        if not requests_left or size_bytes > bytes_left:
             raise GenericError(
                 f"a transaction may have {QUEUED_REQUESTS_MAX} commands and {QUEUED_BYTES_MAX >> 20} MiB; split it"
             )
         self.requests.append(request)
+        self.size_bytes += size_bytes
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The number of requests that may be added, and their size."""
+        return QUEUED_REQUESTS_MAX - len(self.requests), QUEUED_BYTES_MAX - self.size_bytes
+
+    def extend(self, requests: Sequence[Request], size_bytes: int, *, needs_state: bool) -> None:
+        """Queue requests for which there is room."""
+        self.requests += requests
+        self.size_bytes += size_bytes
+        self.needs_state |= needs_state
 
 
 class WatchedVersion(NamedTuple):

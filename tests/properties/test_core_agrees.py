@@ -504,7 +504,8 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
         return answer(self, call, given, out, *rest)
 
     many = requests(MANY_TRANSACTIONS)
-    chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION), many]
+    chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION), many, many[:20], many[20:70], many[70:]]
+    chunks += [requests([request]) for request in TRANSACTION]  # its commands are queued
     chunks += [requests([line.split() for line in COMPILED])]  # at once: each epoch makes the lists longer
     tracking = [[b"CLIENT", b"TRACKING", b"ON", b"OPTIN"]]
     chunks += map(requests, [tracking, [[b"CLIENT", b"CACHING", b"YES"]], TRANSACTION, [[b"GET", b"j:v:0"]]])

@@ -1487,6 +1487,8 @@ cdef class StoredReads(FastPath):
         """Return whether to try to answer. Before `begin`, the first request is looked at: to begin takes longer."""
         cdef size_t count = 0
         cdef Word* words = self.forwarder.words
+        if session.can_queue:
+            return self.stores is not None and session.user.is_unrestricted
         if not (session.can_be_forwarded and session.can_use_checked_fast_path):  # an unrestricted user, in database 0
             return False
         if self.is_fresh and self.stores is not None:
