@@ -109,7 +109,7 @@ cdef class Core:
     cdef list keys_read  # the keys that the client may cache; None: none of its reads are recorded
     cdef bint is_caching_set, is_optin, is_optout  # as in the client's `TrackingState`
     cdef uint64_t random  # of RANDOM
-    cdef object count_keys, read_clock  # see `FastPath`; the server's clock
+    cdef object count_keys, read_clock, report  # see `FastPath`; the server's clock; logs and counts an exception
     cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
 
     cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0

@@ -1074,7 +1074,8 @@ cdef class Core:
         cdef list words, requests = []
         cdef bint needs_state = False, is_exec = False, may_queue
         transaction = self.session.transaction
-        may_queue = not transaction.is_aborted and transaction.db is None  # no SELECT is queued
+        # A node notes the slots of queued keys on the general path. A queued SELECT changes what the keys are.
+        may_queue = not transaction.is_aborted and transaction.db is None and not self.is_node
         requests_left, bytes_left = transaction.room
         self.drop_lookaheads()
         self.is_incomplete = False
@@ -1101,7 +1102,12 @@ cdef class Core:
         if requests:
             transaction.extend(requests, size, needs_state=needs_state)
             self.queued += len(requests)
-        return at + took if is_exec and self.run_queued(transaction.requests, rules) else at
+        try:
+            return at + took if is_exec and self.run_queued(transaction.requests, rules) else at
+        except Exception as error:  # the general path runs what is queued
+            self.report(error)
+            self.drop_lookaheads()
+            return at
 
     cdef bint run_queued(self, list queued, Rules rules) except -1:
         """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""
@@ -1116,6 +1122,7 @@ cdef class Core:
             self.queued -= len(queued)
             self.answered[EXEC] += 1
             self.last_command = EXEC
+            self.is_caching_set = False
             self.session.end_transaction()
         else:
             self.out.used, self.hits, self.misses, is_run = before, hits, misses, False
@@ -2185,7 +2192,7 @@ cdef class FastPath:
     def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None):
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
-        self.core.count_keys, self.core.read_clock = count_keys, server.clock
+        self.core.count_keys, self.core.read_clock, self.core.report = count_keys, server.clock, server.report
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError

@@ -296,6 +296,8 @@ topologies = st.lists(st.tuples(st.sampled_from(PARTS), st.booleans()), min_size
 )
 
 
+CROSS_SLOT = [[b"MULTI"], [b"GET", b"j:v:0"], [b"GET", b"j:v:1"], [b"EXEC"]]
+
 # What the client's user may do; texts that look like the protocol are the interesting ones here as well.
 user_rules = st.sampled_from(
     [
@@ -420,6 +422,8 @@ def apply(store: LmdbStore, turn: int) -> None:
 )
 # What the core looks up behind what it leaves is not answered by it, and so not counted by it.
 @example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [])
+# A node refuses a transaction over several slots, however it arrives.
+@example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
 def test_a_connection_answers_and_counts_as_one_without_the_core(
     settings_of: dict[str, Any],
     sent: list[list[bytes]],
