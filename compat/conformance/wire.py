@@ -189,6 +189,16 @@ class Connection:
             return b""
 
 
+def scanned(connection: Connection, *options: bytes | str | int) -> list[bytes]:
+    """Return all keys of a SCAN. options: those of each of its commands."""
+    found, cursor = [], b"0"
+    while True:
+        cursor, keys = connection.call("SCAN", cursor, *options).plain
+        found += keys
+        if cursor == b"0":
+            return found
+
+
 def replies_to(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[Reply]:
     """Send a pipeline on a new connection and return the replies; fewer than requests if the server closes.
 

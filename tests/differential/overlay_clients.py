@@ -241,13 +241,3 @@ def blocked_at(direct: Connection) -> int:
     found = re.search(rb"\r\nblocked_clients:(\d+)\r\n", direct.call("INFO", "clients").plain)
     assert found is not None
     return int(found[1])
-
-
-def scanned(side: Side, *options: str) -> list[bytes]:
-    """Return all keys of a scan."""
-    found, cursor = [], b"0"
-    while True:
-        cursor, keys = side.call("SCAN", cursor, *options).plain
-        found += keys
-        if cursor == b"0":
-            return found

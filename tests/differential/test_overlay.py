@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from compat.conformance.generators import checked
-from compat.conformance.wire import requests
+from compat.conformance.wire import requests, scanned
 from compat.waiting import eventually
-from tests.differential.overlay_clients import Client, blocked_at, scanned
+from tests.differential.overlay_clients import Client, blocked_at
 from tests.differential.overlay_requests import (
     ASKED,
     BLOCKING,

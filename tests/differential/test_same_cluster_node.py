@@ -13,7 +13,7 @@ import pytest
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, redis_server, sparkis_server
-from compat.conformance.wire import Words
+from compat.conformance.wire import Words, scanned
 from compat.waiting import eventually
 
 # Of the data set: keys of both masters' slots, and of slots that nobody has.
@@ -283,13 +283,10 @@ def test_keys_of_its_slots_are_listed_and_counted(trio: Trio, dataset: Dataset, 
         with server.connect() as connection:
             counts = [connection.call("CLUSTER", "COUNTKEYSINSLOT", str(slot)).plain for slot in slots]
             listed = [sorted(connection.call("CLUSTER", "GETKEYSINSLOT", str(slot), "9").plain) for slot in slots]
-            cursor, scanned = b"0", []
-            while not scanned or cursor != b"0":
-                cursor, some = connection.call("SCAN", cursor, "COUNT", "100").plain
-                scanned += some
-            sizes = connection.call("DBSIZE").plain, len(scanned), len(set(scanned))
-            random = connection.call("RANDOMKEY").plain in scanned
-            found.append((counts, listed, sorted(connection.call("KEYS", "*").plain), sorted(scanned), sizes, random))
+            keys = scanned(connection, "COUNT", 100)
+            sizes = connection.call("DBSIZE").plain, len(keys), len(set(keys))
+            random = connection.call("RANDOMKEY").plain in keys
+            found.append((counts, listed, sorted(connection.call("KEYS", "*").plain), sorted(keys), sizes, random))
     assert found[1] == found[0]
     assert 0 < found[1][4][0] < len(dataset.keys)
 

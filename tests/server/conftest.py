@@ -199,10 +199,20 @@ def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    """A proxy with an upstream; a module that needs other options has a fixture of its own."""
+def swap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+    """A proxy with an upstream. A module may have OPTIONS for it, and RULES."""
+    options, rules = getattr(request.module, "OPTIONS", ()), getattr(request.module, "RULES", None)
     with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack)
+        yield Swap(tmp_path_factory.mktemp("swap"), stack, *options, rules=rules)
+
+
+@pytest.fixture
+def direct(swap: Swap) -> Iterator[Connection]:
+    """A connection to the upstream of the module's `swap`, which is emptied first, and notifies of nothing."""
+    with swap.upstream.connect() as connection:
+        connection.call("CONFIG", "SET", "notify-keyspace-events", "")
+        connection.call("FLUSHALL")
+        yield connection
 
 
 @pytest.fixture(scope="module")

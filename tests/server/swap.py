@@ -24,26 +24,33 @@ ABSENT = b"job:speed:absent"
 OLD = b"an old copy"
 
 
-class Swap(Nodes):
-    """The upstream has an old copy of each key of the states."""
+def publish_values(log: Path) -> None:
+    """Publish the values of the states' keys."""
+    with LogWriter(log, "job", STATES, "first") as writer:
+        states = {key: "speed" if key.startswith(b"job:") else "apdex" for key in VALUES}
+        writer.publish([Change(states[key], Op.PUT, key, value=value) for key, value in VALUES.items()])
 
-    def __init__(self, folder: Path, stack: ExitStack, *options: str) -> None:
+
+class Swap(Nodes):
+    """The upstream has an old copy of each key of the states. rules: the text of a file of rules."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *options: str, rules: str | None = None) -> None:
         super().__init__(folder, stack, *HALVES)
         self.folder = folder
+        self.routes = folder / "routes.toml"
         self.ownership = folder / "owners.json"
         self.upstream_port = free_port()
         self.upstream_folder = folder / "upstream"
         self.upstream_folder.mkdir()
         self.upstream = self.start_upstream()
-        with LogWriter(self.log, "job", STATES, "first") as writer:
-            writer.publish(
-                [
-                    Change("speed" if key.startswith(b"job:") else "apdex", Op.PUT, key, value=value)
-                    for key, value in VALUES.items()
-                ]
-            )
+        publish_values(self.log)
         self.nodes = [self.start(at) for at in range(len(self.ports))]
-        self.proxy = self.start_swap(*options)
+        if rules is None:
+            self.proxy = self.start_swap(*options)
+        else:
+            self.routes.write_text("")
+            self.proxy = self.start_swap("--routes", str(self.routes), *options)
+            self.use_rules(rules)
 
     def start_upstream(self, *options: str) -> Running:
         """Start the upstream; again, after it was killed."""
@@ -73,6 +80,17 @@ class Swap(Nodes):
             eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")
             eventually(lambda: not client.call("GET", "nobody's").is_error)
         return proxy
+
+    def use_rules(self, rules: str) -> None:
+        """Write the file of rules, and have the proxy read it."""
+        self.routes.write_text(rules)
+        with self.proxy.connect() as client:
+            assert not client.call("STATE", "RELOAD").is_error
+
+    def publish(self, *changes: Change) -> None:
+        """Publish an epoch of the job."""
+        with LogWriter(self.log, "job", STATES, "first") as writer:
+            writer.publish(list(changes))
 
     def wait_until_ready(self, proxy: Running) -> None:
         """Wait until a proxy knows the owners of keys, and both sides answer."""

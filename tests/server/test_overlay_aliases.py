@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compat.conformance.generators import checked
 from compat.conformance.servers import redis_server
-from compat.conformance.wire import Connection, Reply, request
+from compat.conformance.wire import Connection, Reply, request, scanned
 from compat.waiting import eventually
 from resp_server.backends.servers.field_notifications import FIELDS_MAX
 from state_backend.codec import packed_map
@@ -21,8 +21,6 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.swap import Swap
-from tests.server.test_overlay_databases import scanned
-from tests.server.test_overlay_rules import sparkis
 
 STATES = [
     StateDescriptor("byAccount", key="account", value="score"),
@@ -52,11 +50,8 @@ LAST_CHANGES = count()
 
 @pytest.fixture(scope="module")
 def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    folder = tmp_path_factory.mktemp("swap")
-    routes = folder / "routes.toml"
-    routes.write_text("")
     with ExitStack() as stack:
-        made = Swap(folder, stack, "--routes", str(routes))
+        made = Swap(tmp_path_factory.mktemp("swap"), stack, rules=RULES)
         with LogWriter(made.log, "golden", STATES, "first-of-golden") as writer:
             changes = [
                 Change("byAccount", Op.PUT, b"golden:byAccount:%d" % each, value=b"%d" % each) for each in (1, 2, 3)
@@ -67,8 +62,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
                 for field in (b"apdex", b"errors")
             ]
             writer.publish(changes)
-        routes.write_text(RULES)
-        assert sparkis(made.proxy, "reload").returncode == 0
         with made.proxy.connect() as client, made.upstream.connect() as upstream:
             for each in (1, 2, 3):
                 eventually(lambda each=each: client.call("GET", f"golden:byAccount:{each}").plain == b"%d" % each)  # type: ignore[misc]
@@ -89,15 +82,13 @@ def test_alias_of_key_has_history(client: Connection) -> None:
 
 def test_changed_alias_fails_exec_of_watchers(swap: Swap, client: Connection) -> None:
     assert client.call("WATCH", "dash/1/score").plain == b"OK"
-    (swap.folder / "routes.toml").write_text(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
     try:
-        assert sparkis(swap.proxy, "reload").returncode == 0
+        swap.use_rules(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
         client.send(b"MULTI\r\nGET dashes/1/score\r\nEXEC\r\n")
         assert [client.read().plain for _ in range(3)][-1] is None
         assert client.call("GET", "dashes/1/score").plain == b"1"
     finally:
-        (swap.folder / "routes.toml").write_text(RULES)
-        assert sparkis(swap.proxy, "reload").returncode == 0
+        swap.use_rules(RULES)
 
 
 def test_patterns_find_aliases_as_redis_finds_keys(client: Connection, tmp_path: Path) -> None:
@@ -109,7 +100,7 @@ def test_patterns_find_aliases_as_redis_finds_keys(client: Connection, tmp_path:
         def find(end: str) -> None:
             pattern = f"dash{end}"
             assert sorted(client.call("KEYS", pattern).plain) == sorted(alone.call("KEYS", pattern).plain)
-            assert scanned(client, "MATCH", pattern, "TYPE", "string") == scanned(alone, "MATCH", pattern)
+            assert set(scanned(client, "MATCH", pattern, "TYPE", "string")) == set(scanned(alone, "MATCH", pattern))
 
         find()
 
@@ -165,7 +156,7 @@ def test_aliases_of_many_fields_are_listed(swap: Swap, client: Connection, field
     try:
         eventually(lambda: client.call("HLEN", "golden:facts:many").plain == fields)
         assert set(client.call("KEYS", "dash/many/*").plain) == names
-        assert scanned(client, "MATCH", "dash/many/*") == names
+        assert set(scanned(client, "MATCH", "dash/many/*")) == names
         assert client.call("EXISTS", *names).plain == fields
     finally:
         publish(swap, Change("facts", Op.DELETE, b"golden:facts:many"))
@@ -325,10 +316,9 @@ def test_notifications_follow_changed_alias_in_order(swap: Swap) -> None:
     with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
         client.call("HELLO", 3)
-        (swap.folder / "routes.toml").write_text(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
         try:
             client.call("PSUBSCRIBE", "__keyspace@0__:dash*")
-            assert sparkis(swap.proxy, "reload").returncode == 0
+            swap.use_rules(RULES.replace("dash/<account>/score", "dashes/<account>/score"))
             with swap.proxy.connect() as other:
                 other.call("PSUBSCRIBE", "__keyspace@0__:other*")
             publish(swap, score(1, b"5"))
@@ -339,8 +329,7 @@ def test_notifications_follow_changed_alias_in_order(swap: Swap) -> None:
                 found += [row for row in [client.read().plain[2:]] if b"/last" not in row[0]]
             assert found == [[b"__keyspace@0__:dashes/1/score", event] for event in (b"set", b"del", b"set")]
         finally:
-            (swap.folder / "routes.toml").write_text(RULES)
-            assert sparkis(swap.proxy, "reload").returncode == 0
+            swap.use_rules(RULES)
 
 
 @pytest.mark.usefixtures("changed")
@@ -349,7 +338,7 @@ def test_notifications_have_aliases_after_reload_of_same_rules(swap: Swap) -> No
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
         client.call("HELLO", 3)
         client.call("PSUBSCRIBE", "__keyspace@0__:dash/1/*")
-        assert sparkis(swap.proxy, "reload").returncode == 0
+        swap.use_rules(RULES)
         with swap.proxy.connect() as other:
             other.call("PSUBSCRIBE", "__keyspace@0__:other*")
         publish(swap, score(1, b"7"), fact(1, b"f"))
@@ -395,5 +384,5 @@ def test_acl_patterns_apply_to_aliases(tmp_path: Path, swap: Swap) -> None:
         eventually(lambda: client.call("GET", "dash/1/score").plain == b"1")
         assert client.call("GET", "golden:byAccount:1").plain.startswith(b"NOPERM")
         found = client.call("KEYS", "*").plain
-        assert scanned(client) == set(found) >= NAMES and all(name.startswith(b"dash/") for name in found)
+        assert set(scanned(client)) == set(found) >= NAMES and all(name.startswith(b"dash/") for name in found)
         eventually(lambda: client.call("RANDOMKEY").plain in found)

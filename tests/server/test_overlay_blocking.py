@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -19,19 +19,7 @@ from tests.server.swap import Swap
 PINNED_MAX = 3
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        options = ("--upstream-timeout", "1500", "--upstream-pinned", str(PINNED_MAX))
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, *options)
-
-
-@pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    """A connection to the upstream itself, which is emptied first."""
-    with swap.upstream.connect() as connection:
-        connection.call("FLUSHALL")
-        yield connection
+OPTIONS = ("--upstream-timeout", "1500", "--upstream-pinned", str(PINNED_MAX))
 
 
 def wait_until_blocked(direct: Connection, count: int = 1) -> None:

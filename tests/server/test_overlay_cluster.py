@@ -11,7 +11,7 @@ import pytest
 from redis.cluster import RedisCluster as ClusterClient
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import Connection, replies_to, request
+from compat.conformance.wire import Connection, replies_to, request, scanned
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.redis_cluster import RedisCluster
@@ -54,12 +54,7 @@ def test_cluster_unsplittable_request_of_several_slots_is_crossslot(client: Conn
 
 def test_cluster_scan_dbsize_and_flush_cover_all_masters(client: Connection) -> None:
     client.call("MSET", *(word for name in NAMES for word in (name, "x")))
-    found, cursor = [], b"0"
-    while True:
-        cursor, page = client.call("SCAN", cursor, "COUNT", 20).plain
-        found += page
-        if cursor == b"0":
-            break
+    found = scanned(client, "COUNT", 20)
     expected = {name.encode() for name in NAMES} | {b"dash/7/apdex"} | {b"job:speed:%d" % at for at in range(8)}
     assert set(found) == expected and len(found) == len(expected)
     assert set(client.call("KEYS", "*").plain) == expected

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,10 +26,7 @@ GREETING = {
 }
 
 
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-timeout", TIMEOUT_MS)
+OPTIONS = ("--upstream-timeout", TIMEOUT_MS)
 
 
 def is_retryable(reply: bytes) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, scanned
 from compat.waiting import eventually
 from tests.server.swap import VALUES, Swap
 
@@ -28,23 +28,13 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 ALL = OWN | VALUES.keys() | {b"job:speed"}
 
 
-def scanned(client: Connection, *options: str | bytes) -> list[bytes]:
-    """Return all keys of a scan."""
-    found, cursor = [], b"0"
-    while True:
-        cursor, keys = client.call("SCAN", cursor, *options).plain
-        assert int(cursor) < 2**53
-        found += keys
-        if cursor == b"0":
-            return found
-
-
 def test_scan_continues_at_other_proxy(swap: Swap, client: Connection) -> None:
     other = swap.start_swap("--ownership", str(swap.folder / "another.json"))
     found, cursor, at = [], b"0", 0
     with other.connect() as second:
         while True:
             cursor, keys = (client, second)[at % 2].call("SCAN", cursor, "COUNT", "7").plain
+            assert int(cursor) < 2**53
             found += keys
             at += 1
             if cursor == b"0":

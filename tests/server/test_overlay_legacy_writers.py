@@ -5,10 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
-
-import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
@@ -16,24 +12,11 @@ from tests.server.swap import Swap
 from tests.server.test_overlay_rules import sparkis
 
 PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    folder = tmp_path_factory.mktemp("swap")
-    (folder / "routes.toml").write_text("")
-    with ExitStack() as stack:
-        yield Swap(folder, stack, "--routes", str(folder / "routes.toml"))
-
-
-@pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    with swap.upstream.connect() as connection:
-        yield connection
+RULES = ""  # at first
 
 
 def test_reload_beside_legacy_writer_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
-    (swap.folder / "routes.toml").write_text(PREFERRED)
+    swap.routes.write_text(PREFERRED)
     is_over = threading.Event()
 
     def copy() -> None:
@@ -58,7 +41,7 @@ def test_reload_beside_legacy_writer_is_refused(swap: Swap, client: Connection, 
 def test_reload_without_legacy_writer_succeeds_and_later_one_is_reported(
     swap: Swap, client: Connection, direct: Connection
 ) -> None:
-    (swap.folder / "routes.toml").write_text(PREFERRED)
+    swap.routes.write_text(PREFERRED)
     client.send(b"STATE RELOAD\r\n")
     eventually(lambda: swap.info()["upstream_key_changes"] == "on")
     direct.call("SET", "job:speed:1", "one write is no copier")
@@ -79,9 +62,7 @@ def test_reload_without_legacy_writer_succeeds_and_later_one_is_reported(
 
 
 def test_start_and_confirm_beside_legacy_writer_are_refused(swap: Swap, client: Connection, direct: Connection) -> None:
-    routes = swap.folder / "routes.toml"
-    routes.write_text(PREFERRED.replace("aside", "beside"))
-    assert client.call("STATE", "RELOAD").plain == 1
+    swap.use_rules(PREFERRED.replace("aside", "beside"))
     is_over = threading.Event()
 
     def copy() -> None:
@@ -99,13 +80,13 @@ def test_start_and_confirm_beside_legacy_writer_are_refused(swap: Swap, client: 
         command = [
             *(sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(swap.topology), "--port", "0"),
             *("--upstream", f"redis://127.0.0.1:{swap.upstream.port}", "--ownership", str(swap.folder / "other.json")),
-            *("--routes", str(routes)),
+            *("--routes", str(swap.routes)),
         ]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
         assert ended.returncode == 1 and "rule 'beside': owner = \"prefer-state\" beside a program" in ended.stderr
         assert ended.stderr.rstrip().endswith("with --copiers report the proxy starts nevertheless")
         reporting = swap.start_at(
-            f"redis://127.0.0.1:{swap.upstream.port}", "--routes", str(routes), "--copiers", "report"
+            f"redis://127.0.0.1:{swap.upstream.port}", "--routes", str(swap.routes), "--copiers", "report"
         )
         eventually(lambda: swap.info(reporting)["copiers"] == "beside")
     finally:
@@ -114,6 +95,6 @@ def test_start_and_confirm_beside_legacy_writer_are_refused(swap: Swap, client: 
 
 
 def test_reload_of_rules_without_states_does_not_wait(swap: Swap, client: Connection) -> None:
-    (swap.folder / "routes.toml").write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
+    swap.routes.write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
     assert client.call("STATE", "RELOAD").plain == 1
     assert swap.info()["copiers"] == ""

@@ -11,7 +11,6 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.swap import Swap
 from tests.server.test_overlay_aliases import fact, publish, score
-from tests.server.test_overlay_rules import sparkis
 
 RULES = """
 [[rule]]
@@ -34,11 +33,8 @@ VALUES = [b"1", b"old score", b"0.9", b"mine", b"old fact", None, None]
 
 @pytest.fixture(scope="module")
 def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    folder = tmp_path_factory.mktemp("swap")
-    routes = folder / "routes.toml"
-    routes.write_text("")
     with ExitStack() as stack:
-        made = Swap(folder, stack, "--routes", str(routes))
+        made = Swap(tmp_path_factory.mktemp("swap"), stack, rules=RULES)
         publish(made, score(1, b"1"), fact(1, b"0.9"))
         with made.proxy.connect() as client, made.upstream.connect() as upstream:
             eventually(lambda: client.call("GET", "golden:byAccount:1").plain == b"1")
@@ -46,8 +42,6 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
             olds = [("board/old/score", "old score"), ("board/1/old", "old fact"), ("a", "mine")]
             for pair in [*copies, *olds]:
                 upstream.call("SET", *pair)
-        routes.write_text(RULES)
-        assert sparkis(made.proxy, "reload").returncode == 0
         yield made
 
 
@@ -81,11 +75,3 @@ def test_preferred_alias_has_notifications_of_both_backends(swap: Swap) -> None:
         assert tuple(client.read().plain[-2:]) == (b"__keyspace@0__:board/6/score", b"set")
         publish(swap, score(6, b"x"), fact(6, b"y"))
         assert {tuple(client.read().plain[-2:]) for _ in expected} == expected
-
-
-def read_until_reply(client: Connection, names: set[bytes]) -> bytes:
-    """Return the next reply; all pushes before it are of these names."""
-    while (found := client.read()).type == ">":
-        assert set(found.plain[1]) <= names
-    assert isinstance(found.plain, bytes)
-    return found.plain

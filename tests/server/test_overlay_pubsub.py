@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from time import sleep
 
@@ -13,14 +12,6 @@ import redis
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
 from tests.server.swap import Swap
-
-
-@pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    with swap.upstream.connect() as connection:
-        connection.call("CONFIG", "SET", "notify-keyspace-events", "")
-        connection.call("FLUSHALL")
-        yield connection
 
 
 def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:

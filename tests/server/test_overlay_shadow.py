@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ import redis
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, STATES, Swap
+from tests.server.swap import ABSENT, OLD, Swap
 from tests.server.test_overlay_rules import sparkis
 
 RULES = """
@@ -34,15 +34,10 @@ state_key = "dash/<account>/apdex"
 
 
 @pytest.fixture
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    folder = tmp_path_factory.mktemp("swap")
-    routes = folder / "routes.toml"
-    routes.write_text("")
+def swap(tmp_path: Path) -> Iterator[Swap]:
+    """A proxy of each test's own, whose counts begin anew."""
     with ExitStack() as stack:
-        made = Swap(folder, stack, "--routes", str(routes))
-        routes.write_text(RULES)
-        assert sparkis(made.proxy, "reload").returncode == 0
-        yield made
+        yield Swap(tmp_path, stack, rules=RULES)
 
 
 def shadow(swap: Swap, rule: str = "speeds") -> dict[str, Any]:
@@ -112,9 +107,8 @@ def test_shadow_reports_lag_above_a_second(swap: Swap, client: Connection) -> No
     assert client.call("GET", "job:speed:1").plain == b"11"
     eventually(lambda: shadow(swap)["different"] == 1)
     assert shadow(swap)["samples"][0]["behind"] is None
-    with LogWriter(swap.log, "job", STATES, "first") as writer:
-        writer.publish([Change("speed", Op.PUT, b"job:speed:2", value=b"20")])
-        writer.publish([Change("speed", Op.PUT, b"job:speed:1", value=b"11")])
+    swap.publish(Change("speed", Op.PUT, b"job:speed:2", value=b"20"))
+    swap.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"11"))
     eventually(lambda: shadow(swap)["state_was_behind"] == 1)
     found = shadow(swap)
     sample = found["samples"][0]
@@ -130,8 +124,8 @@ def test_shadow_reports_lag_of_key_that_always_changes(swap: Swap, client: Conne
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
     eventually(lambda: shadow(swap)["different"] == 1)
-    with LogWriter(swap.log, "job", STATES, "first") as writer, ExitStack() as stack:
-        writer.publish([Change("speed", Op.PUT, b"job:speed:1", value=b"12")])
+    swap.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"12"))
+    with ExitStack() as stack:
         nodes = [stack.enter_context(node.connect()) for node in swap.nodes]
         eventually(lambda: b"12" in [node.call("GET", "job:speed:1").plain for node in nodes])
         client.call("SET", "job:speed:1", "10")
@@ -171,6 +165,5 @@ def test_shadow_compares_reads_within_transaction(swap: Swap, client: Connection
 def test_shadow_counts_survive_reload_of_other_rules(swap: Swap, client: Connection) -> None:
     client.call("GET", "job:speed:none")
     eventually(lambda: shadow(swap)["compared"] == 1)
-    (swap.folder / "routes.toml").write_text(RULES.replace("board/<account>", "boards/<account>"))
-    assert client.call("STATE", "RELOAD").plain == 2
+    swap.use_rules(RULES.replace("board/<account>", "boards/<account>"))
     assert shadow(swap)["compared"] == 1

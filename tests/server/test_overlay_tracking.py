@@ -12,10 +12,8 @@ import pytest
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import READ_PAUSE_S, eventually
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.records import Change, Op
 from tests.server.caching import CachingClient
-from tests.server.swap import STATES, Swap
+from tests.server.swap import Swap
 
 
 @pytest.fixture
@@ -25,20 +23,8 @@ def client(swap: Swap) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    with swap.upstream.connect() as connection:
-        connection.call("FLUSHALL")
-        yield connection
-
-
 def is_of(push: Reply, *keys: bytes) -> bool:
     return push.type == ">" and push.plain == [b"invalidate", list(keys)]
-
-
-def publish(swap: Swap, key: bytes, value: bytes) -> None:
-    with LogWriter(swap.log, "job", STATES, "first") as writer:
-        writer.publish([Change("speed", Op.PUT, key, value=value)])
 
 
 def test_tracking_invalidation_precedes_newer_reply(client: Connection, direct: Connection) -> None:

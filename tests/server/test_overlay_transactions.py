@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,18 +16,7 @@ from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from tests.server.swap import STATES, VALUES, Swap
 
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
-    with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-pinned", "2")
-
-
-@pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    with swap.upstream.connect() as connection:
-        connection.call("FLUSHALL")
-        yield connection
+OPTIONS = ("--upstream-pinned", "2")
 
 
 def call_each(client: Connection, *lines: str) -> list[object]:

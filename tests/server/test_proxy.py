@@ -22,7 +22,7 @@ from redis import Redis
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
-from compat.conformance.wire import Connection, replies_in, requests
+from compat.conformance.wire import Connection, replies_in, requests, scanned
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually, eventually_async
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
@@ -196,12 +196,7 @@ def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
                     if size != len(dataset.keys) or sorted(keys) != sorted(dataset.keys):
                         wrong.append((size, keys))
                 elif number == 1:
-                    found, cursor = [], b"0"
-                    while True:
-                        cursor, keys = connection.call("SCAN", cursor, "COUNT", "50").plain
-                        found += keys
-                        if cursor == b"0":
-                            break
+                    found = scanned(connection, "COUNT", 50)
                     if sorted(found) != sorted(dataset.keys):
                         wrong.append(found)
                 else:

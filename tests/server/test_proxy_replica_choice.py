@@ -27,7 +27,7 @@ from compat.conformance.servers import (
     sparkis_server,
     wait_for_keys,
 )
-from compat.conformance.wire import Connection, replies_in, requests
+from compat.conformance.wire import Connection, replies_in, requests, scanned
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -513,24 +513,13 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
         a, b = jobs[0].keys, jobs[1].keys
         with proxy.connect() as connection:
             eventually(lambda: connection.call("GET", b[0]).plain == b"of b", awaited="b's epoch")
-            assert connection.call("MGET", a[0], b[0], b"a:nothing", b"nobody", b[1]).plain == [
-                b"0",
-                b"of b",
-                None,
-                None,
-                b"of b",
-            ]
+            values = connection.call("MGET", a[0], b[0], b"a:nothing", b"nobody", b[1]).plain
+            assert values == [b"0", b"of b", None, None, b"of b"]
             assert connection.call("EXISTS", *a, *b, b"nobody").plain == 2 * KEYS
-            found, cursor = [], b"0"
-            while True:
-                cursor, some = connection.call("SCAN", cursor, "COUNT", "7").plain
-                found += some
-                if cursor == b"0":
-                    break
+            found = scanned(connection, "COUNT", 7)
             assert sorted(found) == sorted(a + b) == sorted(connection.call("KEYS", "*").plain)
-            names = [
-                dict(zip(row[::2], row[1::2], strict=True))[b"name"] for row in connection.call("STATE", "JOBS").plain
-            ]
+            rows = connection.call("STATE", "JOBS").plain
+            names = [dict(zip(row[::2], row[1::2], strict=True))[b"name"] for row in rows]
             assert names == [b"a", b"b"]
             assert connection.call("STATE", "DESCRIBE", "b:value").plain[1] == b"b"
             connection.send(requests([(b"GET", key) for key in (a[0], b[0])] * 100))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
-from compat.conformance.wire import Connection, replies_in, request, requests
+from compat.conformance.wire import Connection, replies_in, request, requests, scanned
 from resp_server.commands import command_table
 from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
@@ -170,13 +170,7 @@ def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:
     mine = {b"mine:text:1", b"mine:text:again", b"mine:map:1", b"mine:list:1", b"part:a:1", b"part:a:2"}
     assert set(tenant.call("KEYS", "*").plain) == mine
     assert tenant.call("DBSIZE").value == len(mine)
-    cursor, scanned = b"0", set()
-    while True:
-        cursor, keys = tenant.call("SCAN", cursor).plain
-        scanned |= set(keys)
-        if cursor == b"0":
-            break
-    assert scanned == mine
+    assert set(scanned(tenant)) == mine
     assert {tenant.call("RANDOMKEY").value for _ in range(200)} == mine
     assert tenant.call("GET", "mine:text:1").value == b"x"
     assert tenant.call("HGETALL", "mine:map:1").plain == [b"field", b"x"]
