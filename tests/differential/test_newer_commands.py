@@ -93,7 +93,7 @@ def test_the_list_of_commands_names_subcommands(pair: Pair) -> None:
     assert {b"get", b"acl", b"acl|cat", b"client|no-touch"} < set(listed)
 
 
-def test_what_a_library_says_of_itself_stands_in_the_list_of_clients(pair: Pair) -> None:
+def test_client_setinfo_is_shown_in_client_list(pair: Pair) -> None:
     with pair.sparkis.connect() as connection:
         for line in ("CLIENT SETINFO lib-name a-library", "CLIENT SETINFO lib-ver 1.2.3", "CLIENT NO-TOUCH on"):
             connection.send(request(*line.split()))

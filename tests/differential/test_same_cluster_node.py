@@ -134,7 +134,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["2", "3"])
 
 @NODES
 @PROTOCOLS
-def test_the_topology_is_told_byte_by_byte(trio: Trio, at: int, protocol: str) -> None:
+def test_cluster_slots_equals_redis_to_the_byte(trio: Trio, at: int, protocol: str) -> None:
     with trio.theirs[0].connect() as connection:
         ids = [row.split()[0] for row in connection.call("CLUSTER", "NODES").plain.decode().splitlines()]
     replica_id = next(line[0] for line in _nodes(trio.theirs[0]).values() if "slave" in line[2])
@@ -173,7 +173,7 @@ def _alike(raw: bytes) -> bytes:
 
 @NODES
 @PROTOCOLS
-def test_nodes_and_information_differ_in_what_gossip_knows_alone(trio: Trio, at: int, protocol: str) -> None:
+def test_cluster_nodes_and_info_differ_only_in_facts_of_gossip(trio: Trio, at: int, protocol: str) -> None:
     master_id = next(line[0] for line in _nodes(trio.theirs[0]).values() if "0-5000" in line)
     theirs, ours = trio.both(
         at, protocol, [b"CLUSTER", b"NODES"], [b"CLUSTER", b"INFO"], [b"CLUSTER", b"REPLICAS", master_id.encode()]
@@ -185,7 +185,7 @@ def test_nodes_and_information_differ_in_what_gossip_knows_alone(trio: Trio, at:
 
 @NODES
 @PROTOCOLS
-def test_shards_are_told_alike(trio: Trio, at: int, protocol: str) -> None:
+def test_cluster_shards_equals_redis(trio: Trio, at: int, protocol: str) -> None:
     (theirs,), (ours,) = trio.both(at, protocol, [b"CLUSTER", b"SHARDS"])
     marker = rb"(?=\*2\r\n\$5|\*4\r\n\$5|%2\r\n\$5)"
     nodes = rb"(?=\*14\r\n\$2\r\nid|%7\r\n\$2\r\nid)"
@@ -292,7 +292,7 @@ def test_keys_of_its_slots_are_listed_and_counted(trio: Trio, dataset: Dataset, 
 
 
 @NODES
-def test_a_client_is_told_that_it_talks_to_a_cluster(trio: Trio, at: int) -> None:
+def test_hello_and_info_show_cluster_mode(trio: Trio, at: int) -> None:
     replies = []
     for server in (trio.theirs[at], trio.ours[at]):
         with server.connect() as connection:

@@ -30,7 +30,7 @@ def test_the_reference_is_the_real_server_s_table_and_the_additions(expected_tab
     assert load(REFERENCE) == expected_table
 
 
-def test_command_and_command_docs_say_what_the_reference_says(
+def test_command_and_command_docs_equal_the_reference(
     our_table: Table, expected_table: Table, deviations: Deviations
 ) -> None:
     expected, found = dict(rows(expected_table)), dict(rows(our_table))

@@ -36,7 +36,7 @@ FUNCTION_LIST += [" LIBRARYNAME x LIBRARYNAME y", " withcode WITHCODE"]
 
 
 @pytest.mark.parametrize("line", WHILE_SUBSCRIBED)
-def test_a_subscriber_of_resp2_is_told_so_first(pair: Pair, line: str) -> None:
+def test_subscriber_of_resp2_gets_that_error_first(pair: Pair, line: str) -> None:
     pair.check([[b"SUBSCRIBE", b"a"], line.encode().split()])
 
 
@@ -46,7 +46,7 @@ def test_a_subcommand_is_refused_alike(pair: Pair, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", KEYS_OF)
-def test_the_keys_of_a_request_are_told_alike(pair: Pair, line: str) -> None:
+def test_command_getkeys_equals_redis(pair: Pair, line: str) -> None:
     pair.check_line(f"COMMAND GETKEYS {line}")
     if line.startswith("MIGRATE"):
         pair.check_line(f"COMMAND GETKEYSANDFLAGS {line}")

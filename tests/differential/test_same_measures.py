@@ -48,7 +48,7 @@ def measuring(server: Running) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("line", [line for row in SAME.strip().splitlines() for line in row.split("|")])
-def test_what_has_one_answer_is_answered_alike(pair: Pair, line: str) -> None:
+def test_commands_with_one_possible_reply_equal_redis(pair: Pair, line: str) -> None:
     if line in DIFFERENT:
         assert [reply.raw for reply in pair.replies_to([[word.encode() for word in line.split()]])[1]] == [
             DIFFERENT[line]
@@ -57,7 +57,7 @@ def test_what_has_one_answer_is_answered_alike(pair: Pair, line: str) -> None:
         pair.check_line(line)
 
 
-def test_what_is_changed_is_shown_as_redis_shows_it(pair: Pair) -> None:
+def test_changed_setting_is_shown_as_by_redis(pair: Pair) -> None:
     names = [b"timeout", b"maxclients", b"slowlog-log-slower-than", b"slowlog-max-len", b"latency-monitor-threshold"]
     before = dict(zip(names, [b"0", b"10000", b"10000", b"128", b"0"], strict=True))
     after = dict(zip(names, [b"300", b"9000", b"-1", b"7", b"25"], strict=True))

@@ -197,7 +197,7 @@ def test_both_close_by_themselves(pair: Pair, last: bytes) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_request_that_never_ends_keeps_nobody_else_waiting(pair: Pair) -> None:
+def test_endless_request_delays_no_other_client(pair: Pair) -> None:
     with pair.sparkis.connect() as slow, pair.sparkis.connect() as other:
         slow.send(b"*2\r\n$4\r\nECHO\r\n$10\r\n12345")
         assert other.call("PING").value == b"PONG"

@@ -92,7 +92,7 @@ def test_commands_with_one_answer_are_answered_alike(pair: Pair, line: str) -> N
     pair.check_line(line)
 
 
-def test_nobody_can_wait_for_replicas_of_a_replica(replica_pair: Pair) -> None:
+def test_wait_at_a_replica_is_an_error(replica_pair: Pair) -> None:
     replica_pair.check_line("WAIT 0 0")
 
 

@@ -87,7 +87,7 @@ def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, optio
 
 
 @pytest.mark.parametrize("arguments", ["LIMIT 0 x", "NOPE", "BY", "LIMIT 1", "DESC LIMIT 0"])
-def test_what_is_wrong_about_a_sort_is_said_within_exec(through: Pair, arguments: str) -> None:
+def test_mistake_in_a_sort_is_an_item_of_exec(through: Pair, arguments: str) -> None:
     lines = ["MULTI", "GET plain", f"SORT_RO {{tag}}ids {arguments}", "GET number", "EXEC"]
     for greeting in ([], [[b"HELLO", b"3"]]):
         through.check([*greeting, *[line.encode().split(b" ") for line in lines]])
@@ -131,7 +131,7 @@ WITHIN = [
 
 @pytest.mark.parametrize("greeting", ["", "HELLO 3"], ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("lines", WITHIN, ids="; ".join)
-def test_transactions_with_what_is_not_about_keys_are_answered_as_redis_answers_them(
+def test_transactions_with_commands_without_keys_are_answered_as_by_redis(
     through: Pair, lines: list[str], greeting: str
 ) -> None:
     through.check([line.encode().split(b" ") for line in [greeting, *lines] if line])

@@ -153,7 +153,7 @@ def both(servers: Both) -> Iterator[Both]:
     servers.forget()
 
 
-def test_a_key_that_was_read_is_told_once(both: Both) -> None:
+def test_read_key_is_invalidated_once(both: Both) -> None:
     both.say(
         "x", "HELLO 3", "CLIENT TRACKING ON", "GET job:s:a", "MGET job:s:b job:s:new", "EXISTS job:s:c", "TTL job:s:d"
     )
@@ -165,13 +165,13 @@ def test_a_key_that_was_read_is_told_once(both: Both) -> None:
     assert both.received("x") == []
 
 
-def test_deleted_keys_are_told(both: Both) -> None:
+def test_deleted_keys_are_invalidated(both: Both) -> None:
     both.say("x", "HELLO 3", "CLIENT TRACKING ON", "GET job:s:a", "STRLEN job:s:b")
     both.change("job:s:a", "job:s:b", is_deleted=True)
     assert len(both.received("x")) == 2
 
 
-def test_nothing_is_told_to_who_cannot_hear_it(both: Both) -> None:
+def test_client_of_resp2_without_redirect_gets_no_invalidation(both: Both) -> None:
     both.say("x", "CLIENT TRACKING ON", "GET job:s:a")
     both.change("job:s:a")
     assert both.received("x") == []
@@ -180,7 +180,7 @@ def test_nothing_is_told_to_who_cannot_hear_it(both: Both) -> None:
     assert both.received("x") == []
 
 
-def test_optin_and_optout_say_what_is_remembered(both: Both) -> None:
+def test_optin_and_optout_choose_the_tracked_keys(both: Both) -> None:
     both.say(
         "in", "HELLO 3", "CLIENT TRACKING ON OPTIN", "GET job:s:a", "CLIENT CACHING YES", "GET job:s:b", "GET job:s:c"
     )
@@ -202,7 +202,7 @@ def test_optin_and_optout_say_what_is_remembered(both: Both) -> None:
 
 
 @pytest.mark.parametrize("words", [" PREFIX job:s:", " PREFIX job:s:a PREFIX job:s:b NOLOOP", " PREFIX job:s:ab"])
-def test_broadcasts_tell_all_that_begins_so_in_one_frame(both: Both, words: str) -> None:
+def test_broadcast_invalidates_keys_with_a_prefix_in_one_frame(both: Both, words: str) -> None:
     both.say("x", "HELLO 3", f"CLIENT TRACKING ON BCAST{words}")
     for _ in range(2):
         both.change("job:s:b", "job:s:a", "job:s:ab")
@@ -211,7 +211,7 @@ def test_broadcasts_tell_all_that_begins_so_in_one_frame(both: Both, words: str)
 
 @pytest.mark.parametrize("greeting", ["PING", "HELLO 3"], ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("source", ["PING", "HELLO 3"], ids=["of RESP2", "of RESP3"])
-def test_another_client_is_told_instead(both: Both, greeting: str, source: str) -> None:
+def test_redirect_sends_invalidations_to_another_client(both: Both, greeting: str, source: str) -> None:
     both.say("told", greeting)
     both.say("x", source, "CLIENT TRACKING ON REDIRECT @told", "GET job:s:a")
     if greeting == "PING":
@@ -228,7 +228,7 @@ def test_another_client_is_told_instead(both: Both, greeting: str, source: str) 
     assert len(both.received("told")) == 1
 
 
-def test_a_client_hears_that_the_one_it_redirects_to_is_gone(both: Both) -> None:
+def test_redirect_to_a_lost_client_is_reported(both: Both) -> None:
     both.say("told", "HELLO 3")
     both.say("x", "HELLO 3", "CLIENT TRACKING ON REDIRECT @told", "GET job:s:a")
     both.close("told")
@@ -243,7 +243,7 @@ def test_a_client_hears_that_the_one_it_redirects_to_is_gone(both: Both) -> None
     assert all(b"broken_redirect" in each or b"PONG" in each for each in info)
 
 
-def test_a_key_that_expires_is_told(both: Both) -> None:
+def test_expired_key_is_invalidated(both: Both) -> None:
     both.change("job:s:t", expire_at_ms=int(time() * 1000) + 1500)
     both.say("x", "HELLO 3", "CLIENT TRACKING ON", "GET job:s:t")
     both.say("all", "HELLO 3", "CLIENT TRACKING ON BCAST PREFIX job:s:t")

@@ -97,7 +97,7 @@ def test_transactions_are_answered_alike(pair: Pair, lines: list[str], greeting:
 
 
 @pytest.mark.parametrize("lines", SILENCES, ids="; ".join)
-def test_what_is_silenced_is_silenced_alike(pair: Pair, lines: list[str]) -> None:
+def test_suppressed_replies_are_those_of_redis(pair: Pair, lines: list[str]) -> None:
     pair.check_bytes(requests(words(lines)))
 
 
@@ -145,7 +145,7 @@ def test_writes_are_refused_as_a_read_only_replica_does(
     ],
     ids="; ".join,
 )
-def test_who_is_not_let_in_is_answered_alike(locked_pair: Pair, lines: list[str]) -> None:
+def test_unauthenticated_client_gets_the_replies_of_redis(locked_pair: Pair, lines: list[str]) -> None:
     locked_pair.check(words(lines))
 
 

@@ -153,7 +153,7 @@ def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
 
 @settings(max_examples=200, deadline=None)
 @given(given_rules=rules)
-def test_what_is_shown_of_a_user_makes_the_same_user(given_rules: Sequence[bytes]) -> None:
+def test_shown_rules_of_a_user_make_the_same_user(given_rules: Sequence[bytes]) -> None:
     user = User(b"u", TABLE)
     for rule in given_rules:
         try:
@@ -204,7 +204,7 @@ DENIED = [
 ]
 
 
-def test_what_is_denied_is_denied_in_the_order_and_logged_in_the_shape_of_a_real_server(both: Both, pair: Pair) -> None:
+def test_denials_have_the_order_and_the_log_of_redis(both: Both, pair: Pair) -> None:
     both.call(b"ACL", b"LOG", b"RESET")
     both.call(b"ACL", b"SETUSER", USER, b"reset", b"on", b">pass", b"+mget", b"+multi", b"+exec", b"~b:*")
     with pair.redis.connect() as redis, pair.sparkis.connect() as sparkis:

@@ -29,7 +29,7 @@ def test_the_python_that_is_given_makes_the_environment(tmp_path: Path, is_optio
 
 
 @pytest.mark.parametrize("goal", ["demo", "test"])
-def test_the_demo_installs_only_what_it_needs(tmp_path: Path, goal: str) -> None:
+def test_demo_installs_only_its_requirements(tmp_path: Path, goal: str) -> None:
     for name in ("Makefile", "scripts", "pyproject.toml", "requirements.lock", "setup.py"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}

@@ -91,7 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield Site(url, server)
 
 
-def test_who_has_not_signed_in_is_led_to_the_form_and_back(site: Site) -> None:
+def test_unsigned_user_is_redirected_to_the_form_and_back(site: Site) -> None:
     client = site.client()
     asked = client.get("/key?key=cars%3Aspeed%3A7")
     assert asked.status_code == 303
@@ -178,7 +178,7 @@ def test_a_foreign_page_cannot_sign_in_or_out(site: Site) -> None:
     assert client.get("/overview").status_code == 200
 
 
-def test_sockets_are_for_this_page_and_those_who_have_signed_in(site: Site) -> None:
+def test_sockets_are_for_this_page_and_signed_in_users(site: Site) -> None:
     live = site.url.replace("http", "ws").rstrip("/") + "/live/overview"
     with pytest.raises(InvalidStatus):
         connect(live, origin="https://evil.example")

@@ -168,7 +168,7 @@ def applier_of(job: str) -> int:
 
 
 @scenario
-async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
+async def test_held_and_visible_slots_are_known_once_jobs_can_be_read(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
         assert scene.appliers.owned_slots == LOW
         visible = scene.appliers.visible
@@ -181,7 +181,7 @@ async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path
 
 
 @scenario
-async def test_all_slots_are_held_unless_told_otherwise(tmp_path: Path) -> None:
+async def test_all_slots_are_held_by_default(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, ALL, "a") as scene:
         assert scene.appliers.owned_slots == ALL
         assert scene.read("a") == of(ALL, "a", b"0")
@@ -200,7 +200,7 @@ async def test_where_no_job_is_all_that_is_wanted_is_held(tmp_path: Path) -> Non
 
 
 @scenario
-async def test_each_epoch_that_can_be_read_is_told(tmp_path: Path) -> None:
+async def test_each_readable_epoch_is_reported(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         for number in (1, 2):
             assert await scene.notice("a", b"%d" % number) == number
@@ -249,7 +249,7 @@ def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
 
 
 @scenario
-async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(tmp_path: Path) -> None:
+async def test_slots_given_up_and_wanted_again_are_held_once_loaded_again(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         for pause_s in (0.0, 0.001, 0.01, 0.1, 0.0, 0.3):
             scene.appliers.set_desired_slots(QUARTER)
@@ -261,7 +261,7 @@ async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(
 
 
 @scenario
-async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is_held(tmp_path: Path) -> None:
+async def test_reports_from_before_slots_were_given_up_do_not_count(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         await scene.notice("a", b"1")
         # Nothing that the applier says is heard here until the end of this.
@@ -276,7 +276,7 @@ async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is
 
 @pytest.mark.kill
 @scenario
-async def test_an_applier_that_is_started_again_holds_what_is_wanted_by_then(tmp_path: Path) -> None:
+async def test_restarted_applier_holds_the_slots_wanted_by_then(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         os.kill(applier_of("a"), signal.SIGKILL)
         scene.appliers.set_desired_slots(ALL)

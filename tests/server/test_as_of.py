@@ -77,7 +77,7 @@ def error_of(*options: str) -> str:
     return ended.stderr
 
 
-def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
+def test_missing_past_epoch_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, "job", 8)
     compact_log(str(log), "job", retention_ms=0)

@@ -113,7 +113,7 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_needs_spark_says_what_to_install_in_one_line(python: Path) -> None:
+def test_function_that_needs_spark_names_the_extra_in_one_line(python: Path) -> None:
     script = """
 import sparkis
 for name in sparkis.__all__:
@@ -131,7 +131,7 @@ for name in sparkis.__all__:
     ]
 
 
-def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) -> None:
+def test_command_that_needs_spark_names_the_extra_in_one_line(python: Path) -> None:
     for command, extra in (
         (["attach", "--checkpoint", "/nowhere", "--reader", "spark", "--list"], "spark"),
         (["demo"], "demo"),
@@ -143,7 +143,7 @@ def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) 
 
 
 @pytest.mark.parametrize("command", ["ui", "top"])
-def test_the_page_says_what_to_install_in_one_line(python: Path, command: str) -> None:
+def test_page_names_the_extra_in_one_line(python: Path, command: str) -> None:
     answered = run(python, "-m", "sparkis", command)
     assert answered.returncode == 1
     (line,) = answered.stderr.splitlines()

@@ -74,7 +74,7 @@ def test_a_line_may_be_larger_than_the_system_holds() -> None:
     run(body)
 
 
-def test_the_end_is_told_once_and_nothing_is_sent_after_it() -> None:
+def test_end_is_reported_once_and_nothing_is_sent_after_it() -> None:
     async def body(one: End, other: End) -> None:
         mine, theirs = socket.socketpair()
         one.channel.close()
@@ -109,7 +109,7 @@ def test_a_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatc
     run(body)
 
 
-def test_who_stands_still_takes_lines_and_does_nothing_else() -> None:
+def test_standing_still_takes_lines_and_does_nothing_else() -> None:
     async def body(one: End, other: End) -> None:
         did_more: list[int] = []
         asyncio.get_running_loop().call_soon(did_more.append, 1)

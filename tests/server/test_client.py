@@ -59,7 +59,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_allowed() -> N
 @pytest.mark.parametrize(
     ("with_tls", "hint"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
 )
-def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_be(
+def test_connection_that_ends_before_the_first_reply_is_an_error_with_likely_causes(
     tmp_path: Path, with_tls: bool, hint: str
 ) -> None:
     authority = Authority(tmp_path)
@@ -84,7 +84,7 @@ def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_
 
 
 @pytest.mark.parametrize("url", ["http://a", "redis://", "redis://a:b:c", "nothing"])
-def test_what_is_no_redis_url_is_said(url: str) -> None:
+def test_invalid_redis_url_is_named(url: str) -> None:
     with pytest.raises(ClientError, match="is not a URL"):
         Client.from_url(url)
 
@@ -101,7 +101,7 @@ def test_what_is_no_redis_url_is_said(url: str) -> None:
         "redis://:planted@",
     ],
 )
-def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
+def test_error_about_a_url_hides_its_password(url: str) -> None:
     with pytest.raises(ClientError, match=r"@127\.0\.0\.1|@'") as error:
         Client.from_url(url)
     assert "planted" not in str(error.value)

@@ -81,16 +81,14 @@ def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
         peer.answers(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
 
 
-def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(
-    hurried: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_request_waits_for_no_pipeline_but_the_first(hurried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order, _ = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING)
     for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
         peer.answers(b"", expected)
     assert order.index(3) < 2 and [each for each in order if each != 3] == [0, 1, 2]
 
 
-def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(
+def test_client_that_waits_for_its_turn_is_read_one_more_buffer_at_most(
     hurried: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, is_read = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
@@ -189,7 +187,7 @@ def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) ->
     assert reply.endswith(PONG)
 
 
-def test_one_client_too_many_is_told_so(serve: Callable[..., Any]) -> None:
+def test_client_beyond_the_limit_gets_an_error(serve: Callable[..., Any]) -> None:
     server = serve(maxclients=2)
     first, second = server.connect(), server.connect()
     first.answers(PING, PONG)

@@ -110,7 +110,7 @@ def test_a_second_signal_ends_a_drain_at_once(start: Start, log: Path, tmp_path:
         assert served.wait() == 0
 
 
-def test_what_does_not_end_in_time_is_cut(start: Start, log: Path, tmp_path: Path) -> None:
+def test_connection_that_does_not_end_in_time_is_cut(start: Start, log: Path, tmp_path: Path) -> None:
     served = Served(start, *serving(log, tmp_path, "--drain-timeout", 0.1))
     with served.connect() as slow:
         slow.sendall(request("GET", "job:s:large") * 20)

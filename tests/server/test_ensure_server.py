@@ -123,14 +123,14 @@ def test_the_next_task_starts_another_supervisor_where_one_was_killed(executor: 
     eventually(lambda: len(executor.servers) == 2)
 
 
-def test_a_server_that_was_told_to_end_is_not_started_again(executor: Executor):
+def test_stopped_server_is_not_started_again(executor: Executor):
     executor.shared.mkdir(0o700)
     (executor.shared / "ended").touch()
     assert ensure_state_server(PLAN) is None
     assert executor.servers == []
 
 
-def test_a_supervisor_that_cannot_be_started_is_told_once_and_not_tried_with_every_task(
+def test_failed_start_of_a_supervisor_is_logged_once_and_not_retried_by_each_task(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with monkeypatch.context() as missing:
@@ -151,7 +151,7 @@ def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch:
     assert error is not None and "limited to 2048 MiB" in error and "spark.executor.pyspark.memory" in error
 
 
-def test_what_a_supervisor_failed_with_is_told_to_one_task(executor: Executor):
+def test_error_of_a_supervisor_reaches_one_task(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
     (executor.shared / "failed").write_text("no port is free")
@@ -160,7 +160,7 @@ def test_what_a_supervisor_failed_with_is_told_to_one_task(executor: Executor):
     assert ensure_state_server(PLAN) is None
 
 
-def test_what_is_no_worker_of_sparks_is_told_so_once(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+def test_process_that_is_no_spark_worker_is_warned_once(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     error = ensure_state_server(PLAN)
     assert error is not None and "SPARK_LOCAL_DIRS is not set" in error
@@ -180,7 +180,7 @@ def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():
     assert "the token" not in repr(PLAN) and "the password" not in repr(PLAN)
 
 
-def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
+def test_server_listens_on_the_address_that_reaches_the_driver_by_default(monkeypatch: pytest.MonkeyPatch):
     def options(**given: str) -> dict[str, str]:
         words = placement._server(ServerPlan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
         words.remove("--compact")

@@ -54,7 +54,7 @@ def running(store: MemoryStore, serve: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("greeting", [b"", b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n"], ids=["RESP2", "RESP3"])
-def test_what_is_readable_is_told_behind_the_ok(running: Any, greeting: bytes) -> None:
+def test_readable_epochs_follow_the_ok_of_follow(running: Any, greeting: bytes) -> None:
     peer = running.connect()
     if greeting:
         peer.send(greeting)
@@ -67,7 +67,7 @@ def test_what_is_readable_is_told_behind_the_ok(running: Any, greeting: bytes) -
 
 
 @pytest.mark.parametrize("asked, answer", [(GET, b"$1\r\n5\r\n"), (GET + GET, b"$1\r\n5\r\n$1\r\n5\r\n")])
-def test_an_epoch_is_told_before_the_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
+def test_epoch_is_pushed_before_the_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
     peer, other = running.connect(), running.connect()
     peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5))
@@ -76,28 +76,28 @@ def test_an_epoch_is_told_before_the_first_reply_from_it(running: Any, store: An
     other.answers(asked, answer)
 
 
-def test_an_epoch_is_told_to_who_asks_nothing(running: Any, store: Any) -> None:
+def test_epoch_is_pushed_to_idle_followers(running: Any, store: Any) -> None:
     peer = running.connect()
     peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5, term=2))
     assert peer.read(len(epoch_push(5, 2))) == epoch_push(5, 2)
 
 
-def test_a_job_that_cannot_be_read_is_told_of(running: Any) -> None:
+def test_unreadable_job_is_pushed(running: Any) -> None:
     peer = running.connect()
     running.call(lambda: running.server.context.keyspace.remove("job"))
     running.call(lambda: running.server.context.keyspace.refuse("job", "its log is damaged"))
     peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(-1, 0))
 
 
-def test_a_job_that_is_not_shown_any_more_is_told_of(running: Any) -> None:
+def test_job_that_is_no_longer_shown_is_pushed(running: Any) -> None:
     peer = running.connect()
     peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: running.server.context.keyspace.remove("job"))
     assert peer.read(len(epoch_push(-1, -1))) == epoch_push(-1, -1)
 
 
-def test_a_topology_is_told_by_its_version_and_shown_as_json(running: Any) -> None:
+def test_topology_is_pushed_by_its_version_and_shown_as_json(running: Any) -> None:
     peer = running.connect()
     topology = Topology.of_json(
         {"version": 7, "nodes": [{"host": "127.0.0.1", "port": running.server.port, "slots": "0-16383"}]}
@@ -135,7 +135,7 @@ def frames(file: Any) -> Iterator[Any]:
             yield int(number) if mark == b":" else number
 
 
-def test_replies_are_of_the_epoch_told_last_while_epochs_are_published(
+def test_replies_are_of_the_epoch_pushed_last_while_epochs_are_published(
     tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     store = LmdbStore(tmp_path / "store", "g1")

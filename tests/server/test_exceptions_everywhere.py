@@ -210,7 +210,7 @@ def functions_called(scene: Scene, of: str) -> dict[CodeType, int]:
 # All functions take minutes; some of them are looked at each time.
 @pytest.mark.parametrize("of", ["alone", "proxy"])
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_whatever_function_raises(of: str, step: int) -> None:
+def test_exception_of_any_function_costs_one_client_one_error(of: str, step: int) -> None:
     scene = Scene()
     called = functions_called(scene, of)
     bad: dict[tuple[str, int], object] = {}

@@ -197,7 +197,7 @@ def test_a_server_that_dies_is_started_again(scene: Scene):
     assert "the state server ended with code -9; starting another in 0 s" in scene.stderr.read_text()
 
 
-def test_a_server_that_ends_by_itself_is_not_started_again_by_anybody(scene: Scene):
+def test_server_that_ends_by_itself_is_not_started_again(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     supervisor = scene.supervisor
@@ -217,7 +217,7 @@ def test_a_supervisor_that_is_killed_takes_its_server_with_it(scene: Scene):
     assert not scene.has_said("drained")
 
 
-def test_a_supervisor_that_is_told_to_end_ends_its_server_first(scene: Scene):
+def test_supervisor_with_sigterm_ends_its_server_first(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     supervisor = scene.supervisor
@@ -241,7 +241,7 @@ def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene)
     assert len(scene.servers) == 1
 
 
-def test_what_a_server_writes_goes_on_to_the_executors_log_but_not_all_of_a_flood(scene: Scene):
+def test_output_of_a_server_goes_to_the_executors_log_except_most_of_a_flood(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     scene.say("flood")
@@ -251,7 +251,7 @@ def test_what_a_server_writes_goes_on_to_the_executors_log_but_not_all_of_a_floo
     assert len(lines) == 60
 
 
-def test_a_log_that_nobody_reads_holds_nobody_up(scene: Scene):
+def test_unread_output_delays_no_server(scene: Scene):
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     try:
@@ -274,7 +274,7 @@ def test_a_process_that_was_started_at_another_time_is_another():
     assert WatchedProcess(os.getpid(), "1").has_ended()
 
 
-def test_a_process_that_nobody_has_waited_for_has_ended_nevertheless(scene: Scene):
+def test_zombie_process_counts_as_ended(scene: Scene):
     watched = WatchedProcess(scene.executor.pid, start_of(scene.executor.pid))
     assert not watched.has_ended()
     scene.executor.kill()

@@ -48,7 +48,7 @@ def test_a_server_that_serves_is_healthy(sparkis: Running) -> None:
     assert health("--url", url_of(sparkis.port), "--lag-max", "60") == (0, "")
 
 
-def test_a_server_with_a_password_is_healthy_for_who_has_it(locked_sparkis: Running) -> None:
+def test_server_with_a_password_is_healthy_for_clients_with_it(locked_sparkis: Running) -> None:
     url = url_of(locked_sparkis.port)
     assert health("--url", url, password="s3cret pass") == (0, "")
     assert health("--url", url_of(locked_sparkis.port, ":s3cret%20pass@"), password="wrong") == (0, "")
@@ -101,7 +101,7 @@ def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable
         served.run(listener.stop())
 
 
-def test_a_proxy_that_reaches_no_server_says_so_and_what_to_do(tmp_path: Path) -> None:
+def test_proxy_without_reachable_servers_names_the_cause_and_a_remedy(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
         write_log(nodes.log, "job", [value_state("n")], [put_value("n", b"job:n:1", b"1")])
@@ -121,7 +121,7 @@ def test_a_proxy_that_reaches_no_server_says_so_and_what_to_do(tmp_path: Path) -
         assert health("--url", url, "--live") == (0, "")
 
 
-def test_nobody_is_another_answer_than_no() -> None:
+def test_no_listener_has_another_exit_code_than_an_unhealthy_server() -> None:
     port = free_port()
     code, said = health("--url", url_of(port))
     assert code == 3 and f"cannot connect to 127.0.0.1:{port}" in said

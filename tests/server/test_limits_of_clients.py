@@ -91,7 +91,7 @@ def test_config_set_of_an_extreme_value_leaves_the_server_answering(
         ("protected-mode", "maybe", b"argument must be 'yes' or 'no'"),
     ],
 )
-def test_what_no_limit_can_be_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
+def test_impossible_limit_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
     peer = serve().connect()
     before = setting(peer, name)
     reply = peer.ask("CONFIG", "SET", name, given)
@@ -151,7 +151,7 @@ def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., 
     assert other.ask("PUBLISH", "news1", "x") == 0
 
 
-def test_who_does_not_authenticate_makes_room_for_others(serve: Callable[..., Any]) -> None:
+def test_unauthenticated_client_makes_room_for_others(serve: Callable[..., Any]) -> None:
     running = serve(password="secret", maxclients=3)
     auth = request("AUTH", "secret")
     first = running.connect()
@@ -166,7 +166,7 @@ def test_who_does_not_authenticate_makes_room_for_others(serve: Callable[..., An
         each.answers(PING, PONG)
 
 
-def test_the_time_to_authenticate_is_one_in_all_whatever_is_sent(serve: Callable[..., Any]) -> None:
+def test_time_to_authenticate_is_not_extended_by_requests(serve: Callable[..., Any]) -> None:
     running = serve(password="secret", auth_seconds_max=60)
     known, stranger = running.connect(), running.connect()
     known.answers(request("AUTH", "secret"), b"+OK\r\n")

@@ -96,14 +96,14 @@ def test_a_load_ends_at_the_first_error_reply(running: Running) -> None:
         load.rate(running.server.port, ("HGETALL", VALUE), clients=5, pipeline=10, requests=100, key_range=KEYS)
 
 
-def test_a_user_whose_password_is_wrong_is_told(running: Running) -> None:
+def test_wrong_password_of_a_user_is_an_error(running: Running) -> None:
     with pytest.raises(load.NotMeasuredError, match="first request of a connection is b'-WRONGPASS"):
         load.rate(
             running.server.port, ("GET", VALUE), clients=5, pipeline=1, requests=100, key_range=KEYS, user=("a", "b")
         )
 
 
-def test_a_user_with_a_password_asks_what_it_may(running: Running) -> None:
+def test_user_with_a_password_sends_its_allowed_requests(running: Running) -> None:
     peer = running.connect()
     assert peer.ask("ACL", "SETUSER", "tenant", "on", ">secret", "~job:value:*", "+get") == b"OK"
     assert peer.ask("ACL", "SETUSER", "default", "off") == b"OK"
@@ -115,7 +115,7 @@ def test_a_user_with_a_password_asks_what_it_may(running: Running) -> None:
         asks(("GET", VALUE))
 
 
-def test_a_port_where_nobody_listens_is_told() -> None:
+def test_port_without_a_listener_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(load.NotMeasuredError, match="Connection refused"):
@@ -242,7 +242,7 @@ def test_a_connection_that_is_closed_ends_a_load() -> None:
             native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
 
 
-def test_what_a_socket_does_not_take_at_once_is_sent_later() -> None:
+def test_bytes_that_a_socket_does_not_take_are_sent_later() -> None:
     words = ["MGET", *["key:__rand_int__"] * 100]
     packed, numbers_at = load.request_of(words)
     taken: list[bytes] = []

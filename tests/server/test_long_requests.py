@@ -36,7 +36,7 @@ def test_words_of_many_bytes_are_answered_in_portions(serve: Callable[..., Any])
     assert TOO_LONG in peer.ask("SINTER", *[b"k" * 900_000] * 9)
 
 
-def test_what_is_not_answered_in_portions_is_refused(serve: Callable[..., Any]) -> None:
+def test_long_request_that_cannot_be_split_is_refused(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * UNSPLIT_ARGUMENTS_MAX)
     assert refused == b"ERR 'command getkeys' " + TOO_LONG

@@ -133,7 +133,7 @@ def test_an_iteration_over_a_map_with_long_values_is_sent(store: LmdbStore, runn
     assert found == FIELDS
 
 
-def test_a_long_value_is_read_at_one_epoch_whatever_is_committed_meanwhile(store: LmdbStore, running: Any) -> None:
+def test_long_value_is_read_at_one_epoch_while_others_are_committed(store: LmdbStore, running: Any) -> None:
     peer = running.connect()
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     peer.send(encode([b"GET", at(b"v:long")], 2))

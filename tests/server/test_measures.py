@@ -117,7 +117,7 @@ def test_histograms_are_added_up(pair: list[Connection]) -> None:
     assert (name.value, row.value[1].value) == (b"strlen", 2)
 
 
-def test_a_monitor_sees_what_a_proxy_asks_its_servers(proxy: Running) -> None:
+def test_monitor_sees_the_requests_of_a_proxy_to_its_servers(proxy: Running) -> None:
     with proxy.connect() as monitor, proxy.connect() as other:
         other.call("GET", "plain")
         assert monitor.call("MONITOR").value == b"OK"

@@ -73,7 +73,7 @@ def test_a_server_that_reads_stores_loads_neither_arrow_nor_numpy(running: Runni
     assert "numpy" not in running.mapped()
 
 
-def test_a_store_that_was_replaced_is_let_go_though_nobody_asks(running: Running, tmp_path: Path) -> None:
+def test_replaced_store_is_closed_without_any_request(running: Running, tmp_path: Path) -> None:
     assert "/q1.1.0/data.mdb" in running.mapped()
     publish(tmp_path / "log", "q2", b"2")
     eventually(running.mapped, lambda mapped: "/q2" in mapped)

@@ -150,7 +150,7 @@ def declared(*programs: str) -> set[str]:
     return {name for name, metric in METRICS.items() if set(metric.of) & set(programs)}
 
 
-def test_a_server_with_workers_counts_what_all_of_them_did(server: tuple[Running, Scraped, LogWriter]) -> None:
+def test_server_with_workers_adds_up_their_counts(server: tuple[Running, Scraped, LogWriter]) -> None:
     running, scraped, _ = server
     before = scraped.samples()
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def test_a_server_with_workers_counts_what_all_of_them_did(server: tuple[Running
     assert grown("sparkis_received_bytes_total") > 4 * 60 and grown("sparkis_sent_bytes_total") > 4 * 12
 
 
-def test_a_server_says_what_its_jobs_states_and_queries_have(server: tuple[Running, Scraped, LogWriter]) -> None:
+def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, LogWriter]) -> None:
     _, scraped, writer = server
     found = scraped.samples()
     assert found["sparkis_jobs", ()] == 1 and found["sparkis_slots", ()] == 16384
@@ -211,7 +211,7 @@ def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
     assert state_server.names() | counted == declared(STATE_SERVER)
 
 
-def test_a_proxy_says_who_is_behind_it(proxy: tuple[Swap, Scraped]) -> None:
+def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Swap, Scraped]) -> None:
     swap, scraped = proxy
     scraped.wait_until_ready()
     servers = [f"127.0.0.1:{port}" for port in swap.ports]
@@ -256,7 +256,7 @@ def test_a_registry_knows_its_servers_and_their_slots(cluster: tuple[Scraped, Sc
     assert state_server.samples()["sparkis_slots", ()] == 16384
 
 
-def test_the_listener_answers_only_what_it_has(server: tuple[Running, Scraped, LogWriter]) -> None:
+def test_listener_answers_only_its_own_paths(server: tuple[Running, Scraped, LogWriter]) -> None:
     _, scraped, _ = server
     assert scraped.get("/livez") == (200, "text/plain; charset=utf-8", "ok\n")
     assert scraped.get("/readyz?verbose")[::2] == (200, "ok\n")

@@ -74,7 +74,7 @@ def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., 
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [True]
 
 
-def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
+def test_monitor_that_reads_nothing_is_disconnected_and_delays_no_client(serve: Callable[..., Any]) -> None:
     running = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     seeing, other = running.connect(), running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")

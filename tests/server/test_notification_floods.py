@@ -76,7 +76,7 @@ def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(
     )
 
 
-def test_who_takes_nothing_is_cut_at_its_limit_and_the_others_get_everything(running: Any, store: LmdbStore) -> None:
+def test_subscriber_that_reads_nothing_is_cut_at_its_limit_and_others_get_all(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     stuck, listener = running.connect(), running.connect()
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -94,7 +94,7 @@ def test_who_takes_nothing_is_cut_at_its_limit_and_the_others_get_everything(run
     assert 2 in running.server.context.sessions
 
 
-def test_who_is_too_late_for_what_the_store_keeps_is_cut(running: Any, store: LmdbStore) -> None:
+def test_subscriber_behind_the_kept_events_is_disconnected(running: Any, store: LmdbStore) -> None:
     store.events_bytes_max = 8 << 10
     publish(store, 0, 1)
     listener, other = running.connect(), running.connect()
@@ -105,9 +105,7 @@ def test_who_is_too_late_for_what_the_store_keeps_is_cut(running: Any, store: Lm
     other.answers(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
 
 
-def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
-    running: Any, store: LmdbStore, tmp_path: Path
-) -> None:
+def test_removed_job_does_not_stop_notifications_of_others(running: Any, store: LmdbStore, tmp_path: Path) -> None:
     other = LmdbStore(tmp_path / "other", "g1")
     other.records_events = True
     publish(store, 0, 1)
@@ -129,7 +127,7 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     listener.read_until(message(b"other:v:000"))
 
 
-def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(store: LmdbStore) -> None:
+def test_kept_events_are_bounded_and_removed_without_subscribers(store: LmdbStore) -> None:
     store.events_bytes_max = 16 << 10
     for epoch in range(5):
         publish(store, epoch, 1_000)

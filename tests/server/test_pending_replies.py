@@ -60,7 +60,7 @@ def test_requests_behind_a_pending_reply_wait_for_it(server: Any, others: Others
     assert waiting.read(len(NOBODY + PONG + PONG)) == NOBODY + PONG + PONG
 
 
-def test_what_others_answer_is_part_of_the_reply(server: Any, others: Others) -> None:
+def test_answers_of_other_workers_are_part_of_the_reply(server: Any, others: Others) -> None:
     peer = server.connect()
     peer.send(b"CLIENT KILL ID 77\r\n")
     others.answer([77], [])
@@ -71,7 +71,9 @@ def test_what_others_answer_is_part_of_the_reply(server: Any, others: Others) ->
     assert peer.read(len(error)) == error
 
 
-def test_who_does_not_answer_in_time_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_does_not_answer_in_time_is_left_out(
+    server: Any, others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
     peer.answers(LIST + PING, NOBODY + PONG)

@@ -139,7 +139,7 @@ def value_of(found: list[dict[str, Any]]) -> float:
     return float(only["value"][1])
 
 
-def test_a_prometheus_reads_what_clients_did(scraped: tuple[Running, Query, Query]) -> None:
+def test_prometheus_reads_the_counts_of_requests(scraped: tuple[Running, Query, Query]) -> None:
     server, query, _ = scraped
     with server.connect() as client:
         for _ in range(10):
@@ -164,7 +164,7 @@ def test_every_query_of_the_dashboard_is_one_for_a_prometheus(scraped: tuple[Run
         assert query(f"({expression}) or vector(1)"), expression
 
 
-def test_an_alert_fires_for_a_job_that_nobody_writes_and_no_other(scraped: tuple[Running, Query, Query]) -> None:
+def test_alert_fires_only_for_a_job_without_a_writer(scraped: tuple[Running, Query, Query]) -> None:
     _, query, alerts = scraped
     (fired,) = eventually(lambda: alerts("SparkisJobStale"))
     assert fired["annotations"]["summary"] == "Nobody writes job job"

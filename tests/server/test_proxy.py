@@ -276,7 +276,7 @@ def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -
     eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), awaited="its keys are not back")
 
 
-def test_slots_that_nobody_has_are_said_to_be_down(behind: Behind) -> None:
+def test_slots_without_an_owner_are_clusterdown(behind: Behind) -> None:
     behind.show("0-8191", "")
     eventually(lambda: f"topology_version:{behind.version}\r\n" in _info(behind.proxy), awaited="the proxy learns")
     with behind.proxy.connect() as connection:
@@ -410,7 +410,7 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     assert asyncio.run(play()) == b"$1\r\n1\r\n"
 
 
-def test_what_is_asked_of_all_servers_is_what_the_table_of_redis_says() -> None:
+def test_commands_sent_to_all_servers_are_those_of_redis_tips() -> None:
     table = command_table()
     for name in (b"dbsize", b"keys", b"randomkey"):
         found = table.get(name)

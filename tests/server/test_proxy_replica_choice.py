@@ -264,7 +264,7 @@ def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(halves: Clu
             eventually(lambda at=slower: halves.shows(at), awaited="it is there too")
 
 
-def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(
+def test_client_that_has_seen_an_epoch_gets_no_reply_of_a_server_without_it(
     halves: Cluster, impatient: Running
 ) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
@@ -344,7 +344,7 @@ def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_pati
         assert [client.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", both]
 
 
-def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Path) -> None:
+def test_client_that_has_seen_an_epoch_is_answered_by_a_replica_with_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, {"slots": "8192-16383"}, {"slots": "0-8191"}, {"replica_of": "the first"})
         (applier,) = appliers_of(cluster.servers[0])
@@ -359,9 +359,7 @@ def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Pa
                 os.kill(applier, signal.SIGCONT)
 
 
-def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(
-    halves: Cluster, impatient: Running
-) -> None:
+def test_new_owner_answers_once_it_has_the_old_owners_epoch(halves: Cluster, impatient: Running) -> None:
     key, other = halves.key_of(0), halves.job.keys[1]
     with impatient.connect() as connection:
         with behind(halves, 1):
@@ -455,7 +453,7 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
                 assert connection.call("STATE", "DESCRIBE", "j:value").plain[1] == b"j"
 
 
-def test_a_registry_of_ipv6_is_found_by_a_server_through_the_log_and_by_a_proxy_that_is_told(tmp_path: Path) -> None:
+def test_registry_of_ipv6_is_found_through_the_log_or_by_its_address(tmp_path: Path) -> None:
     if not is_ours("::1"):
         pytest.skip("this machine has no ::1")
     log = tmp_path / "log"
@@ -533,7 +531,7 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--registry", "nowhere")])
-def test_what_says_nothing_of_servers_is_refused(options: tuple[str, ...]) -> None:
+def test_options_without_servers_are_refused(options: tuple[str, ...]) -> None:
     environment = os.environ | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
     command = [sys.executable, "-m", "resp_server.programs.proxy", *options]
     done = subprocess.run(command, capture_output=True, timeout=WAIT_S_MAX, check=False, env=environment)

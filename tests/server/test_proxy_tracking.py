@@ -86,7 +86,7 @@ def listen_until_true(client: CachingClient, cluster: Cluster) -> None:
     [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:"), (b"OPTIN",), (b"OPTOUT", b"NOLOOP")],
     ids=["default", "all", "some", "optin", "optout"],
 )
-def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options: tuple[bytes, ...]) -> None:
+def test_clients_of_a_proxy_keep_no_outdated_value(cluster: Cluster, options: tuple[bytes, ...]) -> None:
     clients = [CachingClient(cluster.proxy.port, *options) for _ in range(4)]
     over = Event()
 
@@ -141,7 +141,7 @@ def test_an_exec_invalidates_the_keys_that_it_has_read_after_its_reply(cluster: 
         assert client.read().plain == [b"invalidate", [KEYS[0]]]
 
 
-def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
+def test_cached_value_is_valid_until_it_changes(cluster: Cluster) -> None:
     client = CachingClient(cluster.proxy.port)
     cluster.wait()
     for key in KEYS:
@@ -153,7 +153,7 @@ def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
     client.close()
 
 
-def test_slots_that_move_make_everything_invalid(cluster: Cluster) -> None:
+def test_moving_slots_invalidate_all(cluster: Cluster) -> None:
     client = CachingClient(cluster.proxy.port)
     cluster.wait()
     client.read(KEYS)
@@ -169,7 +169,7 @@ def test_slots_that_move_make_everything_invalid(cluster: Cluster) -> None:
     client.close()
 
 
-def test_a_client_of_another_worker_is_told_instead(cluster: Cluster) -> None:
+def test_redirected_invalidation_reaches_a_client_of_another_worker(cluster: Cluster) -> None:
     server = cluster.servers[1]
     with server.connect() as target, server.connect() as source:
         assert target.call("HELLO", "3").value

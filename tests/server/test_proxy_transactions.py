@@ -149,7 +149,7 @@ def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes
                 reader.result()
 
 
-def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster) -> None:
+def test_local_replies_and_servers_replies_come_in_order_within_exec(cluster: Cluster) -> None:
     cluster.wait_for(cluster.epoch)
     value = b"%d" % cluster.epoch
     item = b"$%d\r\n%b\r\n" % (len(value), value)

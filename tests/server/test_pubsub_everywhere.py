@@ -85,7 +85,7 @@ def test_a_message_reaches_the_clients_of_all_workers_and_they_are_counted(worke
         each.__exit__()
 
 
-def test_who_publishes_to_itself_gets_the_answer_first(workers: tuple[Running, Job]) -> None:
+def test_client_that_publishes_to_itself_gets_the_reply_first(workers: tuple[Running, Job]) -> None:
     server, _ = workers
     with subscriber(server.port, "SUBSCRIBE", "self") as connection:
         assert connection.call("PUBLISH", "self", "hello").value == 1
@@ -261,7 +261,7 @@ def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -
         each.__exit__()
 
 
-def test_a_proxy_tells_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -> None:
+def test_proxy_publishes_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -> None:
     proxy = cluster.proxies[1]
     listener = subscriber(proxy.port, "SUBSCRIBE", "__sparkis__:epoch:j")
     pattern = subscriber(proxy.port, "PSUBSCRIBE", "__sparkis__:*")  # what each node says of itself is not passed on
@@ -279,7 +279,7 @@ def test_a_proxy_tells_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -
     pattern.__exit__()
 
 
-def test_proxys_settings_say_what_its_clients_are_notified_of(cluster: Cluster) -> None:
+def test_settings_of_a_proxy_select_the_notifications_of_its_clients(cluster: Cluster) -> None:
     proxy = cluster.proxies[1]
     with Connection(proxy.port) as connection:
         connection.call("CONFIG", "SET", "notify-keyspace-events", "E$")
@@ -304,7 +304,7 @@ def channel_of(server: Running, cluster: Cluster) -> bytes:
     return next(name for number in range(100) if cluster.owner(name := b"shard:%d" % number) is server)
 
 
-def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster: Cluster) -> None:
+def test_server_without_subscribers_is_not_waited_for(cluster: Cluster) -> None:
     other = cluster.nodes[1]
     with sparkis_proxy(cluster.topology, "--server-timeout", "60000") as proxy:
         wait_for_keys(proxy, len(KEYS))

@@ -89,7 +89,7 @@ def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any)
     assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), received, re.DOTALL)
 
 
-def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> None:
+def test_client_that_does_not_read_is_disconnected(running: Any) -> None:
     peer, other = running.connect(), running.connect()
     for each in (peer, other):
         each.answers(PING, PONG)
@@ -104,7 +104,7 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
     other.answers(PING, PONG)
 
 
-def test_what_waits_behind_a_reply_is_counted_against_the_limit_too(running: Any) -> None:
+def test_bytes_behind_a_pending_reply_count_against_the_limit(running: Any) -> None:
     server = running.server.context
     asked: list[Any] = []
     server.workers = OtherProcesses(asked)

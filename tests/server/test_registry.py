@@ -125,7 +125,7 @@ def registry(tmp_path: Path) -> Iterator[Callable[..., int]]:
         yield started
 
 
-def test_only_who_knows_the_token_is_answered(registry: Callable[..., int]) -> None:
+def test_only_clients_with_the_token_are_answered(registry: Callable[..., int]) -> None:
     port = registry()
     for words in (("MEMBERS",), ("AUTH", "guessed"), ("AUTH",)):
         stranger = Talk(port, token=None)
@@ -135,7 +135,7 @@ def test_only_who_knows_the_token_is_answered(registry: Callable[..., int]) -> N
     assert Talk(port).call("MEMBERS") == []
 
 
-def test_what_is_not_understood_is_told_what_is_wrong(registry: Callable[..., int]) -> None:
+def test_request_that_is_not_understood_gets_its_error(registry: Callable[..., int]) -> None:
     talk = Talk(registry())
     for words, complaint in (
         (("GET", "a"), "not a request of a registry; there are REPORT json, WATCH"),
@@ -155,7 +155,7 @@ def test_what_is_not_understood_is_told_what_is_wrong(registry: Callable[..., in
     assert talk.call("MEMBERS") == []
 
 
-def test_servers_are_told_what_to_show_and_to_hold_and_watchers_what_is_shown(registry: Callable[..., int]) -> None:
+def test_servers_get_the_slots_to_show_and_hold_and_watchers_the_shown_ones(registry: Callable[..., int]) -> None:
     port = registry()
     watcher = Talk(port)
     assert watcher.call("WATCH") == b"OK"
@@ -259,7 +259,9 @@ def test_a_member_that_turns_out_to_serve_another_log_gives_its_slots_away(
     eventually(lambda: own.live() == "0-16383", awaited="the first has all slots")
 
 
-def test_logs_without_an_identity_are_told_apart_by_their_epochs(registry: Callable[..., int], tmp_path: Path) -> None:
+def test_logs_without_an_identity_are_distinguished_by_their_epochs(
+    registry: Callable[..., int], tmp_path: Path
+) -> None:
     state = StateDescriptor("s", key="k", value="v")
     with LogWriter(tmp_path, "job", [state], "q") as writer:
         for number in range(3):
@@ -391,7 +393,7 @@ def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Ca
     eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], awaited="it has none")
 
 
-def test_a_driver_that_ends_its_servers_waits_for_nobody_where_nobody_stays(
+def test_driver_ends_its_servers_at_once_if_no_other_server_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("DRAIN_S_MAX", "SILENT_S"):

@@ -140,7 +140,7 @@ def play(scene: Scene, acts: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
+def test_assigned_slots_are_taken_and_reported(tmp_path: Path) -> None:
     scene, registry = Scene(tmp_path, None), Registry(3)
 
     async def acts() -> None:
@@ -223,7 +223,7 @@ def test_a_registry_is_not_left_because_this_process_stood_still(
     play(scene, acts)
 
 
-def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Path) -> None:
+def test_without_a_registry_a_server_serves_its_recorded_slots(tmp_path: Path) -> None:
     scene = Scene(tmp_path, None)
 
     async def acts() -> None:
@@ -235,7 +235,7 @@ def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Pa
     play(scene, acts)
 
 
-def test_it_leaves_when_others_have_what_it_had(tmp_path: Path) -> None:
+def test_server_leaves_once_others_have_its_slots(tmp_path: Path) -> None:
     scene, registry = Scene(tmp_path, None), Registry(1)
 
     async def acts() -> None:

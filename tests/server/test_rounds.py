@@ -85,7 +85,7 @@ def test_half_a_request_does_not_go_on_in_another_client_s_input(serve: Callable
     two.answers(b"", b"-ERR unknown command '2', with args beginning with: \r\n")
 
 
-def test_a_long_value_delays_only_what_its_client_asked_for_behind_it(serve: Callable[..., Any]) -> None:
+def test_long_value_delays_only_later_requests_of_its_client(serve: Callable[..., Any]) -> None:
     running = serve()
     peers = [running.connect() for _ in range(4)]
     large = request("GET", "job:temp:large")
@@ -132,7 +132,7 @@ def test_a_client_that_sends_no_more_is_answered_before_its_connection_ends(serv
     staying.answers(b"", values(2))
 
 
-def test_a_follower_is_told_of_an_epoch_before_its_reply(serve: Callable[..., Any]) -> None:
+def test_follower_gets_an_epoch_before_its_reply(serve: Callable[..., Any]) -> None:
     store = MemoryStore("g1")
 
     def publish(epoch: int) -> None:
@@ -183,7 +183,7 @@ def test_a_key_of_another_node_redirects_its_client_alone(serve: Callable[..., A
     assert (stats.commands["get"].calls, stats.commands["get"].rejected) == (40 - moved, moved)
 
 
-def test_a_monitor_sees_what_all_clients_ask(serve: Callable[..., Any]) -> None:
+def test_monitor_sees_the_requests_of_all_clients(serve: Callable[..., Any]) -> None:
     running = serve()
     monitor, one, two = (running.connect() for _ in range(3))
     monitor.answers(request("MONITOR"), b"+OK\r\n")

@@ -325,7 +325,7 @@ def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     routes = tmp_path / "routes.toml"
     routes.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n')
     done = run(

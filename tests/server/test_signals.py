@@ -112,9 +112,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_a_hangup_reloads_the_configuration_and_a_rewrite_keeps_what_is_in_it(
-    start: Start, log: Path, tmp_path: Path
-) -> None:
+def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: Start, log: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparkis.toml"
     file.write_text(f'# ours\nmaxclients = 100  # few\n[serve]\nlog = "{log}"\nport = 0\nworkers = 2\n')
     server = start("serve", "--config", file, "--store", tmp_path / "store")
@@ -156,7 +154,7 @@ def started_with_levels(start: Start, file: Path, log: Path, workers: int) -> tu
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_hangup_changes_what_is_logged_and_how_also_in_workers(
+def test_hangup_changes_level_and_format_of_the_log_also_in_workers(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
     file = tmp_path / "sparkis.toml"
@@ -287,7 +285,7 @@ def running_below(pid: int) -> str:
     return "".join(line.decode() + running_below(child) for child, line in children_of(pid).items())
 
 
-def test_a_hangup_changes_what_a_registry_logs(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_changes_the_log_level_of_a_registry(start: Start, log: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparkis.toml"
     file.write_text("replicas = 0\n")
     registry = start("registry", "--config", file, "--log", log, "--port", 0)
@@ -337,7 +335,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_a_hangup_is_said_to_change_nothing_by_what_has_no_users(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_without_a_file_of_users_is_logged_to_change_nothing(start: Start, log: Path, tmp_path: Path) -> None:
     registry_port = free_port()
     registry = start("registry", "--log", log, "--port", registry_port)
     registry.wait_for("started")

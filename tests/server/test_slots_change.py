@@ -268,7 +268,7 @@ def test_no_read_fails_while_slots_move_and_epochs_come(tmp_path: Path, workers:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_path: Path, workers: int) -> None:
+def test_slots_are_refused_until_the_node_holds_them(tmp_path: Path, workers: int) -> None:
     async def scenario() -> None:
         async with pair_of(tmp_path, workers) as pair:
             low, high = pair.nodes
@@ -288,7 +288,7 @@ def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_pa
     asyncio.run(scenario())
 
 
-def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_lacks(tmp_path: Path) -> None:
+def test_restarted_node_refuses_slots_that_its_store_lacks(tmp_path: Path) -> None:
     def read(node: Node) -> None:
         with Connection(node.server.port) as connection:
             for key in KEYS:
@@ -316,7 +316,7 @@ def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_l
     asyncio.run(scenario())
 
 
-def test_redis_py_asks_again_until_what_was_moved_too_early_is_there(tmp_path: Path) -> None:
+def test_redis_py_retries_until_slots_moved_too_early_are_loaded(tmp_path: Path) -> None:
     def read(port: int, is_over: threading.Event) -> int:
         reads = 0
         with RedisCluster(host="127.0.0.1", port=port) as client:

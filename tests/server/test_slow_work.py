@@ -131,7 +131,7 @@ def test_a_reply_in_steps_beyond_the_hard_limit_ends_the_connection(
     server.connect().answers(PING, PONG)
 
 
-def test_a_reply_in_steps_that_nobody_reads_is_ended_by_the_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:
+def test_unread_reply_in_steps_is_ended_by_the_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:
     server = serve(output_pause_bytes=1, sliced_reply_ms_max=1000)
     peer = slow_reader(server)
     peer.send(b"HGETALL job:visits:/\r\n" * 200)

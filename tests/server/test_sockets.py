@@ -146,7 +146,7 @@ def test_pipelines_longer_than_one_read_are_answered_in_order(start: Callable[..
     peer.answers(b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers))
 
 
-def test_long_replies_are_sent_in_parts_and_others_are_heard_between_them(start: Callable[..., Any]) -> None:
+def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Callable[..., Any]) -> None:
     running = start()
     greedy, other = running.connect(), running.connect()
     count = 300  # 15 MB, from one read
@@ -155,7 +155,7 @@ def test_long_replies_are_sent_in_parts_and_others_are_heard_between_them(start:
     assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
 
 
-def test_who_takes_nothing_is_not_read_and_gets_everything_in_the_end(start: Callable[..., Any]) -> None:
+def test_client_that_reads_nothing_is_not_read_and_gets_all_replies_later(start: Callable[..., Any]) -> None:
     running = start()
     slow, other = running.connect(), running.connect()
     pair, answer = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
@@ -176,7 +176,7 @@ def test_who_takes_nothing_is_not_read_and_gets_everything_in_the_end(start: Cal
     slow.answers(pair[sent % len(pair) :], answer)
 
 
-def test_what_was_asked_before_one_end_closed_is_answered(start: Callable[..., Any]) -> None:
+def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) -> None:
     running = start()
     for sent, expected in [
         (get(1) * 3, bulk(b"1") * 3),
@@ -222,7 +222,7 @@ def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
     peers[0].answers(get(2), bulk(b"2"))
 
 
-def test_one_client_too_many_is_told_so(start: Callable[..., Any]) -> None:
+def test_client_beyond_the_limit_gets_an_error(start: Callable[..., Any]) -> None:
     running = start(maxclients=2)
     first, second = running.connect(), running.connect()
     for peer in (first, second):
@@ -249,7 +249,7 @@ def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable
     eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
 
 
-def test_a_client_that_ends_itself_gets_what_was_answered_before(start: Callable[..., Any]) -> None:
+def test_client_that_kills_itself_gets_earlier_replies(start: Callable[..., Any]) -> None:
     running = start()
     for end, last in [(b"QUIT\r\n", b"+OK\r\n"), (b"*x\r\n", b"-ERR Protocol error: invalid multibulk length\r\n")]:
         peer = running.connect()
@@ -257,7 +257,7 @@ def test_a_client_that_ends_itself_gets_what_was_answered_before(start: Callable
         assert peer.read_all() == bulk(b"1") + bulk(LARGE) * 20 + last
 
 
-def test_who_sees_the_end_of_a_subscriber_publishes_to_nobody(start: Callable[..., Any]) -> None:
+def test_publish_after_the_end_of_a_subscriber_reaches_no_client(start: Callable[..., Any]) -> None:
     running = start()
     publisher = running.connect()
     for _ in range(300):
@@ -267,7 +267,7 @@ def test_who_sees_the_end_of_a_subscriber_publishes_to_nobody(start: Callable[..
         publisher.answers(asked(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
 
 
-def test_a_pause_holds_everybody_back_and_what_came_meanwhile_is_answered(start: Callable[..., Any]) -> None:
+def test_pause_holds_all_clients_and_their_requests_are_answered_later(start: Callable[..., Any]) -> None:
     running = start()
     pausing, held = running.connect(), running.connect()
     held.answers(get(1), bulk(b"1"))
@@ -297,7 +297,7 @@ def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
     assert got.replace(message, b"") == (bulk(b"1") * 50 + bulk(LARGE)) * 30
 
 
-def test_a_subscriber_that_takes_nothing_is_cut_and_nobody_else(start: Callable[..., Any]) -> None:
+def test_only_the_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]) -> None:
     running = start(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     slow, speaker = running.connect(), running.connect()
     slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
@@ -308,7 +308,7 @@ def test_a_subscriber_that_takes_nothing_is_cut_and_nobody_else(start: Callable[
     assert running.call(lambda: running.server.context.stats.closed_for_output) == 1
 
 
-def test_a_subscriber_that_is_told_to_pause_while_it_has_sent_something_is_not_cut(start: Callable[..., Any]) -> None:
+def test_paused_subscriber_with_pending_input_is_not_cut(start: Callable[..., Any]) -> None:
     running = start()
     slow, speaker = running.connect(), running.connect()
     slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
@@ -420,7 +420,7 @@ def test_many_that_always_send_are_all_answered(start: Callable[..., Any]) -> No
         assert peer.read(rounds * 1_000 * len(bulk(b"7"))) == bulk(b"7") * 1_000 * rounds
 
 
-def test_a_server_that_stops_sends_what_was_answered(
+def test_server_sends_pending_replies_before_it_stops(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 3_600_000_000_000)  # all is answered in one turn
@@ -464,9 +464,7 @@ def test_peers_of_a_closed_socket(start: Callable[..., Any], monkeypatch: pytest
     assert calls == ["lost"]
 
 
-def test_time_takes_turns_among_those_who_always_send(
-    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_always_send_take_turns(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
     def hear(connection: Connection, data: bytes) -> None:

@@ -151,7 +151,7 @@ def probes() -> Iterator[Sequence[bytes]]:
             yield words
 
 
-def test_no_command_tells_a_tenant_of_another_job(endpoint: Running) -> None:
+def test_no_command_shows_a_tenant_another_job(endpoint: Running) -> None:
     asked = list(probes())
     assert len(asked) > 500
     for words in asked:
@@ -160,7 +160,7 @@ def test_no_command_tells_a_tenant_of_another_job(endpoint: Running) -> None:
         assert found is None, f"{words} tells {found[0]!r}: {answer[:500]!r}"
 
 
-def test_the_same_commands_tell_who_may_read_all_of_it(endpoint: Running) -> None:
+def test_same_commands_show_all_jobs_to_a_user_that_may_read_them(endpoint: Running) -> None:
     telling = (b"KEYS *", b"GET rival:text:sent", b"STATE JOBS", b"STATE LIST rival", b"DBSIZE", b"INFO sparkis")
     for line in telling:
         assert MARK.search(reply_to(endpoint, "default", line.split())), line
@@ -179,7 +179,7 @@ def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:
         assert tenant.call(*words).value == b"NOPERM No permissions to access a key"
 
 
-def test_a_tenant_is_told_of_its_job_alone_and_counts_only_what_it_may_read(tenant: Connection) -> None:
+def test_tenant_sees_its_job_alone_and_counts_only_readable_keys(tenant: Connection) -> None:
     (row,) = tenant.call("STATE", "JOBS").plain
     fields = dict(zip(row[::2], row[1::2], strict=True))
     assert fields[b"name"] == b"mine"
@@ -223,7 +223,7 @@ def test_a_tenants_transactions_are_checked_when_they_are_queued_and_when_they_a
     assert b"$1\r\nx" not in answer.raw
 
 
-def test_a_tenant_hears_of_its_own_changes_alone(endpoint: Running, log: Path) -> None:
+def test_tenant_is_notified_of_its_own_changes_alone(endpoint: Running, log: Path) -> None:
     with endpoint.connect() as admin, Connection(endpoint.port) as notified, Connection(endpoint.port) as tracking:
         admin.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
         for connection in (notified, tracking):

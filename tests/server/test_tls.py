@@ -190,7 +190,7 @@ def test_a_client_refuses_a_server_of_another_ca(shared: Serve, authority: Autho
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
+def test_client_without_tls_is_closed_and_takes_no_clients_place(
     serve: Serve, authority: Authority, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", str(CLIENTS_MAX), workers=workers)
@@ -264,7 +264,7 @@ def test_another_ca_counts_for_new_clients(serve: Serve, authority: Authority, t
         client.ping()
 
 
-def test_a_client_that_does_not_read_its_replies_holds_up_nobody(shared: Serve, authority: Authority) -> None:
+def test_client_that_reads_no_replies_delays_no_other(shared: Serve, authority: Authority) -> None:
     server = shared(*authority.options(auth_clients="no"))
     asked = 40
     with socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX) as plain:
@@ -321,7 +321,7 @@ def test_status_is_shown_over_tls(shared: Serve, authority: Authority) -> None:
         assert done.returncode == 1 and done.stderr.startswith("sparkis status: ") and "Traceback" not in done.stderr
 
 
-def test_a_certificate_of_another_name_is_refused_by_who_named_the_server(serve: Serve, authority: Authority) -> None:
+def test_certificate_of_another_name_is_refused_if_the_server_is_named(serve: Serve, authority: Authority) -> None:
     authority.issue("elsewhere", "elsewhere.example")
     server = serve(*authority.options("elsewhere", auth_clients="no"))
     with pytest.raises(ClientError, match="not valid for"):

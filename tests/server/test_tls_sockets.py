@@ -162,9 +162,7 @@ def test_pipelines_longer_than_one_read_are_answered_in_order(start: Start, auth
     assert peer.read(len(expected)) == expected
 
 
-def test_a_client_that_takes_nothing_is_not_read_and_gets_everything_in_the_end(
-    start: Start, authority: Authority
-) -> None:
+def test_client_that_reads_nothing_is_not_read_and_gets_all_replies_later(start: Start, authority: Authority) -> None:
     running = start()
     slow, other = connect(running, authority), connect(running, authority)
     pair, answer = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
@@ -210,7 +208,7 @@ def test_a_server_says_goodbye_behind_its_last_reply(start: Start, authority: Au
 
 
 @pytest.mark.parametrize("garbage", [b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\x17\x03\x03\x00\x20" + b"x" * 32])
-def test_what_is_no_record_ends_its_connection_alone(start: Start, authority: Authority, garbage: bytes) -> None:
+def test_invalid_tls_record_ends_its_connection_alone(start: Start, authority: Authority, garbage: bytes) -> None:
     running = start()
     stays, breaks = connect(running, authority), connect(running, authority)
     breaks.send(PING)

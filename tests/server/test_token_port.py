@@ -236,7 +236,7 @@ def test_the_time_to_authenticate_is_one_in_all(monkeypatch: pytest.MonkeyPatch)
     played(play)
 
 
-def test_who_is_in_stays_when_the_time_to_authenticate_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authenticated_client_stays_after_the_time_to_authenticate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_port, "AUTH_S_MAX", 0.2)
 
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
@@ -285,7 +285,7 @@ def test_as_many_are_in_as_may_be_and_strangers_take_none_of_their_places() -> N
     played(play, peers_max=2)
 
 
-def test_what_a_request_raises_is_its_answer() -> None:
+def test_exception_of_a_request_is_its_error_reply() -> None:
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(AUTH + PING + request("RAISE") + PING)
@@ -297,7 +297,7 @@ def test_what_a_request_raises_is_its_answer() -> None:
     played(play)
 
 
-def test_handshakes_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unfinished_handshakes_keep_no_client_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(token_port, "UNAUTHENTICATED_MAX", 32)
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")

@@ -245,7 +245,7 @@ def test_a_server_with_a_password_is_refused_without_it(locked_sparkis: Running,
         (("--table", "none"), "argument --table: invalid choice: 'none'"),
     ],
 )
-def test_a_mistake_is_told(arguments: tuple[str, ...], error: str) -> None:
+def test_wrong_option_is_reported(arguments: tuple[str, ...], error: str) -> None:
     done = subprocess.run(
         [*PROGRAM, *arguments],
         env=child_environment(),
@@ -257,7 +257,7 @@ def test_a_mistake_is_told(arguments: tuple[str, ...], error: str) -> None:
     assert done.returncode != 0 and error in done.stderr
 
 
-def test_a_url_that_is_none_is_told(terminals: list[Terminal]) -> None:
+def test_invalid_url_is_reported(terminals: list[Terminal]) -> None:
     terminal = Terminal("--url", "http://127.0.0.1:1")
     terminals.append(terminal)
     said = (

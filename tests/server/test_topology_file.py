@@ -91,7 +91,7 @@ def test_a_server_does_not_start_with_a_bad_topology(
     assert complaint in done.stderr
 
 
-def test_a_topology_can_be_told(dataset_log: Path, tmp_path: Path) -> None:
+def test_topology_can_be_set_by_a_command(dataset_log: Path, tmp_path: Path) -> None:
     disabled = b"-ERR This instance has cluster support disabled\r\n"
     told = json.dumps(topology(1, "0-16383", ""))
     with (

@@ -95,7 +95,7 @@ def connect(server: Any) -> Any:
 
 
 @pytest.mark.parametrize("sent", [lines, arrays])  # the general way, and the short one
-def test_a_key_that_was_read_is_told_once_and_before_its_new_value(
+def test_read_key_is_invalidated_once_and_before_its_new_value(
     client: Any, epochs: Epochs, sent: Callable[..., bytes]
 ) -> None:
     client.answers(lines("CLIENT TRACKING ON"), OK)
@@ -111,7 +111,7 @@ def test_a_key_that_was_read_is_told_once_and_before_its_new_value(
     client.answers(b"", invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
 
 
-def test_who_asks_nothing_is_told_too(client: Any, epochs: Epochs) -> None:
+def test_idle_client_is_invalidated(client: Any, epochs: Epochs) -> None:
     client.answers(
         lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:missing"), OK + b"*2\r\n" + bulk(b"0") + b"_\r\n"
     )
@@ -121,7 +121,7 @@ def test_who_asks_nothing_is_told_too(client: Any, epochs: Epochs) -> None:
     client.answers(b"", invalid("job:temp:a"))
 
 
-def test_a_transaction_is_told_around(client: Any, epochs: Epochs) -> None:
+def test_invalidations_come_before_or_after_a_transaction(client: Any, epochs: Epochs) -> None:
     client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
     epochs.publish("a")
     client.send(lines("MULTI", "GET job:temp:a", "GET job:temp:b", "EXEC"))
@@ -132,7 +132,7 @@ def test_a_transaction_is_told_around(client: Any, epochs: Epochs) -> None:
     client.answers(b"", invalid("job:temp:b"))
 
 
-def test_a_reply_in_steps_is_told_before_and_behind_never_within(
+def test_invalidations_come_before_or_after_a_reply_in_steps_never_within(
     client: Any, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
@@ -148,7 +148,7 @@ def test_a_reply_in_steps_is_told_before_and_behind_never_within(
 
 
 @pytest.mark.parametrize("happens", ["a job comes", "an epoch is too large", "many epochs"])
-def test_everything_is_invalid_when_nobody_knows_what_changed(
+def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
     happens: str, server: Any, client: Any, epochs: Epochs, tmp_path: Path
 ) -> None:
     client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
@@ -189,14 +189,14 @@ def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs
     client.answers(b"", invalid("job:temp:a"))
 
 
-def test_a_key_that_expires_is_told_once_that_is_noted(server: Any, client: Any, epochs: Epochs) -> None:
+def test_expired_key_is_invalidated_once_its_expiry_is_applied(server: Any, client: Any, epochs: Epochs) -> None:
     epochs.publish("soon", expire_at_ms=1)
     client.answers(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
     server.call(lambda: epochs.store.expire(2, 100))
     client.answers(b"", invalid("job:temp:soon"))
 
 
-def test_what_is_remembered_is_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
+def test_tracked_keys_are_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
     client.answers(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
     other = connect(server)
@@ -209,7 +209,7 @@ def test_what_is_remembered_is_counted_and_forgotten_with_the_client(server: Any
     assert (tracking.keys, tracking.items, tracking.prefixes, tracking.is_idle) == (0, 0, 0, True)
 
 
-def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server: Any, epochs: Epochs) -> None:
+def test_tracking_clients_that_do_not_read_delay_no_client(server: Any, epochs: Epochs) -> None:
     """All that is owed is bounded, also for clients that do not listen; others are answered between."""
     deaf = [connect(server) for _ in range(40)]
     for each in deaf:
@@ -227,7 +227,7 @@ def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server
     assert tracking.keys <= 300
 
 
-def test_a_user_is_told_of_keys_that_it_may_read(server: Any, client: Any, epochs: Epochs) -> None:
+def test_invalidations_are_limited_to_readable_keys(server: Any, client: Any, epochs: Epochs) -> None:
     client.answers(lines("ACL SETUSER tenant on nopass ~job:temp:a* +@all", "CLIENT TRACKING ON BCAST"), OK * 2)
     tenant = connect(server)
     tenant.answers(lines("AUTH tenant x", "CLIENT TRACKING ON BCAST PREFIX job:"), OK * 2)
@@ -239,7 +239,7 @@ def test_a_user_is_told_of_keys_that_it_may_read(server: Any, client: Any, epoch
     tenant.answers(lines("PING"), PONG)
 
 
-def test_what_the_last_client_read_is_let_go_of_when_it_has_gone(server: Any, epochs: Epochs) -> None:
+def test_tracking_table_is_empty_after_the_last_client(server: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
     peer = connect(server)
     peer.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))

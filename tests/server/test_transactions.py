@@ -221,7 +221,7 @@ def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytes
     peer.answers(lines("MULTI", "PING", "EXEC"), OK + QUEUED + b"*1\r\n" + PONG)
 
 
-def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
+def test_client_that_leaves_during_exec_leaves_no_view_open(
     serve: Callable[..., Any], tmp_path: Path, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(output_pause_bytes=1)
@@ -247,7 +247,7 @@ def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
     epochs.store.close()
 
 
-def test_what_has_to_ask_other_processes_is_waited_for_within_a_transaction(server: Any) -> None:
+def test_command_that_asks_other_processes_is_waited_for_within_exec(server: Any) -> None:
     waiting: list[Callable[[list[Any]], None]] = []
     server.server.context.workers = OtherProcesses(waiting)
     peer, other = server.connect(), server.connect()
@@ -268,7 +268,7 @@ NOT_RUN = OK + QUEUED + b"*-1\r\n"
 TRY = lines("MULTI", "PING", "EXEC")
 
 
-def test_a_watched_key_is_told_by_the_epochs_keys_for_as_many_epochs_as_are_kept(server: Any, epochs: Epochs) -> None:
+def test_changed_keys_of_kept_epochs_decide_about_watched_keys(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
     for _ in range(8):
         peer.answers(lines("WATCH job:temp:a job:map:m job:temp:none"), OK)
@@ -339,9 +339,7 @@ def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Ep
         clock[0] = at - 1_000
 
 
-def test_a_job_that_is_built_anew_is_compared_by_what_its_keys_hold(
-    server: Any, epochs: Epochs, tmp_path: Path
-) -> None:
+def test_watched_keys_of_a_rebuilt_job_are_compared_by_value(server: Any, epochs: Epochs, tmp_path: Path) -> None:
     same, other = server.connect(), server.connect()
     epochs.publish()
     same.answers(lines("WATCH job:temp:a"), OK)

@@ -73,7 +73,7 @@ def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
+def test_known_attacks_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 
@@ -167,7 +167,7 @@ OWN_ATTACKS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.slow  # 30 s of processor time; each command at its largest is measured above
 @pytest.mark.parametrize("attack", OWN_ATTACKS)
-def test_what_is_a_proxy_s_alone(attacked: Attacked, attack: str) -> None:
+def test_attacks_on_a_proxy_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(OWN_ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 

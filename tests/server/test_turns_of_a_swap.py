@@ -127,7 +127,7 @@ def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.slow  # 25 s of processor time; the replies of such requests are compared in tests/differential
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_one_client_sends(attacked: Attacked, attack: str) -> None:
+def test_requests_of_one_client_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 

@@ -44,7 +44,7 @@ def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> N
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
+def test_known_attacks_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 

@@ -92,7 +92,7 @@ def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(
 
 
 @pytest.mark.parametrize("program", ["serve", "state_server", "proxy"])
-def test_what_finds_no_file_of_users_does_not_start_and_says_so(tmp_path: Path, program: str) -> None:
+def test_program_without_its_file_of_users_does_not_start(tmp_path: Path, program: str) -> None:
     command = [sys.executable, "-m", f"resp_server.programs.{program}", "--log", str(tmp_path), "--port", "0"]
     command += ["--aclfile", "/nowhere", *([] if program == "proxy" else ["--store", str(tmp_path / "store")])]
     environment = {**os.environ, "SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
@@ -102,7 +102,7 @@ def test_what_finds_no_file_of_users_does_not_start_and_says_so(tmp_path: Path, 
     assert "Traceback" not in done.stderr
 
 
-def test_nobody_is_a_part_at_a_proxy_or_with_another_password(cluster: Cluster) -> None:
+def test_login_of_a_part_is_refused_at_a_proxy_and_with_a_wrong_password(cluster: Cluster) -> None:
     with Connection(cluster.proxy.port) as client:  # as in Redis any password is right for a user that needs none
         assert client.call("AUTH", "default", BETWEEN_US).value == b"OK"
         assert client.call("GET", KEYS[0]).value.startswith(b"NOPERM ")

@@ -72,7 +72,7 @@ def test_a_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> N
         there.call("PING")
 
 
-def test_who_deletes_itself_gets_the_answer_and_is_cut_off_then(both: list[Connection]) -> None:
+def test_user_that_deletes_itself_gets_the_reply_and_is_disconnected_then(both: list[Connection]) -> None:
     here, _ = both
     here.call("ACL", "SETUSER", "itself", "on", "nopass", "+@all")
     log_in(here, "itself", "")
@@ -81,7 +81,7 @@ def test_who_deletes_itself_gets_the_answer_and_is_cut_off_then(both: list[Conne
         here.call("PING")
 
 
-def test_what_is_wrong_with_a_rule_is_told_and_changes_nothing(both: list[Connection]) -> None:
+def test_wrong_rule_is_an_error_and_changes_nothing(both: list[Connection]) -> None:
     here, there = both
     refused = here.call("ACL", "SETUSER", "tenant", "~*", "+nothing")
     assert refused.value == b"ERR Error in ACL SETUSER modifier '+nothing': Unknown command or category name in ACL"
@@ -116,7 +116,7 @@ def test_users_are_written_to_the_file_and_read_from_it(both: list[Connection], 
     acl_file.write_text(FILE)
 
 
-def test_processes_that_are_started_later_know_what_was_changed(server: Running, both: list[Connection]) -> None:
+def test_later_processes_have_the_changed_users(server: Running, both: list[Connection]) -> None:
     here, _ = both
     here.call("ACL", "SETUSER", "later", "on", "nopass", "+@all", "~*")
     assert here.call("CONFIG", "SET", "requirepass", "secret").value == b"OK"

@@ -413,7 +413,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def test_a_worker_that_comes_later_shows_what_the_others_show(serve: Serve, log: Path) -> None:
+def test_later_worker_shows_the_epochs_of_the_others(serve: Serve, log: Path) -> None:
     server = serve()
     with LogWriter(log, JOB, STATES, "second") as writer:
         publish(writer, server, markers(7), 0)
@@ -478,7 +478,7 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(log: Path, count: st
     assert "is not a number of processes from 1 to 64" in ended.stderr
 
 
-def test_a_server_that_is_told_to_end_takes_its_workers_with_it(serve: Serve, connect: Connect) -> None:
+def test_server_with_sigterm_ends_its_workers(serve: Serve, connect: Connect) -> None:
     server = serve()
     connection = connect(server)
     assert is_alive(connection)

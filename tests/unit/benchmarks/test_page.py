@@ -48,7 +48,7 @@ def test_the_page_has_a_place_for_every_part() -> None:
     }  # rows beside those of fewer keys, and pages of their own
 
 
-def test_a_row_within_its_budget_is_told_from_one_that_is_not() -> None:
+def test_row_within_its_budget_is_distinguished_from_one_beyond_it() -> None:
     assert FAST.is_within_budget
     assert not SLOW.is_within_budget
     assert ALONE.is_within_budget

@@ -97,7 +97,7 @@ def test_systemd_finds_no_mistake_in_a_unit(name: str, tmp_path: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_is_as_hardened_as_systemd_can_tell(name: str) -> None:
+def test_unit_is_hardened_by_systemds_own_score(name: str) -> None:
     done = subprocess.run(
         [str(analyze), "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(FOLDER / name)],
         capture_output=True,

@@ -92,7 +92,7 @@ def test_any_other_url_is_refused(url: str) -> None:
         ("redis://:x#planted@h:y", "redis://***@h:y"),
     ],
 )
-def test_a_wrong_url_is_told_without_its_password(url: str, shown: str) -> None:
+def test_error_about_a_url_hides_its_password(url: str, shown: str) -> None:
     with pytest.raises(ValueError, match="is not a URL") as error:
         Endpoint.of_url(url)
     assert str(error.value).startswith(repr(shown))

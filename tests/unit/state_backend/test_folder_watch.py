@@ -73,9 +73,7 @@ def test_only_the_last_folder_is_watched(tmp_path: Path, monkeypatch: pytest.Mon
 
 @on_linux
 @pytest.mark.parametrize("has_told", [True, False])
-def test_waits_are_short_after_a_file_of_which_no_event_has_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_told: bool
-):
+def test_waits_are_short_after_a_file_without_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_told: bool):
     name(tmp_path / "folder/0")
     watch = FolderWatch()
     watch.watch(str(tmp_path / "folder"))

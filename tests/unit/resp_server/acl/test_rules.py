@@ -131,7 +131,7 @@ def test_rules_have_the_text_that_an_acl_file_has(rules: str, text: str) -> None
         ("(~a nonsense )", "(~a nonsense )", SYNTAX),
     ],
 )
-def test_a_wrong_rule_is_told_and_nothing_changes(rules: str, wrong: str, error: str) -> None:
+def test_wrong_rule_is_an_error_and_changes_nothing(rules: str, wrong: str, error: str) -> None:
     user = user_of("on >one ~a +get (+set)")
     before = user.text
     with pytest.raises(RuleError) as raised:
@@ -143,7 +143,7 @@ def test_a_wrong_rule_is_told_and_nothing_changes(rules: str, wrong: str, error:
 @pytest.mark.parametrize(
     ("rules", "start"), [("(+get", "(+get"), ("(~a (+get", "(~a"), ("(+get) (+set", "(+set"), ("(", "(")]
 )
-def test_a_selector_that_is_not_closed_is_told(rules: str, start: str) -> None:
+def test_unclosed_selector_is_an_error(rules: str, start: str) -> None:
     user = User(b"u", TABLE)
     with pytest.raises(RuleError) as raised:
         user.apply_all(rules.encode().split())

@@ -52,9 +52,7 @@ def test_a_file_replaces_all_users_and_those_that_stay_stay_the_same_objects(tmp
         ("user b (+get", "{}:2: Unmatched parenthesis in selector definition."),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_told_by_its_lines_and_nothing_changes(
-    tmp_path: Path, line: str, error: str
-) -> None:
+def test_wrong_file_of_users_names_its_lines_and_changes_nothing(tmp_path: Path, line: str, error: str) -> None:
     made = users(tmp_path / "acl", f"user a on\n{line}\n")
     with pytest.raises(AccessError) as raised:
         made.load()
@@ -67,7 +65,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Users(TABLE, path=str(tmp_path / "none")).load()
 
 
-def test_what_is_saved_is_what_is_loaded_and_has_no_password_in_it(tmp_path: Path) -> None:
+def test_saved_users_are_loaded_again_and_hold_no_password(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     made = Users(TABLE, "first", str(path))
     made.set(b"a", [b"on", b">second", b"%RW~*", b"~a", b"(+mget %R~b:*)", b"+config|get", b"-@dangerous"])
@@ -83,7 +81,7 @@ def test_what_is_saved_is_what_is_loaded_and_has_no_password_in_it(tmp_path: Pat
         assert again.log_in(name, password) is None
 
 
-def test_who_is_off_cannot_log_in_with_the_right_password(tmp_path: Path) -> None:
+def test_user_that_is_off_cannot_log_in(tmp_path: Path) -> None:
     made = Users(TABLE)
     made.set(b"a", [b">x"])
     assert made.log_in(b"a", b"x") is None
@@ -112,7 +110,7 @@ def test_patterns_say_how_much_of_a_states_keys_they_reach(
     assert coverage_of([each.encode() for each in patterns], KeyFormat.parse(key_format)) is reach
 
 
-def test_a_user_hears_of_jobs_that_its_patterns_may_be_about() -> None:
+def test_user_is_notified_of_jobs_that_its_patterns_may_match() -> None:
     user = User(b"u")
     for rule in (b"~mine:*", b"%W~other:*"):
         user.apply(rule)
@@ -137,7 +135,7 @@ def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_fi
     assert b"~*" not in path.read_bytes()
 
 
-def test_without_such_a_password_nobody_is_let_in_by_none(tmp_path: Path) -> None:
+def test_without_a_password_of_parts_no_part_logs_in(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user default off\n")
     made.load()
     assert made.log_in(b"default", b"") is None
@@ -271,7 +269,7 @@ def test_a_user_of_the_file_that_is_off_is_logged(tmp_path: Path, caplog: pytest
     ]
 
 
-def test_a_file_that_is_saved_again_keeps_who_may_read_it(tmp_path: Path) -> None:
+def test_saved_file_of_users_keeps_its_permissions(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user a on\n")
     (tmp_path / "acl").chmod(0o640)
     made.save()

@@ -84,7 +84,7 @@ def test_commands_are_found_in_any_case() -> None:
     assert table.get(b"nope") is table.get(b"box|nope") is None
 
 
-def test_what_is_unknown_is_said_as_typed() -> None:
+def test_unknown_command_is_named_as_typed() -> None:
     table = table_of()
     with pytest.raises(GenericError, match=r"^unknown command 'Foo', with args beginning with: 'a' 'b' $"):
         table.find([b"Foo", b"a", b"b"])
@@ -140,7 +140,7 @@ def test_no_write_is_served_and_all_are_refused_as_writes() -> None:
     assert all(each.handler is None and isinstance(each.refusal(), ReadOnlyError) for each in writes)
 
 
-def test_what_is_not_served_says_so() -> None:
+def test_command_that_is_not_served_has_its_error() -> None:
     xread = TABLE.find([b"xread"])
     assert str(xread.refusal()) == "command 'xread' is not served by sparkis"
     pause = TABLE.find([b"client", b"pause"])

@@ -41,7 +41,7 @@ def test_below_a_millisecond_each_request_is_timed_by_itself(connect: Callable[.
     assert client.session.can_use_fast_path
 
 
-def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) -> None:
+def test_slow_log_entry_has_time_client_and_duration(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(True)
     client.ask("CLIENT SETNAME me")
@@ -76,7 +76,7 @@ def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> No
         ("get", b"GET auth", b"GET auth"),
     ],
 )
-def test_passwords_are_shown_to_nobody(name: str, words: bytes, shown: bytes) -> None:
+def test_slow_log_hides_passwords(name: str, words: bytes, shown: bytes) -> None:
     assert list(redacted(policy_of(name).redaction, words.split())) == shown.split()
 
 
@@ -130,7 +130,7 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
     }
 
 
-def test_latency_commands_tell_of_events(connect: Callable[..., Any]) -> None:
+def test_latency_commands_show_events(connect: Callable[..., Any]) -> None:
     client = connect(latency_monitor_threshold=5)
     server = client.server
     for name, now_ms, milliseconds in [("command", -3_000, 8), ("command", 0, 20), ("command", 0, 3), ("fast", 0, 5)]:

@@ -46,7 +46,7 @@ def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> Non
     assert ProcessStats.total(parts) == ProcessStats(**expected)
 
 
-def test_numbers_are_the_same_after_they_were_told() -> None:
+def test_statistics_are_the_same_after_transfer() -> None:
     parsed = json.loads(json.dumps(some(3).to_json()))
     assert ProcessStats.from_json(parsed) == some(3)
 

@@ -65,14 +65,14 @@ def test_a_part_of_another_ca_is_refused_as_a_client_and_as_a_server(authority: 
         assert reason_of(refused.value).startswith("its certificate is refused: ")
 
 
-def test_without_a_ca_a_part_trusts_who_shows_its_own_certificate_and_nobody_else(authority: Authority):
+def test_without_a_ca_a_part_trusts_only_its_own_certificate(authority: Authority):
     own = files(authority, ca=False)
     meet(server_context(own), client_context(own))
     with pytest.raises(ssl.SSLCertVerificationError):
         meet(server_context(files(authority, "sister", ca=False)), client_context(own))
 
 
-def test_clients_show_a_certificate_as_they_are_told_to(authority: Authority):
+def test_client_shows_its_configured_certificate(authority: Authority):
     anybody = client_context(TlsFiles(ca=str(authority.ca)))
     for auth_clients in ("no", "optional"):
         meet(server_context(files(authority, auth_clients=auth_clients)), anybody)

@@ -88,7 +88,7 @@ def test_one_of_two_options_for_one_thing_is_asked_for(
         (["registry", "--bind", "0.0.0.0"], ["--token-file /nowhere", "say with --advertise HOST"]),
     ],
 )
-def test_all_mistakes_of_a_command_line_are_told_together(
+def test_all_mistakes_of_a_command_line_are_reported_together(
     words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--log", "/nowhere", "--token-file", "/nowhere"]) == 1

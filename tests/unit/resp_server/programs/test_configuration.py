@@ -118,7 +118,7 @@ def test_values_of_an_option_that_may_be_repeated_are_not_joined(file: Path, mon
     assert parsed("serve", "--config", file)["log"] == ["d", "e f"]
 
 
-def test_all_mistakes_are_told_with_their_lines(
+def test_all_mistakes_are_reported_with_their_lines(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARKIS_TIMEOUT", "soon")
@@ -173,7 +173,7 @@ def test_check_finds_the_mistakes_of_all_programs(file: Path, capsys: pytest.Cap
     ]
 
 
-def test_show_tells_where_each_value_is_from_and_hides_passwords(
+def test_show_names_the_source_of_each_value_and_hides_passwords(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARKIS_UPSTREAM", "redis://user:s3cret@cache")

@@ -58,7 +58,7 @@ def test_an_advertised_address_that_cannot_be_is_refused(text: str) -> None:
         parse("--advertise", text)
 
 
-def test_a_server_remembers_who_it_is(tmp_path: Path) -> None:
+def test_server_keeps_its_identity(tmp_path: Path) -> None:
     new = Identity.of(tmp_path)
     assert Identity.of(tmp_path) != new
     known = Identity(new.id, 7400, SlotSet.parse("0-99,200"))
@@ -93,7 +93,7 @@ def test_of_two_registries_the_one_of_the_higher_term_stays(tmp_path: Path) -> N
     assert read_registry_file(filesystem) == second.record
 
 
-def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: Path) -> None:
+def test_two_registries_of_one_term_differ_by_their_addresses(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
     first = RegistryLease.acquire(filesystem, "a:1", 0)
     filesystem.replace("registry.json", RegistryFile(1, "b:2", 0).to_bytes())

@@ -235,7 +235,7 @@ def test_a_reply_that_fails_before_its_first_line_may_still_be_an_error() -> Non
     assert other.has_started and other.pins_epoch
 
 
-def test_the_end_of_a_sliced_reply_releases_its_epoch_and_tells_its_time() -> None:
+def test_end_of_a_sliced_reply_releases_its_epoch_and_counts_its_time() -> None:
     calls: list[object] = []
     sliced = Sliced(iter([[b"a"]]), lambda: calls.append("released"), count=1, on_finished=calls.append)
     encoder = SlicedEncoder(sliced, 2)

@@ -30,7 +30,7 @@ def test_every_special_state_leaves_the_fast_path() -> None:
     assert selected.can_be_forwarded and not selected.can_use_checked_fast_path
 
 
-def test_reset_forgets_everything_but_who_the_client_is() -> None:
+def test_reset_keeps_only_the_id_of_the_client() -> None:
     changed = session(needs_auth=True)
     changed.authenticate(changed.default_user)
     changed.select(3)

@@ -17,6 +17,6 @@ def test_an_address_is_read_as_it_was_written(tmp_path: Path, tls: TlsFiles | No
     assert ControlAddress.read(tmp_path / "address.json") == address
 
 
-def test_a_url_tells_whether_tls_is_spoken():
+def test_scheme_of_a_url_chooses_tls():
     assert url_of("10.0.0.1", 7000, None) == "redis://10.0.0.1:7000"
     assert url_of("::1", 7000, "s/t", TlsFiles("a.crt", "a.key")) == "rediss://:s%2Ft@[::1]:7000"

@@ -112,12 +112,12 @@ def publish_large(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> LogWri
 # Following ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_log_there_is_nothing_to_tell(followed: Followed) -> None:
+def test_without_a_log_nothing_is_reported(followed: Followed) -> None:
     followed.step()
     assert followed.events == []
 
 
-def test_epochs_are_applied_and_told_as_they_come(followed: Followed) -> None:
+def test_epochs_are_applied_and_reported_as_they_come(followed: Followed) -> None:
     writer = followed.writer()
     followed.step()
     for number in range(3):
@@ -167,7 +167,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     assert json.loads(json.dumps(followed.events)) == followed.events
 
 
-def test_what_did_not_change_is_not_told_again(followed: Followed) -> None:
+def test_unchanged_facts_are_not_reported_again(followed: Followed) -> None:
     followed.writer().publish([put(b"k")])
     followed.step()
     count = len(followed.events)
@@ -226,13 +226,13 @@ def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_a_log_that_begins_after_the_query_is_told_to_be_incomplete(followed: Followed) -> None:
+def test_log_that_begins_after_its_query_is_incomplete(followed: Followed) -> None:
     followed.writer().publish([put(b"k")], epoch=7)
     known = followed.step()
     assert (known["applied"], known["is_incomplete"]) == (7, True)
 
 
-def test_a_log_that_was_followed_before_its_first_epoch_is_told_to_be_incomplete_as_well(followed: Followed) -> None:
+def test_log_followed_before_its_late_first_epoch_is_incomplete(followed: Followed) -> None:
     """A server runs, the query starts with an old checkpoint and a new log: nobody may take its nils for answers."""
     writer = followed.writer()
     assert followed.step()["is_incomplete"] is False
@@ -244,7 +244,7 @@ def test_a_log_that_was_followed_before_its_first_epoch_is_told_to_be_incomplete
     assert followed.step()["is_incomplete"] is False, "an epoch that brings everything ends it"
 
 
-def test_states_that_come_later_are_told(followed: Followed) -> None:
+def test_states_that_come_later_are_reported(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.writer(TEMP, MODE).publish([put_value("mode", b"b")])
@@ -721,7 +721,7 @@ def test_a_writer_is_alive_while_its_counter_moves() -> None:
     assert pulse.is_stale({})
 
 
-def test_staleness_is_told_when_it_changes(followed: Followed) -> None:
+def test_staleness_is_reported_when_it_changes(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     reported = []

@@ -205,7 +205,7 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     assert scene.shown() == of(SlotSet.parse("0-99"), b"1")
 
 
-def test_a_lost_range_is_told_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.publish(b"1")
     scene.settle()
     reported: list[str] = []
@@ -279,7 +279,7 @@ def test_large_epochs_and_snapshots_are_loaded_run_by_run(scene: Scene, monkeypa
     assert scene.shown() == of(ALL, b"2")
 
 
-def test_who_holds_replies_drops_them_all_when_slots_were_away(scene: Scene) -> None:
+def test_cached_replies_are_dropped_when_slots_were_away(scene: Scene) -> None:
     """A key may have changed while nobody here looked."""
     scene.publish(b"1")
     scene.settle()
@@ -388,7 +388,7 @@ def test_slots_that_are_no_slots_are_refused_on_the_command_line(capsys: pytest.
 # What is told --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) -> None:
+def test_report_counts_the_requests_for_slots(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     (opened,) = [event for event in scene.events if event["event"] == "open"]

@@ -104,7 +104,7 @@ def test_without_a_new_snapshot_what_is_written_in_vain_stays_in_proportion() ->
     assert 0 < written < 4 * epochs[-1].log_bytes
 
 
-def test_marks_of_owners_who_are_busy_at_each_others_move_apart_until_they_meet() -> None:
+def test_marks_of_busy_owners_move_apart_until_they_meet() -> None:
     """Each is busy for 2,500 epochs with a part that the other did not begin."""
     free_at, written = [0, 1_500], [0, 0]
     for epoch in epochs_of([0] * 10_000):
@@ -288,7 +288,7 @@ def marked_at_five(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_process_writes_the_epoch_that_it_was_told_of_while_others_are_applied(tmp_path: Path) -> None:
+def test_process_writes_the_requested_epoch_while_others_are_applied(tmp_path: Path) -> None:
     root = tmp_path / "log"
     owners = [Owner(root, tmp_path / str(slots), slots) for slots in (LOW, HIGH)]
     with LogWriter(root, "job", [STATE], "q") as writer:

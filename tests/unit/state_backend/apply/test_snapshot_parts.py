@@ -132,7 +132,7 @@ def changes_of(path: Path) -> list[Change]:
     return [change for index in range(reader.num_record_batches) for change in changes_in(reader.get_batch(index))]
 
 
-def test_a_slot_that_nobody_wrote_leaves_a_snapshot_out(scene: Scene) -> None:
+def test_slot_without_a_part_prevents_a_snapshot(scene: Scene) -> None:
     assert scene.write(SlotSet.parse("0-8190")) is None
     assert scene.write(HIGH) is None
     assert scene.newest() is None
@@ -165,7 +165,7 @@ def test_a_reader_of_some_slots_reads_the_files_of_any_part(scene: Scene, slots:
     applier.close()
 
 
-def test_of_those_who_own_the_same_slots_one_writes(scene: Scene) -> None:
+def test_one_of_several_owners_of_a_slot_writes(scene: Scene) -> None:
     scene.write(LOW)
     files = sorted(scene.folder_of(4).iterdir())
     assert scene.write(LOW) is None

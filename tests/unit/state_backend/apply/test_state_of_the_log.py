@@ -142,7 +142,7 @@ def records(store: LmdbStore) -> int:
         return int(txn.stat(store.tables.keys)["entries"])
 
 
-def test_of_a_stopped_job_what_has_expired_is_in_no_count_and_told_once(store: LmdbStore) -> None:
+def test_expired_keys_of_a_stopped_job_are_not_counted_and_notified_once(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0), *members(0, 500))
     for now_ms in (1_000, 1_200):
         store.expire(now_ms, 100)
@@ -155,7 +155,7 @@ def test_of_a_stopped_job_what_has_expired_is_in_no_count_and_told_once(store: L
     assert [key for key, what in recorded_events(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
 
 
-def test_a_key_that_an_epoch_changes_after_its_time_is_told_of_again_and_counted_if_it_lives(store: LmdbStore) -> None:
+def test_expired_key_that_an_epoch_changes_is_notified_again_and_counted_if_live(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0))
     store.expire(1_500, 100)
     assert store.applied.keys == {}
@@ -180,7 +180,7 @@ def test_a_clock_that_is_set_back_by_hours_brings_keys_back_into_the_counts(stor
     assert (store.applied.keys, store.applied.expiring, records(store)) == ({}, 0, 0)
 
 
-def test_fields_that_expire_one_after_the_other_are_told_of_each_time(store: LmdbStore) -> None:
+def test_fields_that_expire_one_by_one_are_notified_each_time(store: LmdbStore) -> None:
     fields = [Change("counts", Op.FOLD, b"counts:a", b"%d" % at_ms, b"1", at_ms) for at_ms in (100, 200, 300)]
     apply(store, 0, *fields)
     for now_ms in (150, 160, 250, 350):

@@ -158,5 +158,5 @@ def test_distinct_counts_are_those_of_spark(values: list[int], count: int):
     assert distinct_counts(registers(values)).tolist() == [count]
 
 
-def test_the_number_of_buffers_tells_the_precision():
+def test_number_of_buffers_determines_the_precision():
     assert (precision_of(52), precision_of(2), precision_of(51)) == (9, 4, None)

@@ -176,7 +176,7 @@ def test_a_moved_checkpoint_is_read(tmp_path: Path) -> None:
     assert read_all(moved) > 0
 
 
-def test_changes_are_told_by_snapshots_with_ids(tmp_path: Path) -> None:
+def test_changes_are_found_by_snapshots_with_ids(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "rocksdb-no-changelog", tmp_path)
     checkpoint = Checkpoint.at(str(folder))
     expected = [changes(checkpoint, batch) for batch in range(5)]

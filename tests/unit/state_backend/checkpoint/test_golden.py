@@ -109,7 +109,7 @@ def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: 
 @pytest.mark.parametrize(
     "job", [job for version, job in jobs() if version == NEWEST and job.startswith(("hdfs-", "rocksdb-"))]
 )
-def test_an_operator_without_metadata_is_told_by_its_schemas(job: str, tmp_path: Path) -> None:
+def test_operator_without_metadata_is_known_by_its_schemas(job: str, tmp_path: Path) -> None:
     folder = unpack(NEWEST, job, tmp_path)
     checkpoint = Checkpoint.at(str(folder))
     [operator] = checkpoint.batch_stores(4).operators

@@ -14,7 +14,7 @@ from state_backend.checkpoint.states import infer_operator
     [(pa.null(), "globalLimit"), (pa.string(), "stateStoreSave")],
     ids=["a limit", "an aggregation with the same names"],
 )
-def test_a_limit_is_told_from_an_aggregation_by_its_key(key: pa.DataType, operator: str) -> None:
+def test_limit_is_distinguished_from_an_aggregation_by_its_key(key: pa.DataType, operator: str) -> None:
     schema = StoreSchema(None, pa.struct([("key", key)]), pa.struct([("value", pa.int64())]))
     assert infer_operator({"default": [schema]}) == (operator, 0)
 
@@ -30,7 +30,7 @@ def test_a_limit_is_told_from_an_aggregation_by_its_key(key: pa.DataType, operat
         ([], ["count"], False, "stateStoreSave"),
     ],
 )
-def test_a_deduplication_of_spark_before_3_3_1_is_told_by_the_columns_of_its_key_in_the_value(
+def test_deduplication_of_spark_before_3_3_1_is_known_by_key_columns_in_its_value(
     key: list[str], value: list[str], aggregations_have_keys: bool, operator: str
 ) -> None:
     columns = [pa.struct([(name, pa.int64()) for name in names]) for names in (key, value)]

@@ -89,12 +89,12 @@ def test_columns_have_the_types_of_spark(log: Path) -> None:
     }
 
 
-def test_parts_of_a_key_that_cannot_be_told_apart_are_null(log: Path) -> None:
+def test_ambiguous_parts_of_a_key_are_null(log: Path) -> None:
     (row,) = [row for row in rows(log, "job", "typed") if row["key"].endswith("a/b")]
     assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
 
 
-def test_a_time_in_a_key_is_told_from_what_follows_it(tmp_path: Path) -> None:
+def test_time_in_a_key_is_distinguished_from_the_text_after_it(tmp_path: Path) -> None:
     windows = StateDescriptor(
         "windows", key=("window", "side"), value="n", columns={"window": "timestamp", "side": "string", "n": "int"}
     )

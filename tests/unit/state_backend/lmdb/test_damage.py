@@ -183,7 +183,7 @@ def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
     assert reported > flips // 12
 
 
-def test_a_store_that_was_damaged_while_nobody_ran_is_built_anew(followed: Followed) -> None:
+def test_store_damaged_while_no_server_ran_is_rebuilt(followed: Followed) -> None:
     followed.applier.close()
     before = followed.data
     spoil_records(before, b"value 77")
@@ -295,7 +295,7 @@ def test_a_file_is_as_long_as_its_pages_say_after_each_epoch(followed: Followed)
         (ValueError("x"), None),
     ],
 )
-def test_an_error_tells_whether_a_file_is_damaged(error: Exception, text: str | None) -> None:
+def test_error_distinguishes_a_damaged_file(error: Exception, text: str | None) -> None:
     """A server has a store verified after such an error, and asks its client to retry."""
     damage = as_damage(error)
     assert (None if damage is None else str(damage)) == text

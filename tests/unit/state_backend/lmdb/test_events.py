@@ -299,7 +299,7 @@ def test_one_portion_stays_however_large_it_is(recorded: Recorded) -> None:
         assert snapshot.events(1) is None and snapshot.events(2) is not None
 
 
-def test_events_are_deleted_in_portions_once_nobody_subscribes(recorded: Recorded) -> None:
+def test_events_are_deleted_in_portions_without_subscribers(recorded: Recorded) -> None:
     recorded.store.event_batch_bytes = 1
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(5)])
     recorded.store.records_events = False

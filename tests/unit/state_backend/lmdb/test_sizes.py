@@ -63,7 +63,7 @@ def test_a_key_takes_what_it_holds_and_some_bytes_for_each_row(snapshot: Snapsho
 
 
 @pytest.mark.parametrize("key", LEAST)
-def test_a_part_of_the_items_tells_nearly_what_all_of_them_take(snapshot: Snapshot, key: bytes) -> None:
+def test_sample_of_items_estimates_their_size(snapshot: Snapshot, key: bytes) -> None:
     whole, by_part = (sum(snapshot.stored_sizes(key, items)) for items in (10 * COUNT, 256))
     assert abs(by_part - whole) < whole / 10
 

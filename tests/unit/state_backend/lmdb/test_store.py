@@ -478,7 +478,7 @@ def test_a_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_reader_that_nobody_reads_from_any_more_lets_go_of_its_file(tmp_path: Path) -> None:
+def test_unused_reader_closes_its_file(tmp_path: Path) -> None:
     code = """
 import os, shutil, sys, time
 from pathlib import Path

@@ -88,7 +88,7 @@ def test_runs_come_back_from_a_stream() -> None:
     assert list(runs_in(to_stream(runs * 2))) == runs * 2
 
 
-def test_a_run_tells_its_first_and_last_slot() -> None:
+def test_run_has_its_first_and_last_slot() -> None:
     keys = [b"%d" % number for number in range(10)]
     (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
     slots = sorted(map(slot_of, keys))

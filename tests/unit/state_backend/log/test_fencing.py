@@ -117,7 +117,7 @@ def test_the_same_query_takes_over_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_whoever_is_told_to_takes_a_living_writers_job(tmp_path: Path) -> None:
+def test_takeover_takes_the_job_of_a_living_writer(tmp_path: Path) -> None:
     log = Beating(tmp_path)
     before = log.writer = writer_of(log)
     before.publish([put(b"1")])
@@ -208,7 +208,7 @@ def test_what_rests_goes_on_resting_while_it_is_taken_over(tmp_path: Path) -> No
     assert ChangeLog(tmp_path).job("job").heartbeat()["is_final"] is True
 
 
-def test_a_refused_start_fences_nobody(tmp_path: Path) -> None:
+def test_refused_start_fences_no_writer(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.publish([put(b"1")])
     with pytest.raises(DescriptorError, match="'s'"):

@@ -400,7 +400,7 @@ def test_the_time_of_a_file_is_when_it_was_written(filesystem: Filesystem, tmp_p
     assert (filesystem.modified_ns("a"), filesystem.modified_ns("nothing")) == (1_500_000_000, None)
 
 
-def test_the_size_of_a_file_is_told(filesystem: Filesystem) -> None:
+def test_size_of_a_file_is_known(filesystem: Filesystem) -> None:
     filesystem.create("a", b"\x00one")
     filesystem.create("empty", b"")
     assert (filesystem.size("a"), filesystem.size("empty"), filesystem.size("nothing")) == (4, 0, None)

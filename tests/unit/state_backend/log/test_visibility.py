@@ -154,7 +154,7 @@ def test_of_two_generations_that_are_held_back_either_may_be_shown_and_none_goes
     assert value(root) == b"second"
 
 
-def test_a_person_has_a_generation_shown_and_is_told_when_there_is_none(root: Path) -> None:
+def test_command_shows_a_held_back_generation_or_says_that_there_is_none(root: Path) -> None:
     with pytest.raises(LogError, match="job 'job': nothing is held back; readers see generation old"):
         promote(root, "job")
     with pytest.raises(LogError, match="has no job 'jbo'; jobs: job"):

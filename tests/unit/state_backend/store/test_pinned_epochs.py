@@ -42,7 +42,7 @@ def value(taken: dict[str, Snapshot] | None) -> bytes | None:
     return taken["job"].value(KEY)
 
 
-def test_nothing_is_held_before_somebody_asks_and_long_after() -> None:
+def test_epochs_are_pinned_only_some_time_after_a_request() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.publish(1)
@@ -121,7 +121,7 @@ def test_a_job_that_is_held_is_read_in_its_new_generation_and_may_be_released_th
     view.close()
 
 
-def test_who_reads_an_epoch_keeps_it_though_it_is_not_held_any_more() -> None:
+def test_reader_keeps_its_epoch_after_it_is_no_longer_pinned() -> None:
     scene = Scene("job")
     scene.publish(0)
     one, other = scene.take(job=(1, 0)), scene.take(job=(1, 0))
