@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import hiredis
@@ -98,3 +98,11 @@ class CachingClient:
         found = dict(zip(request[1:], map(int, [reply] if request[0] == b"GET" else reply), strict=True))
         self.cache.update(found)
         return max(found.values())
+
+
+def turns_of(clients: Sequence[CachingClient]) -> Iterator[int]:
+    """Count turns of reads: 100 of them, and more until each client has got an invalidation."""
+    for turn in range(10_000):
+        if turn >= 100 and all(client.pushes for client in clients):
+            return
+        yield turn

@@ -12,7 +12,7 @@ import pytest
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import READ_PAUSE_S, eventually
-from tests.server.caching import CachingClient
+from tests.server.caching import CachingClient, turns_of
 from tests.server.swap import Swap
 
 
@@ -66,7 +66,7 @@ def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
     writing = Thread(target=write)
     writing.start()
     try:
-        for turn in range(100):
+        for turn in turns_of(clients):
             for client in clients:
                 before = dict(confirmed)
                 client.read(keys, is_in_transaction=turn % 5 == 4)

@@ -26,7 +26,7 @@ from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
-from tests.server.caching import CachingClient
+from tests.server.caching import CachingClient, turns_of
 from tests.server.swap import ABSENT, OLD, VALUES
 from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
 
@@ -248,22 +248,18 @@ def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scen
     with sparkis_program(PROGRAM, "--port", "0", *arguments) as server, server.connect() as plain:
         eventually(lambda: plain.call("GET", "job2:count:0").plain == b"1")
         caching = [CachingClient(server.port, *options) for _ in range(3)]
-
-        def read_all(turn: int) -> None:
-            for client in caching:
-                newest = int(plain.call("GET", "job2:count:0").plain)
-                client.read(keys, is_in_transaction=turn % 5 == 4)
-                assert min(client.cache.values()) >= newest
-
         publishing = Thread(target=publish)
         publishing.start()
         try:
-            for turn in range(100):
-                read_all(turn)
-            eventually(lambda: all(client.pushes for client in caching) or read_all(0))
+            for turn in turns_of(caching):
+                for client in caching:
+                    newest = int(plain.call("GET", "job2:count:0").plain)
+                    client.read(keys, is_in_transaction=turn % 5 == 4)
+                    assert min(client.cache.values()) >= newest
         finally:
             over.set()
             publishing.join()
+        assert all(client.pushes for client in caching)
         for client in caching:
             eventually(partial(client.holds_only, dict.fromkeys(keys, counter.number)))
             client.close()
