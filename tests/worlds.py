@@ -61,12 +61,18 @@ owner = "upstream"
 cache = "tracking"
 """
 # A Redis Cluster has only one database.
-RULE_OF_DATABASE = """
+RULES_OF_DATABASES = """
 [[rule]]
 keys = "base/<account>"
 owner = "state"
 state_key = "dash/<account>/apdex"
 database = 2
+
+[[rule]]
+keys = "paged:<client>:<n>"
+owner = "upstream"
+cache = "tracking"
+database = 1
 """
 CARS, ACCOUNTS, METRICS = range(4), (b"7", b"8"), (b"errors", b"users")
 MEMBERS = (b"a", b"b", b"c")
@@ -229,7 +235,7 @@ class World:
 
     def _write_rules(self) -> None:
         rules = RULES.replace("{car}", self.cars.decode())
-        self._rules.write_text(rules if self.is_cluster else rules + RULE_OF_DATABASE)
+        self._rules.write_text(rules if self.is_cluster else rules + RULES_OF_DATABASES)
 
     @property
     def port(self) -> int:

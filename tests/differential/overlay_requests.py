@@ -50,7 +50,7 @@ CHOSEN = {
     "B": PREFERRED,
     "U": ["board/9<tag>"],
     "D": MOVED,
-    "Q": ["cached:<client>:1<tag>"],
+    "Q": ["cached:<client>:1<tag>", "paged:<client>:1<tag>"],
     "DB": ["0", "0", "1", "2", "2", "99", "x", ""],
 }
 
@@ -99,7 +99,7 @@ BZPOPMIN K 0.001|BZPOPMAX K K 0.001|BZMPOP 0.001 2 K K MIN|BLPOP K -1|BLPOP K na
 WAIT 0 0|WAIT W -1
 XREAD BLOCK 1 STREAMS K K 0 $|XREAD BLOCK -1 STREAMS K 0|XREADGROUP GROUP g W BLOCK 1 COUNT 1 STREAMS K >
 EVAL return_redis.call('get',KEYS[1]) 1 K|EVAL return_{1,'two',{ok='fine'},false} 0|EVAL return_ARGV[1] W K
-EVALSHA ffff 0|FCALL nope 1 K
+EVALSHA ffff 0|FCALL nope 1 K|SCRIPT LOAD return_1|EVALSHA LOADED 0|EVAL return_nonsense 0|EVAL return_1 -1
 SETEX K 1000 W|SETEX K 0 W|SETEX K W|PSETEX K 100000 W|BITPOS K 1|BITPOS K 0 W|BITPOS K 1 0 -1 BIT
 GEOADD K 15.1 37.5 b 13.3 38.1 a|GEOHASH K a W b|GEOSEARCH K FROMMEMBER a BYRADIUS 300 km ASC WITHDIST WITHCOORD
 GEOSEARCH K FROMLONLAT 15 37 BYBOX 400 400 km DESC COUNT 3 WITHHASH|GEOSEARCH K FROMLONLAT W 37 BYRADIUS 9 m
@@ -114,7 +114,8 @@ EVAL_RO return_redis.call('get',KEYS[1]) 1 K|EVAL_RO return_redis.call('set',KEY
 DUMP K|RESTORE K 0 DUMPED|RESTORE K 0 DUMPED REPLACE|RESTORE K -1 DUMPED|RESTORE K 0 W
 RESTORE K 0 DUMPED ABSTTL IDLETIME 5
 PUBLISH W W|PUBSUB NUMSUB W|SCRIPT EXISTS W|TIME x|ECHO W|CONFIG GET maxmemory|FUNCTION LIST|LOLWUT VERSION x
-OBJECT HELP x
+OBJECT HELP x|SCAN 0 COUNT 0|SCAN 0 COUNT x|SCAN 0 MATCH|SCAN x|SCAN 18446744073709551616|SCAN 1 NO|SCAN|KEYS|DBSIZE x
+WAITAOF 1 0 0|WAITAOF 0 0 1|WAIT 0
 GET|SET K|MGET|HSET K a|NOSUCH W|ZADD K|LPUSH|XADD K|DEL|INCR K W|OBJECT NOPE K|XGROUP NOPE K
 """)
 # These change the connection of the client.
@@ -129,7 +130,8 @@ LIBRARY = (
 )
 LIBRARY += b"return redis.call('get', keys[1]) end}"
 DUMPED = b"\x00\x03abc\n\x00\xd9\xac0=Ar\xa2\xe2"  # the string `abc`, by redis-server 7.0
-GIVEN = {"LIBRARY": LIBRARY, "DUMPED": DUMPED}
+LOADED = b"e0e1f9fabfc9d4800c877a703b823ac0578ff8db"  # the name of the script `return 1`
+GIVEN = {"LIBRARY": LIBRARY, "DUMPED": DUMPED, "LOADED": LOADED}
 
 
 def lines(templates: Sequence[str], refused_in: int | None = None) -> st.SearchStrategy[Line]:

@@ -221,8 +221,3 @@ def test_wait_covers_writes_before_dedicated_connection(swap: Swap, direct: Conn
                 assert [client.read().plain for _ in range(2)] == [b"OK", 0]
         finally:
             replica.process.send_signal(signal.SIGCONT)
-
-
-def test_waitaof_is_answered_by_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
-    for words in (("WAITAOF", "1", "0", "0"), ("WAITAOF", "0", "0", "1"), ("WAIT", "x", "0"), ("WAIT", "0")):
-        assert client.call(*words).raw == direct.call(*words).raw

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from compat.conformance.servers import Running, redis_server
+from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request, scanned
 from compat.waiting import eventually
 from state_backend.model.records import Change, Op
 from tests.server.swap import OLD, Swap
 
 RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
-CACHED = '[[rule]]\nkeys = "page/<n>"\nowner = "upstream"\ncache = "tracking"\ndatabase = 1\n'
 
 
 @pytest.mark.parametrize(
@@ -51,21 +48,6 @@ def test_transaction_and_watch_follow_database_rule(swap: Swap, client: Connecti
         assert client.call("EXEC").plain is None
     finally:
         swap.use_rules(RULES)
-
-
-def test_transaction_in_other_database_selects_first_one(swap: Swap, client: Connection) -> None:
-    client.call("MSET", "n", "10", "only", "here")
-    assert client.call("SELECT", "1").plain == b"OK"
-    lines = ("MULTI", "INCR n", "SELECT 0", "INCR n", "GET only", "SELECT 5", "INCR n", "EXEC")
-    assert [client.call(*line.split()).plain for line in lines][-1] == [1, b"OK", 11, b"here", b"OK", 1]
-    assert client.call("INCR", "n").plain == 2
-    with swap.proxy.connect() as other:
-        found = []
-        for database in (0, 1, 5):
-            other.call("SELECT", database)
-            found.append(other.call("GET", "n").plain)
-            other.call("DEL", "n", "only")
-        assert found == [b"11", b"1", b"2"]
 
 
 def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: Swap, client: Connection) -> None:
@@ -210,60 +192,3 @@ def test_shared_connections_of_other_database_are_limited(swap: Swap) -> None:
             assert client.call("SELECT", "7").plain == b"OK" and client.call("SET", "c", str(number)).plain == b"OK"
         shared = [line for line in upstream.call("CLIENT", "LIST").plain.splitlines() if b" db=7 " in line]
         assert len(shared) == 4
-
-
-def _pipeline(random: Random, client: int) -> list[tuple[str, ...]]:
-    """Return requests of one client, about keys of its own and about states' keys, in several databases."""
-    keys = [f"mix:{client}:{number}" for number in range(3)] + [f"page/{client}-{number}" for number in range(2)]
-    of_states = ["dash/7/apdex", "job:speed:1"]
-    made: list[tuple[str, ...]] = []
-    is_queueing = False
-    for number in range(24):
-        key, other = random.choice(keys), random.choice([*keys, *of_states])
-        requests = [("SET", key, f"{client}-{number}-{random.random()}"), ("GET", other), ("MGET", key, other)]
-        requests += [("APPEND", key, "x"), ("DEL", key), ("STRLEN", other), ("GET", key)]
-        if is_queueing:
-            more = [("EXEC",)]
-        else:
-            more = [("SELECT", str(random.randrange(3))), ("MULTI",)]
-        chosen = random.choice(requests * 2 + more * 3)
-        is_queueing = chosen[0] == "MULTI" or (is_queueing and chosen[0] != "EXEC")
-        made.append(chosen)
-    return [*made, ("EXEC",)] if is_queueing else made
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_clients_in_several_databases_get_replies_of_one_redis(swap: Swap, tmp_path: Path, seed: int) -> None:
-    """Rules put a state's keys into database 2, and cache some of the upstream's in database 1."""
-    with redis_server(tmp_path) as reference:
-        with reference.connect() as direct:
-            direct.call("MSET", "job:speed:1", "10", "dash/7/apdex", OLD)
-            direct.call("SELECT", "2")
-            direct.call("SET", "dash/7/apdex", "0.9")
-        swap.use_rules(RULES + CACHED)
-        try:
-            with ThreadPoolExecutor(6) as pool:
-                assert not any(pool.map(lambda client: _differences(swap, reference, seed, client), range(6)))
-        finally:
-            swap.use_rules(RULES)
-
-
-def _differences(swap: Swap, reference: Running, seed: int, client: int) -> list[object]:
-    """Send a client's pipelines to the proxy and to a Redis; return the requests with other replies."""
-    random, found = Random(f"{seed}-{client}"), []
-    with swap.proxy.connect() as proxied, reference.connect() as direct:
-        for connection in (proxied, direct):
-            for database in range(3):
-                connection.call("SELECT", str(database))
-                connection.call(
-                    "DEL", *(f"mix:{client}:{n}" for n in range(3)), *(f"page/{client}-{n}" for n in range(2))
-                )
-        for _ in range(20):
-            pipeline = _pipeline(random, client)
-            for connection in (proxied, direct):
-                connection.send(b"".join(request(*words) for words in pipeline))
-            for words in pipeline:
-                replies = proxied.read().plain, direct.read().plain
-                if replies[0] != replies[1]:
-                    found.append((words, replies))
-    return found

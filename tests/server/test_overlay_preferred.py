@@ -14,7 +14,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, STATES, VALUES, Swap
+from tests.server.swap import ABSENT, OLD, VALUES, Swap
 
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
@@ -39,15 +39,6 @@ def client(swap: PreferringSwap) -> Iterator[Connection]:
     with swap.proxy.connect() as connection:
         connection.call("SET", "a", "mine")
         yield connection
-
-
-def test_preferred_key_write_is_hidden_while_states_have_the_key(swap: PreferringSwap, client: Connection) -> None:
-    client.send(b"SET job:speed:7 new\r\nGET job:speed:7\r\nSET job:speed:900 1\r\nINCR job:speed:900\r\n")
-    client.send(b"GET job:speed:900\r\nDEL job:speed:900 job:speed:7\r\nGET job:speed:900\r\nGET job:speed:7\r\n")
-    assert [client.read().plain for _ in range(8)] == [b"OK", b"70", b"OK", 2, b"2", 2, None, b"70"]
-    assert client.call("MSET", "job:speed:5", "x", "dash/7/apdex", "y").is_error
-    with swap.upstream.connect() as upstream:
-        assert upstream.call("GET", "job:speed:5").plain == OLD
 
 
 def test_preferred_key_of_new_state_hides_upstreams(swap: PreferringSwap, client: Connection) -> None:
@@ -90,24 +81,6 @@ def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: Preferrin
 def test_preferred_key_in_unsplittable_read_is_error(client: Connection, line: str, before: str, after: str) -> None:
     whose = "key 'job:speed:1' is a state's if it has the key, by the rule 'aside'"
     assert client.call(*line.split(" ")).plain.decode() == f"ERR {before}{whose}{after}"
-
-
-def test_preferred_key_is_watched_at_both_backends(swap: PreferringSwap, client: Connection) -> None:
-    with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
-        assert client.call("WATCH", "job:speed:6", "dash/7/apdex").plain == b"OK"
-        upstream.call("SET", "job:speed:6", "another")
-        client.call("MULTI")
-        client.call("GET", "a")
-        assert client.call("EXEC").plain is None
-        assert client.call("WATCH", "job:speed:6", "a").plain == b"OK"
-        with LogWriter(swap.log, "job", STATES, "first") as writer:
-            writer.publish([Change("speed", Op.PUT, b"job:speed:6", value=b"61")])
-            eventually(lambda: reader.call("GET", "job:speed:6").plain == b"61")
-            client.call("MULTI")
-            client.call("GET", "a")
-            assert client.call("EXEC").plain is None
-            writer.publish([Change("speed", Op.PUT, b"job:speed:6", value=b"60")])
-        eventually(lambda: reader.call("GET", "job:speed:6").plain == b"60")
 
 
 def test_preferred_key_read_without_states_command_is_upstreams_unless_states_have_it(client: Connection) -> None:

@@ -26,38 +26,6 @@ def client(swap: Swap) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_scripts_and_functions_are_answered_as_at_upstream(swap: Swap, client: Connection, protocol: int) -> None:
-    lines: list[tuple[str | int, ...]] = [
-        ("EVALSHA", "0" * 40, 1, "n", 1),
-        ("SCRIPT", "LOAD", SCRIPT),
-        ("EVAL", SCRIPT, 1, "n", 2),
-        ("EVAL", "return {1, 'a', {ok='fine'}, false, {err='WRONG x'}}", 0),
-        ("EVAL_RO", "return redis.call('GET', KEYS[1])", 1, "n"),
-        ("EVAL_RO", SCRIPT, 1, "n", 2),
-        ("EVAL", "return nonsense", 0),
-        ("EVAL", SCRIPT, -1),
-        ("FUNCTION", "LOAD", LIBRARY),
-        ("FUNCTION", "LOAD", LIBRARY),
-        ("FCALL", "add", 1, "n", 5),
-        ("FCALL", "nope", 1, "n"),
-        ("FUNCTION", "LIST"),
-        ("FUNCTION", "DELETE", "lib"),
-        ("SCRIPT", "EXISTS", "0" * 40),
-    ]
-    found = []
-    for port in (swap.upstream.port, swap.proxy.port):
-        with Connection(port) as each:
-            each.call("HELLO", protocol)
-            for words in (("FLUSHALL",), ("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH")):
-                each.call(*words)
-            found.append([each.call(*line).raw for line in lines])
-            sha = each.call("SCRIPT", "LOAD", SCRIPT).plain
-            found[-1].append(each.call("EVALSHA", sha, 1, "n", 1).raw)
-    assert found[1] == found[0]
-    assert found[1][0] == b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
-
-
 def test_script_with_states_key_is_refused_before_it_runs(client: Connection) -> None:
     sha = client.call("SCRIPT", "LOAD", SCRIPT).plain
     assert client.call("EVAL", SCRIPT, 2, "a", "job:speed:1", 1).plain == OWNED

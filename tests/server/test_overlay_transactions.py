@@ -259,13 +259,6 @@ def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Conn
     ]
 
 
-def test_select_in_aborted_transaction_decides_database_of_later_commands(
-    client: Connection, direct: Connection
-) -> None:
-    lines = ["MULTI", "GET", "SELECT 3", "SET job:speed:1 mine", "EXEC"]
-    assert call_each(client, *lines)[3:] == [b"QUEUED", b"EXECABORT Transaction discarded because of previous errors."]
-
-
 def test_denied_exec_ends_watch(swap: Swap, direct: Connection, tmp_path: Path) -> None:
     (users := tmp_path / "users.acl").write_text("user app on nopass ~* +@all -exec\nuser full on nopass ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
