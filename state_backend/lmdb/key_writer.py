@@ -189,6 +189,9 @@ class WrittenState(NamedTuple):
 class KindWriter(ABC):
     """Writes the keys of one kind of state."""
 
+    def __init__(self, keys: KeyWriter) -> None:
+        self._keys = keys
+
     @abstractmethod
     def apply(
         self,

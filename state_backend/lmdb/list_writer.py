@@ -16,7 +16,7 @@ class ListWriter(KindWriter):
     """Writes the keys of list states."""
 
     def __init__(self, keys: KeyWriter) -> None:
-        self._keys = keys
+        super().__init__(keys)
         self._blocks = ListBlocks(keys.txn, keys.tables.blocks)
 
     def apply(

@@ -43,7 +43,7 @@ class MapWriter(KindWriter):
     """
 
     def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
-        self._keys = keys
+        super().__init__(keys)
         self._values = values
         self.has_late_field = False
 

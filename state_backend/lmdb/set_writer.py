@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from state_backend.codec import packed_list, packed_sorted
-from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
+from state_backend.lmdb.key_writer import KindWriter, WrittenState
 from state_backend.lmdb.ranks import Edit, RankTreeWriter
 from state_backend.lmdb.record_format import (
     FIRST_LARGE,
@@ -35,9 +35,6 @@ PUT = int(Op.PUT)
 
 class SetWriter(KindWriter):
     """Writes the keys of set and sorted set states."""
-
-    def __init__(self, keys: KeyWriter) -> None:
-        self._keys = keys
 
     def apply(
         self,

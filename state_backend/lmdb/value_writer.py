@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from state_backend.codec.checksums import with_checksum
-from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
+from state_backend.lmdb.key_writer import KindWriter, WrittenState
 from state_backend.lmdb.record_format import (
     FORM_AT,
     ID_BYTES,
@@ -27,9 +27,6 @@ PUT = int(Op.PUT)
 
 class ValueWriter(KindWriter):
     """Writes the keys of value states."""
-
-    def __init__(self, keys: KeyWriter) -> None:
-        self._keys = keys
 
     def apply(
         self,
