@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_monitor_sees_the_requests_of_a_proxy_to_its_servers(proxy: Running) -> 
         assert monitor.call("GET", "plain").raw == b"-ERR Replica can't interact with the keyspace\r\n"
     with proxy.connect() as other:
         assert other.call("GET", "plain").raw.startswith(b"$")
+
+
+def test_a_proxy_measures_the_requests_that_it_answers_itself(proxy: Running) -> None:
+    with proxy.connect() as connection:
+        connection.call("CONFIG", "RESETSTAT")
+        for line in ("PING", "GET plain", "TIME"):
+            connection.call(*line.split())
+        measured = connection.call("INFO", "latencystats").plain.decode()
+        assert re.findall(r"usec_(\w+):", measured) == ["ping", "time"]
 
 
 def test_a_proxy_has_a_slow_log_and_settings_of_its_own(proxy: Running) -> None:

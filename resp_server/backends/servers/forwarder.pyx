@@ -1463,8 +1463,7 @@ cdef class StateKeys(KeyFilter):
 cdef class StoredReads(FastPath):
     """Answers reads of states' stored keys from the state server's stores, with the core. The forwarder gets all else.
 
-    It also answers requests about the connection alone, and does only that where the proxy reads no stores. As the
-    forwarder, it counts calls and measures no times.
+    It also answers requests about the connection alone, and does only that where the proxy reads no stores.
     """
 
     cdef Forwarder forwarder
@@ -1532,20 +1531,6 @@ cdef class StoredReads(FastPath):
         except Exception as error:
             self.server.report(error)
         return self.may_read
-
-    cdef int count(self, int64_t elapsed_ns) noexcept:
-        cdef int command, total = 0
-        for command in range(CORE_COMMANDS_MAX):
-            self.core.calls[command] += self.core.answered[command]
-            total += self.core.answered[command]
-        return total
-
-    def collect(self):
-        cdef int command
-        for command in range(CORE_COMMANDS_MAX):
-            if self.core.calls[command]:
-                self.command_stats_of[command].calls += self.core.calls[command]
-                self.core.calls[command] = 0
 
 
 cdef class ClientForwarder(InputInterceptor):
