@@ -1047,12 +1047,7 @@ cdef class Core:
         return first
 
     cdef bint may_run_transaction(self) except -1:
-        """Return whether the core may run the client's transactions; those of a client that watches keys it may not.
-
-        A node compares the slots of all keys on the general path, but not those of a proxy's transaction.
-        """
-        if self.is_node and self.session.epoch_feed is None:
-            return False
+        """Return whether the core may run the client's transactions; those of a client that watches keys it may not."""
         if self.session.watched or self.session.read_point is not None:
             return False
         return self.key_filter is None or self.key_filter.admits_transaction_of(self.session)
@@ -1074,8 +1069,7 @@ cdef class Core:
         cdef list words, requests = []
         cdef bint needs_state = False, is_exec = False, may_queue
         transaction = self.session.transaction
-        # A node notes the slots of queued keys on the general path. A queued SELECT changes what the keys are.
-        may_queue = not transaction.is_aborted and transaction.db is None and not self.is_node
+        may_queue = not transaction.is_aborted and transaction.db is None  # no SELECT is queued
         requests_left, bytes_left = transaction.room
         self.drop_lookaheads()
         self.is_incomplete = False
@@ -1086,6 +1080,8 @@ cdef class Core:
                 break
             is_exec = request.command == EXEC
             if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE):
+                break
+            if self.is_node and not self.note_slots(&request, transaction.slots):
                 break
             words, added = [], 0
             for i in range(count):
@@ -1108,6 +1104,21 @@ cdef class Core:
             self.report(error)
             self.drop_lookaheads()
             return at
+
+    cdef bint note_slots(self, const Request* request, dict slots) except -1:
+        """Add the slots of a request's keys to those of its transaction; False if the general path has to queue it."""
+        cdef uint32_t i
+        cdef uint16_t slot, first_slot = 0
+        for i in range(request.first_word, request.first_word + request.keys):
+            slot = slot_of(self.words[i].at, self.words[i].size)
+            if i == request.first_word:
+                first_slot = slot
+            if slot != first_slot and not rows[request.command].has_any_slots:
+                return False
+            if self.owned_slots != NULL and not self.owned_slots[slot]:
+                return False
+            slots[slot] = None
+        return True
 
     cdef bint run_queued(self, list queued, Rules rules) except -1:
         """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""
@@ -1166,7 +1177,12 @@ cdef class Core:
 
     cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2:
         """Reply to EXEC: run the queued commands in the view of all requests."""
-        cdef uint32_t i
+        cdef uint32_t i, last
+        if self.is_node and self.session.epoch_feed is None and end_request > first:  # those of a proxy may differ
+            last = self.requests[end_request - 1].first_lookup + self.requests[end_request - 1].keys
+            for i in range(self.requests[first].first_lookup + 1, last):
+                if self.lookups[i].high >> 48 != self.lookups[i - 1].high >> 48:  # their slots
+                    return GENERAL
         put_line(self.out, c"*", end_request - first)
         for i in range(first, end_request):
             if rows[self.requests[i].command].shape == CACHING or self.reply_to(&self.requests[i]) == GENERAL:

@@ -357,7 +357,7 @@ async def _answered(
     connection.connection_made(wire)  # type: ignore[arg-type]
     # A request that fails before it reads notices no epoch, where the other path has noticed it with an earlier one. So
     # the keys that its client may hold would differ.
-    tracks = any(b"TRACKING" in chunk for chunk in chunks)
+    tracks = b"TRACKING" in b"".join(chunks)
     for turn, chunk in enumerate(chunks, 1):
         if turn <= len(shown):
             server.set_topology(shown[turn - 1], HERE)
@@ -423,7 +423,9 @@ def apply(store: LmdbStore, turn: int) -> None:
 # What the core looks up behind what it leaves is not answered by it, and so not counted by it.
 @example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [])
 # A node refuses a transaction over several slots, however it arrives.
+@example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [])
 @example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
+@example(CROSS_SLOT[:2] + CROSS_SLOT[3:], b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
 def test_a_connection_answers_and_counts_as_one_without_the_core(
     settings_of: dict[str, Any],
     sent: list[list[bytes]],
