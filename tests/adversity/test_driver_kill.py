@@ -73,7 +73,7 @@ def test_kills_at_random_moments(scene: Scene, reduces: bool):
 
 
 @by
-def test_a_driver_that_dies_around_the_commit_goes_on_as_if_nothing_had_been(scene: Scene, reduces: bool):
+def test_driver_killed_around_a_commit_loses_and_repeats_no_epoch(scene: Scene, reduces: bool):
     scene.reduces = reduces
     server = scene.start_server()
     watcher = scene.watch()

@@ -42,7 +42,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_whoever_is_killed_a_new_reader_finds_every_epoch(tmp_path: Path, log: Path) -> None:
+def test_new_reader_finds_every_epoch_after_any_kill(tmp_path: Path, log: Path) -> None:
     random = Random()
 
     def owner(which: int, program: str = OWNER) -> RunningApplier:

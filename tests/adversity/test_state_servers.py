@@ -225,7 +225,7 @@ def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Flee
     assert not reader.failures
 
 
-def test_until_it_knows_what_to_serve_a_server_says_that_it_is_loading(fleet: Fleet) -> None:
+def test_server_replies_loading_until_it_knows_its_slots(fleet: Fleet) -> None:
     server = fleet.server(0)
     with Redis(port=server.port, retry=None) as client:  # type: ignore[arg-type]
         with pytest.raises(Exception, match="loading the dataset"):
@@ -245,7 +245,7 @@ def _get(client: Redis) -> bytes | None:
         return None
 
 
-def test_a_server_keeps_who_it_is_in_its_store_folder(fleet: Fleet) -> None:
+def test_server_keeps_its_identity_in_its_store_folder(fleet: Fleet) -> None:
     first = fleet.server(0)
     stored = json.loads((fleet.folder / "store0" / "member.json").read_text())
     assert stored["port"] == first.port

@@ -69,7 +69,7 @@ def test_scans_find_everything(client: redis.Redis, dataset: Dataset) -> None:
     assert sorted(client.keys("{tag}*")) == sorted(key for key in dataset.keys if key.startswith(b"{tag}"))
 
 
-def test_expiry_is_told(client: redis.Redis) -> None:
+def test_times_of_expiry_are_readable(client: redis.Redis) -> None:
     assert (client.ttl("plain"), client.ttl("missing"), client.pttl("plain")) == (-1, -2, -1)
     assert (client.expiretime("later"), client.pexpiretime("later")) == (LATER_MS // 1000, LATER_MS)
     assert 0 < client.ttl("later") < LATER_MS // 1000

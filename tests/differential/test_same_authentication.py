@@ -78,7 +78,7 @@ BYTES = [
 @pytest.mark.parametrize(
     "pipeline", PIPELINES, ids=lambda pipeline: str([b" ".join(words).decode("latin-1") for words in pipeline])
 )
-def test_a_client_is_let_in_or_not_alike(locked_pair: Pair, pipeline: list[Words]) -> None:
+def test_auth_equals_redis(locked_pair: Pair, pipeline: list[Words]) -> None:
     locked_pair.check(pipeline)
 
 
@@ -95,7 +95,7 @@ def test_limits_end_with_the_password_however_it_arrives(locked_pair: Pair) -> N
         assert locked_pair.check_bytes(data, [cut], 0.001) == whole
 
 
-def test_every_command_asks_for_the_password_or_not_alike(locked_pair: Pair, live_table: dict[str, object]) -> None:
+def test_every_command_needs_the_password_as_at_redis(locked_pair: Pair, live_table: dict[str, object]) -> None:
     """Each with as many arguments as it needs at least; what both run without a password changes nothing."""
     open_to_all = {"auth", "hello", "quit", "reset"}
     pipeline: list[Words] = []

@@ -228,7 +228,7 @@ def test_each_key_is_answered_or_its_owner_named(
 @NODES
 @PROTOCOLS
 @pytest.mark.parametrize("before", [(), ("READONLY",)], ids=["", "READONLY"])
-def test_transactions_are_run_or_sent_on_alike(
+def test_transactions_at_a_node_are_run_or_redirected_as_by_redis(
     trio: Trio, dataset: Dataset, at: int, protocol: str, before: tuple[str, ...]
 ) -> None:
     keys = [key for key in dataset.strings if len(key) < 1000][::9]
@@ -292,7 +292,7 @@ def test_keys_of_its_slots_are_listed_and_counted(trio: Trio, dataset: Dataset, 
 
 
 @NODES
-def test_hello_and_info_show_cluster_mode(trio: Trio, at: int) -> None:
+def test_hello_info_and_role_show_cluster_mode(trio: Trio, at: int) -> None:
     replies = []
     for server in (trio.theirs[at], trio.ours[at]):
         with server.connect() as connection:

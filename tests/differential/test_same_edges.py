@@ -41,7 +41,7 @@ def test_subscriber_of_resp2_gets_that_error_first(pair: Pair, line: str) -> Non
 
 
 @pytest.mark.parametrize("line", [*NAMES_AS_TYPED, *LOOKED_AT_FIRST])
-def test_a_subcommand_is_refused_alike(pair: Pair, line: str) -> None:
+def test_unknown_subcommand_is_refused_as_by_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 
 

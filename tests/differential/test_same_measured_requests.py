@@ -46,7 +46,7 @@ def replies(pair: Pair, exchange: Exchange) -> list[list[Reply]]:
 
 
 @pytest.mark.parametrize("exchange", list(exchanges(STATES)), ids=lambda exchange: exchange.name)
-def test_each_command_is_answered_alike(measured: Pair, exchange: Exchange) -> None:
+def test_each_command_equals_redis(measured: Pair, exchange: Exchange) -> None:
     theirs, ours = replies(measured, exchange)
     if exchange.stand_in and theirs[0].is_error:
         with measured.redis.connect() as connection:
@@ -63,7 +63,7 @@ def test_each_command_is_answered_alike(measured: Pair, exchange: Exchange) -> N
         assert not any(reply.is_error for reply in ours)
 
 
-def test_each_shape_is_answered_alike(measured: Pair) -> None:
+def test_each_shape_equals_redis(measured: Pair) -> None:
     for exchange in shapes(STATES):
         if exchange.size in SIZES:
             theirs, ours = replies(measured, exchange)

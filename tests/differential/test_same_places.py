@@ -82,7 +82,7 @@ def searches(draw: st.DrawFn) -> list[bytes]:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_read_of_places_is_answered_alike(pair: Pair, line: str) -> None:
+def test_geo_read_equals_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 
 

@@ -119,14 +119,14 @@ CONVERSATION = (
 
 
 @pytest.mark.parametrize("data", WHOLE, ids=repr)
-def test_bytes_are_answered_alike(pair: Pair, data: bytes) -> None:
+def test_malformed_bytes_are_answered_as_by_redis(pair: Pair, data: bytes) -> None:
     pair.check_bytes(data)
     pair.check_bytes(data + AFTER)
     pair.check_bytes(b"PING\r\n" + data + AFTER)
 
 
 @pytest.mark.parametrize("data", HTTP, ids=repr)
-def test_a_browser_that_a_web_page_sent_is_cut_off_alike(pair: Pair, data: bytes) -> None:
+def test_http_request_of_a_web_page_ends_the_connection_as_at_redis(pair: Pair, data: bytes) -> None:
     assert pair.check_bytes(data + AFTER) == b""
 
 
@@ -143,7 +143,7 @@ PIECES = st.one_of(
 
 @given(pieces=st.lists(PIECES, max_size=6))
 @checked(100)
-def test_garbage_is_answered_alike(pair: Pair, pieces: list[bytes]) -> None:
+def test_garbage_is_answered_as_by_redis(pair: Pair, pieces: list[bytes]) -> None:
     data = b"".join(pieces) + AFTER
     assume(all(word.upper() in KNOWN_WORDS for word in WORD.findall(data)))
     assume(LINE_END_EXPECTED not in exchange(pair.sparkis.port, data))
@@ -151,13 +151,13 @@ def test_garbage_is_answered_alike(pair: Pair, pieces: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.002])
-def test_a_conversation_cut_at_any_byte_is_answered_alike(pair: Pair, pause_s: float) -> None:
+def test_requests_cut_at_any_byte_are_answered_as_by_redis(pair: Pair, pause_s: float) -> None:
     whole = pair.check_bytes(CONVERSATION)
     for cut in range(1, len(CONVERSATION)):
         assert pair.check_bytes(CONVERSATION, [cut], pause_s) == whole
 
 
-def test_a_conversation_byte_by_byte_is_answered_alike(pair: Pair) -> None:
+def test_requests_byte_by_byte_are_answered_as_by_redis(pair: Pair) -> None:
     assert pair.check_bytes(CONVERSATION, range(1, len(CONVERSATION)), 0.001) == pair.check_bytes(CONVERSATION)
 
 
@@ -178,7 +178,7 @@ def test_arguments_of_any_size_come_back(pair: Pair, size: int) -> None:
     pair.check([[b"ECHO", b"x" * size], [b"PING", b"\r\n" * (size // 2)], [b"ECHO", b"after"]])
 
 
-def test_many_arguments_are_taken_alike(pair: Pair) -> None:
+def test_many_arguments_are_answered_as_by_redis(pair: Pair) -> None:
     pair.check([[b"EXISTS", *[b"plain"] * 20_000], [b"MGET", *[b"number", b"nope"] * 2_000], [b"ECHO", b"after"]])
 
 

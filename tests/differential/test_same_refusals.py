@@ -34,7 +34,7 @@ def request(name: str, words: int) -> list[bytes]:
     return [*named, *([b"1"] * (words - len(named)))]
 
 
-def test_too_few_and_too_many_arguments_are_refused_alike(pair: Pair, live_table: Table) -> None:
+def test_wrong_number_of_arguments_is_refused_as_by_redis(pair: Pair, live_table: Table) -> None:
     """Of every command whose arity is the same in both versions. Nothing of it is run, on either server."""
     pipeline: list[Words] = []
     for name, entry in rows(live_table):
@@ -48,7 +48,7 @@ def test_too_few_and_too_many_arguments_are_refused_alike(pair: Pair, live_table
 
 
 @pytest.mark.parametrize("arguments", [[b"nope"], [b"NoPe", b"a"], [b"", b"a", b"b"], [b"x" * 200], [b"\xff\r\n"]])
-def test_unknown_subcommands_are_refused_alike(pair: Pair, arguments: list[bytes]) -> None:
+def test_unknown_subcommands_are_refused_as_by_redis(pair: Pair, arguments: list[bytes]) -> None:
     pair.check([[name.encode(), *arguments] for name in CONTAINERS])
 
 
@@ -88,7 +88,7 @@ def test_writes_that_are_newer_than_the_real_server_are_refused_too(pair: Pair, 
         "EVALSHA_RO 0123456789012345678901234567890123456789 1 a",
     ],
 )
-def test_commands_with_one_answer_are_answered_alike(pair: Pair, line: str) -> None:
+def test_commands_with_one_answer_equal_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 
 

@@ -52,7 +52,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("lines", ANSWERS, ids="; ".join)
 @pytest.mark.parametrize("greeting", [[], ["HELLO 3"]], ids=["RESP2", "RESP3"])
-def test_the_commands_are_answered_alike(pair: Pair, lines: list[str], greeting: list[str]) -> None:
+def test_commands_about_tracking_equal_redis(pair: Pair, lines: list[str], greeting: list[str]) -> None:
     pair.check([[word.encode() for word in line.split(" ")] for line in [*greeting, *lines]])
 
 

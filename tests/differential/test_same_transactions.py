@@ -92,7 +92,7 @@ def words(lines: list[str]) -> list[Words]:
 
 @pytest.mark.parametrize("greeting", GREETINGS, ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("lines", CONVERSATIONS, ids="; ".join)
-def test_transactions_are_answered_alike(pair: Pair, lines: list[str], greeting: list[str]) -> None:
+def test_transactions_equal_redis(pair: Pair, lines: list[str], greeting: list[str]) -> None:
     pair.check(words(greeting + lines))
 
 
@@ -110,7 +110,7 @@ PIECES = [
 
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=14))
 @checked(100)
-def test_any_order_is_answered_alike(pair: Pair, lines: list[str]) -> None:
+def test_transactions_in_any_order_equal_redis(pair: Pair, lines: list[str]) -> None:
     pair.check(words(lines))
 
 
@@ -197,7 +197,7 @@ def talk(connections: list[Connection], *lines: str) -> list[Reply]:
 
 
 @pytest.mark.parametrize("greeting", ["PING", "HELLO 3"])
-def test_a_watched_key_that_changes_ends_a_transaction_alike(changing: Changing, greeting: str) -> None:
+def test_changed_watched_key_fails_exec_as_at_redis(changing: Changing, greeting: str) -> None:
     with changing.redis.connect() as theirs, changing.ours.connect() as ours:
         both = [theirs, ours]
         for connection in both:

@@ -21,7 +21,7 @@ def check_story(lines: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_swap_is_told_to_its_end_and_old_copies_are_deleted() -> None:
+def test_example_shows_the_swap_to_its_end_and_deletes_old_copies() -> None:
     lines = run("swap")
     check_story(lines)
     assert "5 copies deleted." in lines

@@ -88,7 +88,7 @@ class Peak:
             self.own_mb = max(self.own_mb, memory_mb(self._pid)["own"])
 
 
-def test_a_thousand_clients_are_told_of_large_epochs(
+def test_a_thousand_clients_are_invalidated_by_large_epochs(
     tmp_path: Path, report: Any, serve_measured: Callable[..., Any]
 ) -> None:
     log = tmp_path / "log"

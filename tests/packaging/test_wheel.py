@@ -30,7 +30,7 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(opened.read(name).decode())
 
 
-def test_it_holds_the_five_packages_and_nothing_else(names: list[str]) -> None:
+def test_wheel_holds_the_five_packages_and_nothing_else(names: list[str]) -> None:
     folders = {name.partition("/")[0] for name in names}
     assert {each for each in folders if not each.endswith(".dist-info")} == {
         "sparkis",
@@ -73,7 +73,7 @@ def test_its_version_is_that_of_the_package(metadata: Message) -> None:
     assert metadata["Version"] == sparkis.__version__
 
 
-def test_it_needs_six_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
+def test_wheel_needs_six_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
     needed = [each for each in metadata.get_all("Requires-Dist", ()) if "extra ==" not in each]
     names = sorted(re.split(r"[^\w-]", each, maxsplit=1)[0] for each in needed)
     assert names == ["hiredis", "lmdb", "numpy", "pyarrow", "tomlkit", "uvloop"]

@@ -334,7 +334,7 @@ def test_a_plain_redis_can_be_looked_at_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
-def test_a_proxy_shows_its_servers_and_what_it_compares(tmp_path: Path) -> None:
+def test_proxy_shows_its_servers_and_its_shadow_comparisons(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "speeds"\nkeys = "job:speed:<car>"\nowner = "shadow"\n')
     with ExitStack() as stack:

@@ -40,7 +40,7 @@ def test_the_files_that_are_fuzzed_are_there() -> None:
     assert all((ROOT / name).is_file() for name in NOT_FUZZED)
 
 
-def test_what_once_broke_something_does_not_any_more() -> None:
+def test_inputs_of_former_faults_break_nothing() -> None:
     for inputs in corpus.findings():
         subject = Subject(inputs_per_server=len(inputs))
         for data in inputs:
@@ -162,7 +162,7 @@ NO_ANSWERS = [
 
 @pytest.mark.parametrize("said", NO_ANSWERS)
 @pytest.mark.parametrize("asked", range(len(REQUESTS)), ids=lambda at: b" ".join(REQUESTS[at][-1]).decode())
-def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subject, asked: int, said: bytes) -> None:
+def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_servers(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED, 0, asked]) + said)
 
 
@@ -172,12 +172,14 @@ def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subje
 @pytest.mark.parametrize(
     "asked", range(len(UPSTREAM_REQUESTS)), ids=lambda at: b" ".join(UPSTREAM_REQUESTS[at][-1]).decode()
 )
-def test_clients_of_a_proxy_are_answered_whatever_its_upstream_says(subject: Subject, asked: int, said: bytes) -> None:
+def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_upstream(
+    subject: Subject, asked: int, said: bytes
+) -> None:
     subject.run(bytes([SCRIPTED | PROXY, 0, asked]) + said)
 
 
 @pytest.mark.parametrize("said", [b":1\r\n" * 9, b"-ERR x\r\n" * 9, b"$9999999\r\n", b""])
-def test_a_server_that_does_not_tell_its_jobs_is_asked_in_moments_and_once_each(subject: Subject, said: bytes) -> None:
+def test_proxy_gives_up_a_server_that_reports_no_jobs(subject: Subject, said: bytes) -> None:
     subject.run(bytes([SCRIPTED | NODE, 0, 0]) + said)
 
 
@@ -187,7 +189,7 @@ def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subjec
 
 
 @pytest.mark.parametrize("place", [b"7 10.\x98:7379", b"7", b"x y:1", b"99999 y:1"])
-def test_who_is_sent_to_no_place_is_told_at_once(subject: Subject, place: bytes) -> None:
+def test_malformed_moved_is_an_error_at_once(subject: Subject, place: bytes) -> None:
     for asked in (0, 3):
         sent = subject.run(bytes([SCRIPTED, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
         assert b"malformed MOVED" in sent and b"in time" not in sent

@@ -70,7 +70,7 @@ def test_a_score_is_read_back_from_its_text_and_no_zero_has_a_sign(score: float)
 
 
 @pytest.mark.parametrize("text", [b"nan", b"", b"one", b"0x1", b"1,5"])
-def test_what_is_no_number_is_no_score(text: bytes) -> None:
+def test_text_that_is_no_number_is_no_score(text: bytes) -> None:
     with pytest.raises(ChangeError, match="is no score"):
         packed_sorted.score_of(text)
 

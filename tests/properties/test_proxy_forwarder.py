@@ -304,7 +304,7 @@ def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(re
     assert sink.replies == [b"-ERR a server's reply has an unexpected form\r\n"]
 
 
-def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
+def test_lost_requests_are_sent_again_and_an_mget_by_slots() -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.forwarder.forward(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
     connection = scene.connection_of(b"k")
@@ -397,7 +397,7 @@ def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> Non
     assert scene.forwarder.forward(ForwarderSink(), caching, 3, tracking_state=state) == 0  # the general path's error
 
 
-def test_what_has_to_be_asked_again_is_so_with_the_client_caching_before_it() -> None:
+def test_repeated_requests_have_their_client_caching_before_them() -> None:
     scene, sink = Scene(), ForwarderSink()
     state = tracking_client(scene, "is_optin")
     state.is_caching_set = True
@@ -550,7 +550,7 @@ def test_cached_replies_come_in_the_order_of_the_requests(
     assert cache.hits == sum(words[1][:2] == b"c:" for words in forwarded)
 
 
-def test_an_mget_of_states_keys_in_another_database_is_forwarded_whatever_the_patterns_say() -> None:
+def test_mget_of_states_keys_in_another_database_is_forwarded_despite_patterns() -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.use_upstream({0: [ForwardedKeys(b"*", Destination.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))

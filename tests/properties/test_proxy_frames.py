@@ -60,14 +60,14 @@ def test_replies_come_out_as_they_were_sent(sent: list[bytes], places: list[int]
 
 
 @given(sent=streams(), places=st.lists(st.integers(0, 1 << 16), max_size=6))
-def test_it_does_not_matter_where_what_comes_is_cut(sent: bytes, places: list[int]) -> None:
+def test_chunks_of_input_may_end_anywhere(sent: bytes, places: list[int]) -> None:
     expected = cut_up(sent, [])
     assert cut_up(sent, places) == expected
     assert cut_up(sent, list(range(len(sent)))) == expected
 
 
 @given(sent=streams())
-def test_what_comes_out_is_what_a_client_reads(sent: bytes) -> None:
+def test_encoded_record_is_the_value_that_a_client_reads(sent: bytes) -> None:
     found, _ = cut_up(sent, [])
     assert [reply.raw for reply in replies_in(b"".join(found))] == found
 

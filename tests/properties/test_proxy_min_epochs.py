@@ -98,7 +98,7 @@ def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: 
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
-def test_a_client_has_seen_the_newest_of_what_it_was_answered_from(replies: list[tuple[Epochs, ...]]) -> None:
+def test_client_has_seen_the_newest_epochs_of_its_replies(replies: list[tuple[Epochs, ...]]) -> None:
     seen = SeenEpochs()
     for announced in replies:
         seen.add(announced)
@@ -138,7 +138,7 @@ def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
     assert shard.choose({}, 0.4) == "m"
 
 
-def test_who_is_behind_for_long_gives_way_and_who_is_only_slower_does_not() -> None:
+def test_only_a_server_behind_for_long_gives_way() -> None:
     shard = ReplicaChoice("m", ["r"])
     late = BEHIND_S_MAX + 0.1
     # Always an epoch behind, but never for long.

@@ -153,7 +153,7 @@ def test_a_restricted_parser_gives_the_same_requests_up_to_its_error(data: bytes
 
 
 @given(st.lists(garbage, max_size=40))
-def test_what_is_held_is_bounded_whatever_is_sent(chunks: list[bytes]) -> None:
+def test_input_is_bounded_for_any_bytes(chunks: list[bytes]) -> None:
     limit_bytes = 500
     parser = RequestParser(RequestLimits(bulk_bytes_max=300, query_buffer_bytes_max=limit_bytes))
     for chunk in chunks:

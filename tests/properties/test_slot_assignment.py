@@ -231,7 +231,7 @@ LOSSES = (
 
 @settings(deadline=None)
 @given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS), max_size=60))
-def test_while_slots_move_whoever_is_asked_leads_to_one_that_has_them(
+def test_each_node_leads_to_the_owner_while_slots_move(
     replicas: int, first: int, events: list[tuple[Any, ...]]
 ) -> None:
     play = Play(replicas)
@@ -246,7 +246,7 @@ def test_while_slots_move_whoever_is_asked_leads_to_one_that_has_them(
 
 @settings(deadline=None)
 @given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS, *LOSSES), max_size=40))
-def test_whatever_happens_it_comes_to_rest_with_all_slots_answered(
+def test_assignment_settles_with_all_slots_answered_after_any_events(
     replicas: int, first: int, events: list[tuple[Any, ...]]
 ) -> None:
     play = Play(replicas)
@@ -264,7 +264,7 @@ def test_whatever_happens_it_comes_to_rest_with_all_slots_answered(
     assert version == (None if play.assignment.topology is None else play.assignment.topology.version)
 
 
-def test_who_shows_a_topology_before_others_may_is_told_no_older_one_again() -> None:
+def test_server_with_a_newer_topology_is_sent_no_older_one() -> None:
     play = Play(0)
     for count in (1, 2):
         for _ in range(count):
@@ -323,7 +323,7 @@ def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
     assert slots == [ALL]
 
 
-def test_slots_go_to_who_holds_them_already() -> None:
+def test_slots_go_to_servers_that_hold_them() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     owned_slots = SlotSet.parse("5000-7729,9000-11730")
     first, second, back = spread_slots([*halves, NONE], [NONE, NONE, owned_slots])
@@ -364,7 +364,7 @@ def test_the_replica_with_the_newest_epochs_takes_the_place_of_a_master_that_is_
     assert plan(shards, members, 2) == (Shard("s2", ("s1", "s3"), ALL),)
 
 
-def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> None:
+def test_absent_server_keeps_its_slots_for_a_time_and_its_shard_for_longer() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, absent_s=RESTART_GRACE_S - 0.1), 0) == alone
@@ -374,7 +374,7 @@ def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> N
     assert len(plan(pairs, _members(4, absent_s=RETURN_GRACE_S), 1)) == 1
 
 
-def test_who_has_no_room_is_relieved_unless_its_mates_have_what_it_lacks_or_most_have_none() -> None:
+def test_full_server_is_relieved_unless_its_replicas_are_complete_or_most_are_full() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)
@@ -431,7 +431,7 @@ def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
     assert str(first.desired_slots) == "0-8191,9001-16383"
 
 
-def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() -> None:
+def test_slots_just_handed_over_return_if_the_new_owner_is_lost() -> None:
     play = Play(0)
     play.join()
     play.settle()
@@ -452,7 +452,7 @@ def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() 
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "fail")]
 
 
-def test_nobody_takes_slots_over_before_it_knows_the_jobs_and_has_seen_their_epochs() -> None:
+def test_server_takes_no_slots_before_it_knows_the_jobs_and_their_epochs() -> None:
     play = Play(0)
     play.join()
     play.settle()
@@ -508,7 +508,7 @@ def test_another_registry_goes_on_from_what_is_shown() -> None:
         assert play.assignment.topology.version == version + 1
 
 
-def test_where_another_server_listens_now_nobody_comes_back() -> None:
+def test_server_does_not_return_to_an_address_of_another_server() -> None:
     play = Play(0)
     play.join()
     play.join()
@@ -532,7 +532,7 @@ def test_what_is_planned_with_zones_is_planned_again(zones: list[str], replicas:
     assert plan(planned, members, replicas) == planned
 
 
-def test_each_shard_has_a_member_that_stays_when_the_executors_go_whoever_came_first() -> None:
+def test_each_shard_keeps_a_member_when_the_executors_leave_in_any_order() -> None:
     shards: tuple[Shard, ...] = ()
     members = {}
     for at, zone in enumerate(["app", "app", "", "", "app", ""]):

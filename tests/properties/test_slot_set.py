@@ -55,7 +55,7 @@ def test_each_slot_is_one_that_a_random_position_may_be_in(groups: SlotSet, data
 
 
 @given(GROUPS)
-def test_what_is_written_is_read_back(groups: SlotSet) -> None:
+def test_written_text_is_read_back(groups: SlotSet) -> None:
     assert SlotSet.parse(str(groups)) == groups
 
 

@@ -97,7 +97,7 @@ def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Execu
     assert [row.get("error") or row.get("failure") for row in results] == [None] * len(results)
 
 
-def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
+def test_server_gets_its_own_secrets_by_environment_and_none_of_spark(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "spark's own")

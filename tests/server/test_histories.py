@@ -168,7 +168,7 @@ def test_a_key_that_never_existed_has_an_empty_history(cluster: Cluster, at: str
         assert history(client, b"job:value:never") == []
 
 
-def test_it_needs_the_right_to_read_the_key_and_cannot_be_in_a_transaction(cluster: Cluster, at: str) -> None:
+def test_history_needs_the_right_to_read_the_key_and_is_refused_in_a_transaction(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, KEY) as admin, connected(cluster, at, KEY) as client:
         assert admin.call("ACL", "SETUSER", "ann", "on", ">p", "~job:tags:*", "+@read", "+@transaction").plain == b"OK"
         assert client.call("AUTH", "ann", "p").plain == b"OK"

@@ -91,7 +91,7 @@ def test_config_set_of_an_extreme_value_leaves_the_server_answering(
         ("protected-mode", "maybe", b"argument must be 'yes' or 'no'"),
     ],
 )
-def test_impossible_limit_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
+def test_wrong_value_of_a_limit_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
     peer = serve().connect()
     before = setting(peer, name)
     reply = peer.ask("CONFIG", "SET", name, given)

@@ -296,7 +296,7 @@ def test_a_client_that_goes_away_or_does_not_read_does_no_harm(still: Behind) ->
     assert len(replies_in_number(deaf, 200)) == 200
 
 
-def test_an_mget_alone_is_answered_in_either_protocol_whatever_its_keys_hold(still: Behind) -> None:
+def test_single_mget_is_answered_in_either_protocol_for_any_kind_of_key(still: Behind) -> None:
     keys = [b"hash:one", b"missing", still.of(0)[0], still.of(1)[0], still.of(0)[0], b"{same}a", b"{same}b"]
     found = [None, None, MANY[keys[2]], MANY[keys[3]], MANY[keys[4]], None, None]
     with still.proxy.connect() as connection:

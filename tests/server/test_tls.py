@@ -105,9 +105,7 @@ def shown_at(port: int, authority: Authority, connections: int) -> list[bytes | 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_client_reads_over_tls_whatever_it_asks(
-    shared: Serve, authority: Authority, workers: int, protocol: int
-) -> None:
+def test_client_reads_any_reply_over_tls(shared: Serve, authority: Authority, workers: int, protocol: int) -> None:
     server = shared(*authority.options(auth_clients="no"), workers=workers)
     assert server.port == server.tls_port
     with connect(server, protocol=protocol, **authority.client()) as client:

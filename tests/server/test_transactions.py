@@ -392,7 +392,7 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     assert server.call(context.pinned_epochs.epochs) == {}
 
 
-def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanwhile(
+def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = server.connect()

@@ -370,7 +370,7 @@ sys.exit(process.main(sys.argv[1:]))
 """
 
 
-def test_no_client_sees_an_older_epoch_than_before_on_any_connection(serve: Serve, log: Path) -> None:
+def test_no_connection_shows_an_older_epoch_than_before(serve: Serve, log: Path) -> None:
     """Whatever worker they come to, while stores are exchanged for others: compacted ones and those of new queries."""
     server = serve(program=["-c", SLOW_LINE])
     readers = Readers(server)
@@ -471,7 +471,7 @@ def test_two_servers_on_one_port_are_one_too_many(shared: Running, tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "65"])
-def test_a_number_of_workers_that_makes_no_sense_is_refused(log: Path, count: str) -> None:
+def test_impossible_number_of_workers_is_refused(log: Path, count: str) -> None:
     command = [sys.executable, "-m", "resp_server.programs.serve", "--log", str(log), f"--workers={count}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert ended.returncode == 2

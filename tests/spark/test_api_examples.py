@@ -50,7 +50,7 @@ def settings_as_before(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("settings_as_before")
 @pytest.mark.parametrize("name", NAMES)
-def test_its_example_does_what_it_shows(name: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_example_of_the_api_page_has_the_shown_output(name: str, spark: SparkSession, tmp_path: Path) -> None:
     # What the page about the API says that there is. Spark's workers can import no test, so all is of `__main__`.
     names = {"sparkis": sparkis, "spark": spark, "path": str(tmp_path), "__name__": "__main__"}
     examples = examples_of(name, names)
@@ -67,7 +67,7 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "maker"), SHOWN_ELSEWHERE.items())
-def test_what_others_make_is_shown_there(name: str, maker: str) -> None:
+def test_type_without_an_example_is_shown_in_that_of_its_function(name: str, maker: str) -> None:
     hints = inspect.signature(getattr(sparkis, maker)).return_annotation
     assert hints == name
     assert examples_of(maker).examples

@@ -48,7 +48,7 @@ READERS = pytest.mark.parametrize("reader", ["files", "spark"])
 
 
 @READERS
-def test_what_a_checkpoint_holds_is_listed(checkpoint: Path, reader: str):
+def test_states_of_a_checkpoint_are_listed(checkpoint: Path, reader: str):
     done = listed("--checkpoint", checkpoint, "--list", "--reader", reader)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
@@ -83,7 +83,7 @@ def test_the_job_has_the_name_of_the_folder_and_the_log_a_place_of_the_users(
         assert running.end(signal.SIGINT) == 0
 
 
-def test_what_is_wrong_is_said_in_one_line(checkpoint: Path, tmp_path: Path):
+def test_mistake_is_reported_in_one_line(checkpoint: Path, tmp_path: Path):
     def refusal(*arguments: object) -> str:
         done = listed(*arguments)
         assert (done.returncode, done.stdout) == (1, "")

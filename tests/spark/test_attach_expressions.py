@@ -165,7 +165,7 @@ def test_each_expression_has_the_type_and_the_values_of_spark(spark: SparkSessio
         "cast(d AS decimal(10,2))",
     ],
 )
-def test_what_spark_refuses_is_refused(spark: SparkSession, given: dict[str, pa.Array], text: str):
+def test_expression_that_spark_refuses_is_refused(spark: SparkSession, given: dict[str, pa.Array], text: str):
     with pytest.raises(PySparkException):
         in_frame(spark, given).select(F.expr(text)).toArrow()
     with pytest.raises(DescriptorError, match="reader spark"):

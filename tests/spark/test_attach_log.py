@@ -326,7 +326,7 @@ def test_a_log_that_the_query_writes_itself_is_left_alone(
         ({"job": "a job"}, "the job name 'a job'"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(
+def test_impossible_arguments_are_refused_at_once(
     refusing: StreamingQuery, attached: Attach, given: dict[str, Any], message: str
 ):
     with pytest.raises(SparkisError, match=message):

@@ -133,7 +133,7 @@ def _owners(scene: Scene) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_registry_that_took_the_place_of_the_drivers_is_told_of_epochs_and_waited_for(
+def test_registry_that_replaced_the_drivers_gets_its_epochs_and_is_waited_for(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ):
     servers = scene.servers()

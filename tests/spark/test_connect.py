@@ -152,7 +152,7 @@ def test_a_replayed_batch_is_left_out_and_a_checkpoint_that_was_set_back_is_refu
     assert "pass on_rewind='truncate'" in message
 
 
-def test_what_the_rows_or_the_log_do_not_allow_fails_the_micro_batch_with_its_reason(batches: Make, tmp_path: Path):
+def test_impossible_rows_or_log_fail_the_micro_batch_with_a_reason(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": None, "v": 1})
     file = tmp_path / "file"
@@ -165,7 +165,7 @@ def test_what_the_rows_or_the_log_do_not_allow_fails_the_micro_batch_with_its_re
         assert complaint in failure_of(query)
 
 
-def test_what_is_wrong_with_a_call_is_refused_in_the_client(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_wrong_call_is_refused_in_the_client(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     with pytest.raises(DescriptorError, match=r"value= names the column 'nope'"):
         sparkis.queryable(rows.df, "s", key="k", value="nope", log=tmp_path / "log")
@@ -186,7 +186,7 @@ def test_what_is_wrong_with_a_call_is_refused_in_the_client(spark: SparkSession,
         writer.foreachBatch(print)
 
 
-def test_publish_says_what_it_needs(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_publish_names_its_missing_argument(spark: SparkSession, batches: Make, tmp_path: Path):
     with pytest.raises(DescriptorError, match=r"outside of a streaming query's foreachBatch.*LogWriter"):
         sparkis.publish(spark.range(1), 0, "s", key="id", value="id", job="j", checkpoint=tmp_path)
     rows = batches("k string, v int")

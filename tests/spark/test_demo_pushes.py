@@ -51,7 +51,7 @@ def check(heard: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("script", ["ioredis.mjs", "node_redis.mjs"])
-def test_javascript_clients_are_told_of_what_the_demo_changes(port: int, script: str) -> None:
+def test_javascript_clients_are_notified_of_changes_of_the_demo(port: int, script: str) -> None:
     node = shutil.which("node")
     assert node is not None
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_javascript_clients_are_told_of_what_the_demo_changes(port: int, script:
     check(json.loads(done.stdout))
 
 
-def test_redis_py_is_told_of_what_the_demo_changes(port: int) -> None:
+def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
     options: dict[str, Any] = {"port": port, "protocol": 2, "decode_responses": True}
     heard: dict[str, Any] = {"invalidated": []}
     with redis.Redis(**options) as told, redis.Redis(**options).client() as client, told.pubsub() as pubsub:

@@ -177,7 +177,7 @@ def test_a_row_without_a_value_selects_nothing_and_one_without_an_order_is_an_er
         ({"value": "tags", "kind": "list", "last_by": "t", "length_max": 3}, r"an array always replaces the list"),
     ],
 )
-def test_what_cannot_be_ordered_is_refused_at_the_start(batches: Make, arguments, reason):
+def test_column_without_an_order_is_refused_at_the_start(batches: Make, arguments, reason):
     df = batches("k string, t int, v string, tags array<string>").df
     with pytest.raises(sparkis.DescriptorError, match=reason):
         sparkis.queryable(df, "s", **({"key": "k", "value": "v", "mode": "append"} | arguments))

@@ -121,7 +121,7 @@ def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed
 
 
 @pytest.mark.versions
-def test_a_client_that_is_sent_on_by_hand_finds_every_key(placed: Placed):
+def test_client_that_follows_moved_finds_every_key(placed: Placed):
     placed.wait_for_servers(2)
     for first in placing.addresses(placed.endpoint):
         client = ByHand(first)

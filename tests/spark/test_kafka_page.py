@@ -24,7 +24,7 @@ SOURCE = re.compile(r'format\("kafka"\).*?\.load\(\)', re.DOTALL)
 PAGE_PORT = "7379"
 
 
-def test_the_job_of_the_page_publishes_what_the_page_shows(spark: SparkSession, tmp_path: Path) -> None:
+def test_job_of_the_page_has_the_shown_output(spark: SparkSession, tmp_path: Path) -> None:
     topic = tmp_path / "topic"
     topic.mkdir()
     (topic / "1.txt").write_text("\n".join(MESSAGES))

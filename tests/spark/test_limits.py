@@ -62,7 +62,7 @@ def test_the_longest_key_field_and_value_are_readable(client: redis.Redis, batch
     ],
     ids=["key", "field", "value"],
 )
-def test_what_is_too_long_fails_its_batch_and_the_epochs_before_stay(
+def test_too_long_text_fails_its_batch_and_earlier_epochs_stay(
     client: redis.Redis,
     batches: Make,
     tmp_path: Path,

@@ -33,7 +33,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [each for each in said if text in each]
 
 
-def test_an_old_checkpoint_on_an_empty_log_is_told_to_be_incomplete(
+def test_old_checkpoint_on_an_empty_log_is_incomplete(
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,
     batches: Make,
@@ -66,7 +66,7 @@ def test_an_old_checkpoint_on_an_empty_log_is_told_to_be_incomplete(
     assert [row["incomplete"] for row in rows_of(client, "moved")] == [0, 0, 0]
 
 
-def test_readers_are_told_how_old_what_they_read_is(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_age_and_lag_of_a_job_are_readable(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1})
     writer = sparkis.queryable(events.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)

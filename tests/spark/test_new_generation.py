@@ -66,7 +66,7 @@ def begin_anew(writer: DataStreamWriter, job: str, tmp_path: Path) -> StreamingQ
     return writer.queryName(job).option("checkpointLocation", str(tmp_path / "new")).start()
 
 
-def test_nobody_reads_half_a_replay(
+def test_no_client_reads_half_a_replay(
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,
     numbers: DataFrame,
@@ -104,7 +104,7 @@ def generation_of(client: redis.Redis, job: str) -> str:
     return str(found["generation"])
 
 
-def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
+def test_held_back_generation_is_reported_and_can_be_shown_by_a_command(
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,
     numbers: DataFrame,
@@ -130,7 +130,7 @@ def test_what_is_held_back_is_told_and_a_person_may_have_it_shown(
 
 
 @pytest.mark.slow
-def test_it_is_shown_when_the_time_is_over(
+def test_new_generation_is_shown_after_the_timeout(
     client: redis.Redis,
     numbers: DataFrame,
     old_state: str,
@@ -144,7 +144,7 @@ def test_it_is_shown_when_the_time_is_over(
 
 
 @pytest.mark.slow
-def test_it_is_shown_at_once_if_that_is_asked_for(
+def test_new_generation_is_shown_at_once_by_option(
     client: redis.Redis, numbers: DataFrame, old_state: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     begin_anew(sum_of(numbers, catch_up_timeout=0).trigger(processingTime=ONE_BATCH), old_state, tmp_path)
@@ -193,7 +193,7 @@ def never_resting_source() -> type[DataSource]:
 
 
 @pytest.mark.slow
-def test_it_is_shown_when_its_sources_are_as_far_as_they_were(
+def test_new_generation_is_shown_when_its_sources_have_caught_up(
     spark: SparkSession, client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """The source never rests: nothing else tells that what was there is read."""

@@ -136,7 +136,7 @@ def taken(query: StreamingQuery, count: int) -> None:
     eventually(lambda: sum(each.numInputRows for each in query.recentProgress), lambda found: found >= count)
 
 
-def test_what_a_processor_declares_is_readable_with_no_further_call_over_restarts(
+def test_declared_states_of_a_processor_are_readable_over_restarts(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -222,7 +222,7 @@ class Session(StatefulProcessor):
 
 
 @pytest.mark.slow
-def test_what_a_timer_clears_is_gone_for_readers_too(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_state_cleared_by_a_timer_is_gone_for_readers(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     grouped = rows.df.withWatermark("t", "10 seconds").groupBy("k")
     processor = sparkis.queryable_processor(Session(), states={"rows": "rows"})
@@ -260,7 +260,7 @@ class Mayfly(StatefulProcessor):
 
 
 @pytest.mark.slow
-def test_what_a_timer_of_the_clock_changes_is_seen_as_it_is_committed(
+def test_changes_by_a_processing_time_timer_are_visible_at_their_commit(
     client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -384,9 +384,7 @@ def test_a_log_may_come_after_the_query(
 
 
 @pytest.mark.slow
-def test_attach_finds_the_declaration_where_nobody_heard_of_the_query(
-    spark: SparkSession, client: redis.Redis, tmp_path: Path
-):
+def test_attach_finds_the_declaration_of_an_unknown_query(spark: SparkSession, client: redis.Redis, tmp_path: Path):
     other = spark.newSession()
     for name, value in {STORE + "providerClass": PROVIDER, CHANGELOG: "true"}.items():
         other.conf.set(name, value)
@@ -407,7 +405,7 @@ def test_attach_finds_the_declaration_where_nobody_heard_of_the_query(
         assert shown(client, "stopped") == {"stopped:ones:a": "2"}
 
 
-def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make, tmp_path: Path):
+def test_unknown_variable_is_refused_with_the_known_ones(batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     for variable in ("last_temp", "$procTimers_keyToTimestamp"):
@@ -421,7 +419,7 @@ def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make,
 
 
 @pytest.mark.slow
-def test_state_whose_changes_are_not_written_down_is_read_all_the_same(
+def test_state_without_change_files_is_read(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)
@@ -478,7 +476,7 @@ def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(bat
 
 
 @pytest.mark.slow
-def test_a_description_that_does_not_fit_the_variable_is_told_by_attach_and_the_query_goes_on(
+def test_attach_reports_a_wrong_description_and_the_query_continues(
     batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)

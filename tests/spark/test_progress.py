@@ -110,7 +110,7 @@ def test_a_session_may_ask_for_the_facts_of_all_its_queries_and_complete_mode_ke
     assert job["incomplete"] == 0
 
 
-def test_what_is_attached_to_a_query_shows_its_facts_too(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_attached_states_show_the_facts_of_the_query(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(ROWS)
     rows.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
     counts = rows.df.groupBy("k").count().writeStream.outputMode("update").format("noop")

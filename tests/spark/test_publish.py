@@ -31,7 +31,7 @@ def run(
     return start(writer, name, folder / f"checkpoint-{name}")
 
 
-def test_a_batch_is_published_beside_what_else_the_function_does(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_a_batch_is_published_beside_other_work_of_the_function(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     rows.add()
@@ -203,6 +203,6 @@ def test_a_query_without_a_name_needs_one(batches: Make):
     assert "the query has no name" in failure_of(query)
 
 
-def test_outside_of_a_micro_batch_publish_says_what_to_use(spark):
+def test_publish_outside_of_a_micro_batch_names_the_alternative(spark):
     with pytest.raises(sparkis.SparkisError, match=r"outside of a streaming query's foreachBatch.*LogWriter"):
         sparkis.publish(spark.range(1), 0, "s", key="id", value="id")

@@ -93,9 +93,7 @@ def test_a_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, clie
     assert job_row(client, "still")["incomplete"] == 0
 
 
-def test_a_driver_that_starts_again_goes_on_and_one_that_was_overtaken_is_told(
-    spark: SparkSession, client: redis.Redis
-):
+def test_restarted_driver_continues_and_a_fenced_one_gets_an_error(spark: SparkSession, client: redis.Redis):
     rows = spark.range(2)
 
     def publish(end: int, name: str = "ids") -> int:
@@ -115,9 +113,7 @@ def test_a_driver_that_starts_again_goes_on_and_one_that_was_overtaken_is_told(
     assert client.hgetall("moved:ids") == {"0": "0"}
 
 
-def test_what_cannot_be_a_table_is_refused_by_name(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_impossible_table_is_refused_by_name(spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path):
     stream = batches("k string, v int")
     stream.add({"k": "a", "v": 1})
     start(sparkis.queryable(stream.df, "s", key="k", value="v"), "busy", tmp_path / "checkpoint")

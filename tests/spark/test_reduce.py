@@ -190,7 +190,7 @@ def test_a_checkpoint_that_was_set_back_folds_nothing_twice(client: redis.Redis,
         ({"reduce": "sum", "duplicates": "any"}, "append", r"leave out order_by= and duplicates="),
     ],
 )
-def test_what_cannot_be_folded_is_refused_at_the_start(batches: Make, arguments, mode, reason):
+def test_impossible_reduction_is_refused_at_the_start(batches: Make, arguments, mode, reason):
     df = batches("k string, n int, name string, tags array<string>").df
     df = df.groupBy("k").agg(F.sum("n").alias("n")) if mode == "complete" else df
     with pytest.raises(sparkis.SparkisError, match=reason):

@@ -151,7 +151,7 @@ def test_status_shows_a_line_per_job_and_the_same_as_json(batches: Make, tmp_pat
         ]
 
 
-def test_status_says_what_is_wrong(tmp_path: Path):
+def test_status_names_the_problem(tmp_path: Path):
     (tmp_path / "log").mkdir()
     with served("--log", tmp_path / "log", "--store", tmp_path / "store", "--requirepass", "secret") as url:
         refused = status("--url", url)
@@ -336,9 +336,7 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
         ({"placement": public.Executors(registry_port=65_536)}, "registry_port=65536: give a number from 0 to 65535"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused(
-    spark: SparkSession, tmp_path: Path, given: dict[str, Any], told: str
-):
+def test_impossible_argument_is_refused(spark: SparkSession, tmp_path: Path, given: dict[str, Any], told: str):
     with pytest.raises(ValueError, match=re.escape(told)):
         public.serve(spark, log=tmp_path / "log", **given)
 
@@ -349,6 +347,6 @@ def test_a_call_without_the_session_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [0, -1, 65])
-def test_a_number_of_workers_that_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path, workers: int):
+def test_impossible_number_of_workers_is_refused(spark: SparkSession, tmp_path: Path, workers: int):
     with pytest.raises(ValueError, match=f"workers={workers}: give a number of processes from 1 to 64"):
         public.serve(spark, log=tmp_path / "log", workers=workers)

@@ -165,7 +165,7 @@ def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_started(
+def test_impossible_arguments_are_refused_before_anything_is_started(
     spark: SparkSession, tmp_path: Path, placement: Any, given: dict[str, Any], errors: list[str]
 ):
     with pytest.raises(ValueError, match=re.escape(errors[0])) as raised:

@@ -116,7 +116,7 @@ def test_servers_on_executors_and_the_proxy_have_them_by_settings(
             assert endpoint.plan.server_password not in options_of(pid)
 
 
-def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_servers_and_nobody_to_the_proxy(
+def test_password_in_the_drivers_environment_admits_parts_to_servers_but_not_to_the_proxy(
     spark: SparkSession, acl_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(SERVER_PASSWORD_VARIABLE, "between us")
@@ -146,7 +146,7 @@ def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_
         ({"acl_file": "/nowhere", "password": "x"}, "password and acl_file='/nowhere' are both given"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_started(
+def test_impossible_arguments_are_refused_before_anything_is_started(
     spark: SparkSession, tmp_path: Path, placement: Any, given: dict[str, Any], told: str
 ):
     with pytest.raises((ValueError, SparkisError), match=re.escape(told)):

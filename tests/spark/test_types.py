@@ -216,7 +216,7 @@ def test_keys_that_a_collation_holds_equal_are_two_keys(
 
 
 @pytest.mark.versions
-def test_a_user_defined_type_is_the_json_of_what_spark_stores(spark: SparkSession, tmp_path: Path):
+def test_user_defined_type_is_the_json_of_its_stored_form(spark: SparkSession, tmp_path: Path):
     rows = [("dense", Vectors.dense([1.0, 1e20])), ("sparse", Vectors.sparse(3, [1], [0.5])), ("null", None)]
     stream = Batches(spark, tmp_path / "rows", "k string")
     stream.add(*({"k": key} for key, _ in rows))

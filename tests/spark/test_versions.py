@@ -78,7 +78,7 @@ def last_values() -> Any:
 
 @pytest.mark.slow
 @since_4_0
-def test_what_a_processor_declares_is_readable_with_no_further_call(
+def test_declared_states_of_a_processor_are_readable_without_another_call(
     client: redis.Redis, batches: Make, tmp_path: Path, settings: Settings
 ):
     settings(rocksdb())

@@ -71,7 +71,7 @@ def test_the_image_has_every_package_and_no_compiler() -> None:
     assert "gcc" in build and "gcc" not in runtime
 
 
-def test_what_the_image_copies_is_in_its_context() -> None:
+def test_image_copies_exactly_the_files_of_its_context() -> None:
     context = set(re.findall(r"^!(.+)$", (ROOT / ".containerignore").read_text(), re.MULTILINE))
     copied = {
         word for line in re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE) for word in line.split()

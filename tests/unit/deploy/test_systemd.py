@@ -57,7 +57,7 @@ def test_an_option_that_does_not_exist_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_listens_on_loopback_until_somebody_chooses_an_address(name: str) -> None:
+def test_unit_listens_on_loopback_by_default(name: str) -> None:
     options = options_of(command_of(name)[1:])
     assert options.bind in ("127.0.0.1", ["127.0.0.1"]) and options.metrics.host == "127.0.0.1"
 

@@ -24,7 +24,7 @@ def users_of(path: Path, text: str) -> Users:
     return users
 
 
-def test_the_file_is_one_and_only_its_admin_may_do_what_is_about_all_clients(tmp_path: Path) -> None:
+def test_example_of_users_lets_only_its_admin_affect_all_clients(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```\n(user default .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     users = users_of(tmp_path / "users.acl", text)
     assert [user.name for user in users if any(user.selectors[0].allows(each) for each in OF_ADMINS)] == [b"admin"]
@@ -32,7 +32,7 @@ def test_the_file_is_one_and_only_its_admin_may_do_what_is_about_all_clients(tmp
 
 
 @pytest.mark.parametrize("name", [b"get", b"smembers", b"scan", b"ping", b"hello"])
-def test_what_a_tenant_is_given_reads_and_does_nothing_to_others(tmp_path: Path, name: bytes) -> None:
+def test_user_of_a_tenant_reads_its_keys_and_affects_no_other(tmp_path: Path, name: bytes) -> None:
     (rules,) = re.findall(r"give each `(~tenant-job:.*?)`", PAGE)
     users = users_of(tmp_path / "users.acl", f"user default off\nuser tenant on >x {rules}\n")
     tenant = users.get(b"tenant")

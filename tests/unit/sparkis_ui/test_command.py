@@ -24,7 +24,7 @@ def test_a_port_is_a_number(port: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "is not a port from 0 to 65535" in capsys.readouterr().err
 
 
-def test_the_help_says_what_it_is_and_shows_examples() -> None:
+def test_help_has_a_summary_and_examples() -> None:
     said = parser().format_help()
     for words in ("only reads", "sparkis ui --url", "+@read", "default redis://127.0.0.1:7379"):
         assert words in " ".join(said.split()), words

@@ -51,7 +51,7 @@ DIFFERENT: list[tuple[bytes, bytes, bytes]] = [
 
 
 @pytest.mark.parametrize(("line", "theirs", "ours"), SAME)
-def test_what_redis_leaves_open_is_the_same(line: bytes, theirs: bytes, ours: bytes) -> None:
+def test_undefined_order_of_redis_is_no_difference(line: bytes, theirs: bytes, ours: bytes) -> None:
     assert judge().is_same(line.split(), reply(theirs), reply(ours))
 
 

@@ -44,7 +44,7 @@ def test_a_part_of_a_reply_is_none(data: bytes) -> None:
             replies_in(data[:end])
 
 
-def test_what_is_no_reply_is_an_error() -> None:
+def test_bytes_that_are_no_reply_are_an_error() -> None:
     with pytest.raises(NotAReplyError):
         replies_in(b"HTTP/1.1 400\r\n")
 

@@ -264,7 +264,7 @@ def test_a_change_of_rules_holds_for_the_next_request() -> None:
     assert not user.can_read(b"b") and not user.reads_all_keys and user.read_patterns == []
 
 
-def test_what_may_be_read_with_any_command_may_be_seen() -> None:
+def test_key_readable_by_any_command_is_visible() -> None:
     user = user_of("~a* %W~b* (%R~c* ~a*)")
     assert [user.can_read(key) for key in (b"a1", b"b1", b"c1", b"d1")] == [True, False, True, False]
     assert user.read_patterns == [b"a*", b"c*"]

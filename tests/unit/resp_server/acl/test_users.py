@@ -118,7 +118,7 @@ def test_user_is_notified_of_jobs_that_its_patterns_may_match() -> None:
     assert can_see_job(User.default(), "any")
 
 
-def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_file_says(tmp_path: Path) -> None:
+def test_proxies_and_nodes_log_in_by_their_own_password_with_any_file(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     path.write_text("user default off >x\nuser a on >secret ~a:* +get\n")
     made = Users(TABLE, path=str(path), server_password="secret")

@@ -78,7 +78,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"replica_of": B, "slots": ""}, "node 10.0.0.1:7381 is a replica of 10.0.0.1:7379, which is a replica itself"),
     ],
 )
-def test_what_is_wrong_with_a_node_is_named(row: Mapping[str, Any], complaint: str) -> None:
+def test_mistake_of_a_node_is_named(row: Mapping[str, Any], complaint: str) -> None:
     with pytest.raises(TopologyError) as found:
         made(**row)
     assert complaint in str(found.value)
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_a_node_is_named(row: Mapping[str, Any], complaint: s
         ('{"version": 1, "nodes": ["a"]}', "node 1 is not a JSON object but 'a'"),
     ],
 )
-def test_what_is_wrong_with_a_text_is_named(text: str, complaint: str) -> None:
+def test_mistake_of_a_text_is_named(text: str, complaint: str) -> None:
     with pytest.raises(TopologyError) as found:
         Topology.parse(text)
     assert complaint in str(found.value)
@@ -212,7 +212,7 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
     assert shown.versions == [3, 4]
 
 
-def test_a_file_is_refused_as_long_as_it_says_what_cannot_be(tmp_path: Path) -> None:
+def test_wrong_topology_file_is_refused(tmp_path: Path) -> None:
     shown, path = Shown(), tmp_path / "cluster.json"
     file = TopologyFile(path, B, TopologySource(shown.set_topology).take)
     with pytest.raises(TopologyError, match=r"cluster\.json: it cannot be read: No such file"):

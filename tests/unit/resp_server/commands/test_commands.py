@@ -262,7 +262,7 @@ def test_info_has_the_asked_sections(client: Any) -> None:
     assert [line for line in two.splitlines() if line.startswith("#")] == ["# Server", "# Keyspace"]
 
 
-def test_info_tells_of_each_job(client: Any) -> None:
+def test_info_has_each_job(client: Any) -> None:
     expected = (
         "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,committed_at=2023-11-14T22:13:19.000Z,age_ms=1000,"
         "stale=0,incomplete=0,held_back_epoch=none,keys=27,store_bytes=0\r\n"
@@ -270,7 +270,7 @@ def test_info_tells_of_each_job(client: Any) -> None:
     assert expected in client.ask("INFO sparkis").decode()
 
 
-def test_state_tells_of_jobs_and_states(client: Any) -> None:
+def test_state_commands_show_jobs_and_states(client: Any) -> None:
     client.session.protocol = 3
     assert client.ask("STATE JOBS") == encode(
         [
@@ -478,7 +478,7 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 
 
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
-def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
+def test_table_is_packed_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
     sliced = client.pipeline.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
@@ -489,7 +489,7 @@ def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) ->
     ("name", "shown"),
     [(b"HPTTL", 2500), (b"HTTL", 3), (b"HPEXPIRETIME", NOW_MS + 2500), (b"HEXPIRETIME", 1_700_000_003)],
 )
-def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, shown: int) -> None:
+def test_expiry_times_of_many_fields_are_read_in_steps(client: Any, name: bytes, shown: int) -> None:
     request = [name, b"job:visits:ttl", b"FIELDS", b"1200", *[b"on", b"off", b"none"] * 400]
     sliced = client.pipeline.answer(client.call, [request], [])
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)

@@ -67,7 +67,7 @@ def test_the_nearest_are_those_that_sorting_all_finds(client: SteppingClient, co
     assert ask(client, f"{line} DESC").plain == nearest[::-1][:count]
 
 
-def test_what_is_equally_far_comes_in_the_order_of_its_bytes(client: SteppingClient) -> None:
+def test_places_at_equal_distance_are_in_the_order_of_their_bytes(client: SteppingClient) -> None:
     for order in ("", "ASC", "DESC", "COUNT 9", "COUNT 9 DESC"):
         assert ask(client, f"GEOSEARCH at:twins FROMLONLAT 10 50 BYRADIUS 1 km {order}".rstrip()).plain == sorted(TWINS)
 
@@ -108,7 +108,7 @@ def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
     assert [len(part) for part in parts] == [128, 128, 44]
 
 
-def test_what_a_search_may_hold_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_search_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
     assert b"intermediate results exceed 10000 bytes" in ask(client, f"{line} ASC").raw

@@ -184,7 +184,7 @@ def test_more_items_with_repetition_than_are_given_are_an_error(ask: Callable[..
     assert ask("SRANDMEMBER missing -10000001").raw == b"*0\r\n"
 
 
-def test_what_a_command_may_hold_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_command_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     for line in ("SUNION set:even set:third", "ZUNION 2 ranks:even set:third", "SORT_RO list:large ALPHA"):
         assert b"intermediate results exceed 10000 bytes" in ask(line).raw

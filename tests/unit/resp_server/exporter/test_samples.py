@@ -64,7 +64,7 @@ def test_bytes_of_states_are_left_out_where_they_are_unknown() -> None:
     assert found == {("job", "a"): 0}
 
 
-def test_ready_is_who_has_loaded_and_lags_no_more_than_it_may() -> None:
+def test_server_is_ready_once_it_has_loaded_and_lags_within_its_limit() -> None:
     assert reasons_of(Readiness(is_loading=True, lags_ms={}), None) == ["loading"]
     behind = Readiness(is_loading=False, lags_ms={"a": 5000, "b": 5001, "c": None})
     assert reasons_of(behind, None) == []

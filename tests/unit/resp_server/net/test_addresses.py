@@ -23,14 +23,14 @@ def test_an_address_is_written_and_read(host: str, port: int, address: str) -> N
         *("redis://driver:1", "driver:1:2", "[driver]:1", "[::1:7377", "::1]:7377", "[[::1]]:7377", "[::1]", "u@h:1"),
     ],
 )
-def test_what_is_no_address_is_refused_by_what_was_written(address: str) -> None:
+def test_invalid_address_is_refused_as_written(address: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT") as refused:
         host_and_port(address)
     assert repr(address) in str(refused.value)
 
 
 @pytest.mark.parametrize("address", ["::1:8330", "fe80::1:7377", "2001:db8::12", "2001:db8:0:0:0:0:0:1:8330", "::"])
-def test_an_ipv6_address_without_brackets_is_refused_by_what_to_write(address: str) -> None:
+def test_ipv6_address_without_brackets_is_refused_with_the_correct_form(address: str) -> None:
     """`::1:8330` is port 8330 of ::1, or all of an address."""
     with pytest.raises(ValueError, match=r"an IPv6 address is in brackets: \[::1\]:6379"):
         host_and_port(address)

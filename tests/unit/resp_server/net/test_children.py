@@ -20,6 +20,6 @@ def test_a_child_finds_the_packages_where_none_is_installed(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_in_the_path_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_source_precedes_the_pythonpath_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{children.SOURCE}")
     assert children.environment()["PYTHONPATH"] == f"{children.SOURCE}:/elsewhere"

@@ -97,7 +97,7 @@ def test_options_that_do_not_go_together_are_refused(given: tuple[str | None, ..
         TlsFiles(*given)
 
 
-def test_what_is_given_to_one_process_is_passed_on_to_another():
+def test_tls_files_become_options_of_other_processes():
     assert TlsFiles("c", "k", "a", "no").arguments() == [
         *("--tls-cert-file", "c", "--tls-key-file", "k"),
         *("--tls-ca-cert-file", "a", "--tls-auth-clients", "no"),

@@ -137,7 +137,7 @@ def test_a_server_in_no_cluster_says_that_it_is_loading(node: Callable[[SlotSet]
 
 
 @pytest.mark.parametrize("request_sent", OF_NO_KEY)
-def test_what_it_has_it_answers_all_the_same(node: Callable[[SlotSet], Node], request_sent: str) -> None:
+def test_owned_slots_are_answered_while_others_are_missing(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     here = node(LOW)
     here.stand(ALL)
     assert not here.ask(request_sent).startswith(b"-")

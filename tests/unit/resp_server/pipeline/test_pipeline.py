@@ -110,7 +110,9 @@ COLUMNS = [
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("line", COLUMNS)
-def test_requests_alike_are_answered_as_the_general_way(connect: Callable[..., Any], line: str, protocol: int) -> None:
+def test_equal_requests_are_answered_as_by_the_general_path(
+    connect: Callable[..., Any], line: str, protocol: int
+) -> None:
     name, *seconds = (word.encode() for word in line.split())
     requests = [[name, second] for second in seconds]
     run, general = connect(), connect()
@@ -173,7 +175,7 @@ def test_a_long_request_is_not_answered_together_with_others(client: Any) -> Non
     assert client.send(short, long, short) == b"".join(each)
 
 
-def test_keys_of_mget_are_looked_up_together_whatever_their_kinds(client: Any) -> None:
+def test_keys_of_mget_are_looked_up_together_for_all_kinds(client: Any) -> None:
     keys = [b"job:temp:%d" % (number % 25) for number in range(KEYS_PER_READ * 2 + 5)]
     for at in (0, 7, KEYS_PER_READ - 1, KEYS_PER_READ, len(keys) - 1):
         keys[at] = b"job:stats:a"

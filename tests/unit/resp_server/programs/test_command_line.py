@@ -24,9 +24,7 @@ PORTS += [(words, "--port") for words in OF_SERVERS] + [(words, "--tls-port") fo
 
 @pytest.mark.parametrize("given", ["70000", "-1", "abc", "", "7_379", "\u0663", "9" * 5000])
 @pytest.mark.parametrize(("words", "option"), PORTS)
-def test_what_is_no_port_is_refused(
-    words: list[str], option: str, given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_port_is_refused(words: list[str], option: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*words, f"{option}={given}"])
     assert f"argument {option}: {given!r} is not a port from 0 to 65535" in capsys.readouterr().err
@@ -54,9 +52,7 @@ def test_a_number_that_cannot_be_is_refused(
     "words", [["compact", "--log", "log"], ["serve", "--log", "log"], ["state-server", "--log", "log"]]
 )
 @pytest.mark.parametrize("given", ["-1", "-0.5", "nan", "inf", "an hour"])
-def test_what_is_no_time_to_keep_something_is_refused(
-    words: list[str], given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_retention_is_refused(words: list[str], given: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*words, f"--retention={given}"])
     assert f"argument --retention: {given!r} is not a number of minutes, 0 or more" in capsys.readouterr().err

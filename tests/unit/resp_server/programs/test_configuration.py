@@ -71,7 +71,7 @@ def test_clients_use_the_tls_files_of_servers_only_with_a_url_of_tls(
     assert parsed(program, "--tls-ca-cert-file", "other.pem")["tls_ca_cert_file"] == "other.pem"
 
 
-def test_options_of_clients_that_mean_something_else_than_those_of_servers_are_not_shared_with_them(
+def test_client_options_with_another_meaning_are_not_shared_with_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {"PORT": "1", "BIND": "10.0.0.1 10.0.0.2", "LOG": "/log", "TIMEOUT": "1"}.items():
@@ -154,7 +154,7 @@ def test_the_address_that_kubernetes_sets_is_no_port(file: Path, monkeypatch: py
     assert parsed("serve", "--config", file)["port"] == 1
 
 
-def test_help_is_printed_whatever_is_in_the_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_with_any_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("?")
     with pytest.raises(SystemExit, match="0"):
         parsed("serve", "--config", file, "--help")

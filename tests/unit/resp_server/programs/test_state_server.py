@@ -124,6 +124,6 @@ def test_reports_are_understood_by_older_registries_and_those_of_older_servers_a
     assert Report.parse(json.dumps(content | {"of_a_newer_version": 1})) == report
 
 
-def test_what_is_not_a_report_is_refused() -> None:
+def test_invalid_report_is_refused() -> None:
     with pytest.raises(ReportError, match="not a report of a state server"):
         Report.parse("{}")

@@ -88,7 +88,7 @@ def test_a_packed_map_is_sent_as_it_lies() -> None:
         assert encode(reply, protocol) == encode({b"a": b"1", b"b": b"22"}, protocol)
 
 
-def test_what_is_no_reply_is_a_bug_that_is_named() -> None:
+def test_value_that_is_no_reply_is_a_named_bug() -> None:
     with pytest.raises(TypeError, match="bytearray"):
         encode(bytearray(b"x"), 2)
 
@@ -111,7 +111,7 @@ def test_a_sliced_reply_of_unknown_count_is_sent_at_the_end() -> None:
     assert steps == [b"", b"", b"", b"*2\r\n", b"$1\r\na\r\n$1\r\nb\r\n"]
 
 
-def test_what_was_held_of_a_sliced_reply_is_sent_in_steps() -> None:
+def test_buffered_sliced_reply_is_sent_in_steps() -> None:
     parts = [[b"x" * 10_000] for _ in range(100)]
     steps = steps_of(Sliced(iter(parts), lambda: None))
     assert b"".join(steps) == encode([b"x" * 10_000] * 100, 2)

@@ -166,7 +166,7 @@ def test_an_unauthenticated_client_may_not_send_more(data: bytes, text: str) -> 
     assert str(parser.error) == text
 
 
-def test_what_follows_a_password_is_judged_after_it() -> None:
+def test_requests_after_auth_are_parsed_with_the_limits_of_its_result() -> None:
     parser = RequestParser(is_restricted=True)
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
     assert parsed(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]

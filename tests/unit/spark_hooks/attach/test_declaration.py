@@ -95,7 +95,7 @@ def test_the_processor_itself_does_all_the_work():
         (Plain(), {"a": AttachedState(variable="x", value=(b"v",))}, "not JSON serializable"),
     ],
 )
-def test_what_declares_no_state_is_refused_at_once(processor: Any, states: Any, message: str):
+def test_processor_without_declared_states_is_refused_at_once(processor: Any, states: Any, message: str):
     with pytest.raises(DescriptorError, match=message):
         queryable_processor(processor, states=states)
 

@@ -187,7 +187,7 @@ def test_a_restarted_applier_goes_on_where_the_store_stands(followed: Followed) 
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_a_store_that_is_there_is_shown_before_the_log_is_followed(followed: Followed) -> None:
+def test_existing_store_is_shown_before_the_log_is_followed(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()

@@ -215,7 +215,7 @@ def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeyp
     assert reported == ["5"]
 
 
-def test_what_a_lost_range_held_goes_in_portions_and_it_can_be_gained_back_before_that(
+def test_keys_of_a_lost_range_are_removed_in_portions_and_can_be_regained_before(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applier_module, "REMOVED_KEYS_MAX", 10)

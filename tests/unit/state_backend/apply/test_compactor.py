@@ -311,7 +311,7 @@ def test_process_writes_the_requested_epoch_while_others_are_applied(tmp_path: P
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_an_owner_of_all_slots_counts_from_the_newest_snapshot_whoever_wrote_it(tmp_path: Path) -> None:
+def test_owner_of_all_slots_counts_from_the_newest_snapshot_of_any_writer(tmp_path: Path) -> None:
     root = tmp_path / "log"
     owners = [Owner(root, tmp_path / f"store{number}", ALL) for number in range(2)]
     with LogWriter(root, "job", [STATE], "q") as writer:

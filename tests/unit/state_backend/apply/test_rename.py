@@ -142,7 +142,7 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
         assert snapshot.value(b"new:total:a") == b"9"
 
 
-def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
+def test_renamed_job_lacks_what_the_old_one_lacked(tmp_path: Path) -> None:
     silent_writer(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
     rename(tmp_path, "old", "new")
     assert ChangeLog(tmp_path).job("new").description("q.1").incomplete == ("temp",)
@@ -234,7 +234,7 @@ def test_a_job_whose_new_generation_is_held_back_is_not_renamed(tmp_path: Path) 
         assert (snapshot.value(b"new:temp:a"), snapshot.applied.epoch) == (b"half", 0)
 
 
-def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
+def test_impossible_rename_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="has no job 'old'; jobs: none"):
         rename(tmp_path, "old", "new")
     silent_writer(tmp_path, "empty", STATES[:1], "e")

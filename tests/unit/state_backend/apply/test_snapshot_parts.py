@@ -217,7 +217,7 @@ def test_a_snapshot_of_all_slots_and_parts_of_its_epoch_are_one_snapshot(scene: 
     assert listed <= {path.name for path in scene.folder_of(4).iterdir()}
 
 
-def test_what_was_cut_in_vain_is_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_parts_of_a_snapshot_are_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one finishes the same snapshot while parts are cut."""
     scene.write(SlotSet.parse("0-9000"))
     names: list[str] = []

@@ -271,7 +271,7 @@ def test_a_manifest_is_read_back_as_it_was_written() -> None:
     assert Epoch.from_bytes(manifest.to_bytes(), "here") == manifest
 
 
-def test_a_snapshot_has_the_bytes_of_each_state_whoever_wrote_its_parts(tmp_path: Path) -> None:
+def test_snapshot_has_the_bytes_of_each_state_of_all_writers(tmp_path: Path) -> None:
     """Of three parts the last has slots of the others: their rows are written again."""
     log = tmp_path / "log"
     publish(log, range(40))

@@ -196,7 +196,7 @@ def test_fields_that_expire_one_by_one_are_notified_each_time(store: LmdbStore) 
     assert (store.applied.expired_fields, records(store), len(recorded_events(store))) == (3, 0, 4)
 
 
-def test_what_a_reader_is_shown_is_past_what_the_log_is_past(store: LmdbStore) -> None:
+def test_readers_see_no_key_that_expired_by_the_clock_of_the_log(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0))
     apply(store, 5_000)
     with store.snapshot(10) as shown:

@@ -106,7 +106,7 @@ def test_a_large_state_is_read_by_several_processes(
     assert without_json(shown(log), expected) == expected
 
 
-def test_what_stops_one_of_several_processes_stops_the_epoch(
+def test_error_of_one_of_several_processes_stops_the_epoch(
     growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
@@ -247,7 +247,7 @@ def test_a_changed_plan_is_refused_unless_it_may_replace_the_state(
     assert shown(log) == in_spark(other.path, 0)
 
 
-def test_what_cannot_be_followed_is_refused_by_name(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
+def test_unsupported_operator_is_refused_by_name(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
     def refusal(kind: type[Exception], path: Path = growing.path, **options: str) -> str:
         with pytest.raises(kind) as raised:
             attach_files(str(path), **({"job": JOB, "log": str(log)} | options))

@@ -172,7 +172,7 @@ REFUSED = (
 @pytest.mark.parametrize(
     "text", ["", "n +", "sqrt(n)", "n; drop", "n % 2", "cast(n AS date2)", "(n", "n n", "'open", *REFUSED]
 )
-def test_what_is_no_expression_is_refused(text: str):
+def test_invalid_expression_is_refused(text: str):
     with pytest.raises(DescriptorError, match="--reader spark"):
         parse(text)
 

@@ -98,7 +98,7 @@ def test_files_are_read_one_by_one_while_the_batch_runs(written: WrittenCheckpoi
 
 
 @pytest.mark.parametrize("is_same_size", [True, False])
-def test_what_a_batch_that_ran_again_has_replaced_is_never_in_the_log(
+def test_replaced_rows_of_a_repeated_batch_are_never_in_the_log(
     written: WrittenCheckpoint, log: Path, is_same_size: bool
 ):
     with following(written.folder, log) as attachment:

@@ -179,7 +179,7 @@ def test_an_error_of_the_child_ends_the_attachment(growing: GrowingCheckpoint, r
         eventually(lambda: is_running(pid), lambda is_there: not is_there)
 
 
-def test_what_the_child_logs_goes_to_the_handlers_of_this_process(
+def test_log_lines_of_the_child_go_to_the_handlers_of_this_process(
     readers: Readers, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     growing = GrowingCheckpoint(NEWEST, "rocksdb-no-changelog", tmp_path)

@@ -92,7 +92,9 @@ def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
         ("state/0/0/_metadata/schema", '"long"', '"void8"', "void8"),
     ],
 )
-def test_what_is_unknown_is_refused_by_name(folder: Path, file: str, old: str, new: str, message: str) -> None:
+def test_unsupported_part_of_a_checkpoint_is_refused_by_name(
+    folder: Path, file: str, old: str, new: str, message: str
+) -> None:
     content = (folder / file).read_bytes()
     assert old.encode() in content, content
     replaced = content.replace(old.encode(), new.encode())

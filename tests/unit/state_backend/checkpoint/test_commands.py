@@ -155,7 +155,9 @@ def test_get_refuses_a_text_that_two_keys_have(
     assert f"""of {tmp_path} has 2 keys that are written 'null': {{"sensor":"null"}}, {{"sensor":null}}; """ in errors
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_and_get_name_missing_states_keys_and_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
     for arguments, message in (
         (

@@ -120,7 +120,7 @@ def test_too_many_members_are_refused(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_member_that_is_there_twice_is_refused(folder: Path) -> None:
+def test_duplicate_member_is_refused(folder: Path) -> None:
     (folder / ZIP).write_bytes(changed((folder / ZIP).read_bytes(), name="CURRENT", body=b"MANIFEST-000001\n"))
     with pytest.raises(CheckpointFormatError, match="has a member twice"):
         rows(folder)

@@ -94,9 +94,7 @@ def test_a_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("case", ["aggregation-of-3.0", "join-of-3.0"])
-def test_state_of_spark_3_0_is_named_as_what_it_is(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_state_of_spark_3_0_is_named(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack_case(case, tmp_path / "checkpoint")
     found = facts(capsys, folder)
     assert (found["spark"], found["batches"]) == ("3.0 or earlier", {"first": 0, "last": 2})
@@ -109,7 +107,7 @@ def test_state_of_spark_3_0_is_named_as_what_it_is(
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
 
 
-def test_a_checkpoint_of_spark_2_1_is_named_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_of_spark_2_1_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack_case("aggregation-of-3.0", tmp_path / "checkpoint")
     shutil.rmtree(folder / "commits")  # Spark 2.1 has none
     for arguments in (["inspect"], ["get"], ["attach", "--list", "--checkpoint"]):
@@ -129,7 +127,7 @@ def test_a_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2
     assert Checkpoint.at(str(folder)).newest_batch() is None
 
 
-def test_a_copy_without_folders_of_spark_is_named_as_what_it_is(tmp_path: Path) -> None:
+def test_copy_without_folders_of_spark_is_named(tmp_path: Path) -> None:
     folder = unpack("3.5.9", "hdfs-aggregation", tmp_path)
     assert Checkpoint.at(str(folder)).batch_stores(4).states
     shutil.rmtree(folder / "state/0/0/_metadata")
@@ -137,9 +135,7 @@ def test_a_copy_without_folders_of_spark_is_named_as_what_it_is(tmp_path: Path) 
     assert "copied without the folders whose names begin with `_`?" in unread.reason
 
 
-def test_a_checkpoint_of_a_preview_of_spark_4_0_is_named_as_what_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_of_a_preview_of_spark_4_0_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
         described = re.sub(r'"stateSchemaFilePaths":\[("[^"]*")\]', r'"stateSchemaFilePath":\1', path.read_text())

@@ -24,7 +24,7 @@ def state(**arguments: Any) -> StateDescriptor:
 @pytest.mark.parametrize(
     ("by", "kept"), [("last_by", [b"3", b"4"]), ("max_by", [b"3", b"4"]), ("first_by", [b"1", b"2"])]
 )
-def test_a_list_has_the_same_elements_whatever_the_order_in_which_they_come(by: str, kept: list[bytes]) -> None:
+def test_list_has_the_same_elements_in_any_order_of_arrival(by: str, kept: list[bytes]) -> None:
     order = row_order_of(state(kind="list", length_max=2, **{by: "t"}))
     assert order is not None
     for rows in permutations((b"1", b"2", b"3", b"4")):

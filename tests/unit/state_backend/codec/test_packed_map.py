@@ -37,7 +37,7 @@ def test_an_empty_map_has_no_pairs() -> None:
     assert packed_map.find(packed_map.EMPTY, b"a") is None
 
 
-def test_a_map_of_more_fields_is_refused_with_what_to_do_instead() -> None:
+def test_map_of_too_many_fields_is_refused_with_an_alternative() -> None:
     with pytest.raises(ChangeError, match=r"65536 fields .* a CLEAR of its key and a PUT per field"):
         packed_map.pack((b"%d" % number, b"") for number in range(65_536))
 

@@ -36,7 +36,7 @@ def fold(how: str, kind: str, *texts: bytes) -> bytes:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-(10**30), 10**30), min_size=1))
-def test_integers_are_added_whatever_their_size(numbers: list[int]) -> None:
+def test_integers_of_any_size_are_added(numbers: list[int]) -> None:
     assert int(fold("sum", "bigint", *(b"%d" % number for number in numbers))) == sum(numbers)
 
 
@@ -93,7 +93,7 @@ def test_the_least_and_the_greatest_go_by_what_a_text_stands_for(kind: str, orde
 
 
 @pytest.mark.parametrize("kind", ["string", "boolean", "timestamp", "date", "binary", "array<int>"])
-def test_a_sum_of_what_is_no_number_is_refused_by_name(kind: str) -> None:
+def test_sum_of_a_text_is_refused_by_name(kind: str) -> None:
     with pytest.raises(DescriptorError, match=r"state 's': reduce='sum' cannot take the column 'v'.*cast the column"):
         reduction_of(state("sum", kind))
 

@@ -89,7 +89,7 @@ def test_columns_have_the_types_of_spark(log: Path) -> None:
     }
 
 
-def test_ambiguous_parts_of_a_key_are_null(log: Path) -> None:
+def test_columns_of_an_ambiguous_key_are_null(log: Path) -> None:
     (row,) = [row for row in rows(log, "job", "typed") if row["key"].endswith("a/b")]
     assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
 

@@ -209,7 +209,7 @@ def test_a_file_that_was_cut_short_is_noticed_before_it_is_touched(followed: Fol
     assert followed.is_right()
 
 
-def test_what_a_reader_met_has_the_store_verified_and_built_anew(followed: Followed) -> None:
+def test_damage_found_by_a_reader_has_the_store_verified_and_rebuilt(followed: Followed) -> None:
     reader = LmdbStore.__new__(LmdbStore)  # as in another process: LMDB forbids to open a folder twice in one
     reader.path = followed.store.path
     spoil_records(followed.data, b"value 77")

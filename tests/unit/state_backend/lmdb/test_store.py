@@ -267,7 +267,7 @@ def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expire_at_ms", [0, -1])
-def test_what_expired_before_1970_is_not_there(tmp_path: Path, expire_at_ms: int) -> None:
+def test_key_that_expired_before_1970_is_absent(tmp_path: Path, expire_at_ms: int) -> None:
     store = LmdbStore(tmp_path, "q")
     changes = [put(b"value", expire_at_ms=expire_at_ms), put_city(b"a", expire_at_ms), put_city(b"b")]
     store.apply(epoch_of(0, changes, clock_ms=10), STATES)
@@ -315,7 +315,7 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
     store.close()
 
 
-def test_what_a_deleted_key_had_goes_in_bounded_portions(tmp_path: Path) -> None:
+def test_rows_of_a_deleted_key_are_removed_in_bounded_portions(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     long = put(b"long", b"x" * (3 * PIECE_BYTES + 1))
     store.apply(epoch_of(0, [*(put_city(b"%d" % number, 100) for number in range(50)), long]), STATES)

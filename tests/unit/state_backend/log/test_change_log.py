@@ -215,7 +215,7 @@ def test_a_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) ->
         found_of("a", log, damaged)
 
 
-def test_what_many_tasks_sent_is_folded_into_a_change_file(tmp_path: Path) -> None:
+def test_changes_of_many_tasks_are_folded_into_a_change_file(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     streams = [to_stream(list(runs_of([put(b"%d" % n, b"x" * 4000)], ["temp"]))) for n in range(400)]
     writer.commit(0, clock_ms=1, inline=streams, rows=400)
@@ -368,7 +368,7 @@ def test_a_heartbeat_that_is_not_due_is_not_written(tmp_path: Path) -> None:
     assert (writer.log.heartbeat()["count"], writer.log.heartbeat()["is_running"]) == (2, False)
 
 
-def test_a_job_with_epochs_of_its_query_goes_on_whatever_other_jobs_have(tmp_path: Path) -> None:
+def test_job_with_epochs_of_its_query_continues_independent_of_other_jobs(tmp_path: Path) -> None:
     first = writer_of(tmp_path)
     first.publish([])
     LogWriter(tmp_path, "other", [TEMP], "q1", siblings=[first.current.writer]).publish([])
@@ -418,7 +418,7 @@ def test_a_replay_that_differs_is_warned_of_and_the_first_stands(
     assert contents(tmp_path) == [[put(b"a")]]
 
 
-def test_a_rewound_checkpoint_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_rewound_checkpoint_is_refused_with_a_remedy(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     for _ in range(3):
         writer.publish([])

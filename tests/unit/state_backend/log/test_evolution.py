@@ -81,7 +81,7 @@ def late(root: Path) -> tuple[str, ...]:
         ),
     ],
 )
-def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_do(
+def test_change_that_would_leave_wrong_keys_is_refused_with_a_remedy(
     tmp_path: Path, before: dict[str, Any], now: dict[str, Any], complaint: str
 ) -> None:
     types = {"columns": {"v": "bigint"}}

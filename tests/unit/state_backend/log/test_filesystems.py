@@ -43,7 +43,7 @@ def everything_in(folder: Path) -> list[str]:
     return sorted((path.parent if path.name == CONTENT else path).name for path in files)
 
 
-def test_what_is_created_can_be_read(filesystem: Filesystem) -> None:
+def test_created_file_can_be_read(filesystem: Filesystem) -> None:
     assert filesystem.create("a", b"\x00one")
     assert filesystem.read("a") == b"\x00one"
     buffer = filesystem.open_input("a")
@@ -112,7 +112,7 @@ def test_a_new_local_file_does_not_take_anothers_name(tmp_path: Path) -> None:
     assert filesystem.read("a") == b"one"
 
 
-def test_what_is_not_there_reads_as_none(filesystem: Filesystem) -> None:
+def test_missing_file_reads_as_none(filesystem: Filesystem) -> None:
     filesystem.create("file", b"")
     for path in ("a", "a/b", "file/b"):
         assert filesystem.read(path) is None
@@ -208,7 +208,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
         ("s3://b/x?endpoint_override=localhost:9000", "AWS_ENDPOINT_URL"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused_with_what_to_write(
+def test_impossible_address_is_refused_with_a_correct_form(
     root: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -289,7 +289,7 @@ def test_the_reason_of_an_error_is_the_stores_own_message_in_one_line(text: str,
     assert _reason(OSError(text)) == reason
 
 
-def test_a_file_of_aws_profiles_is_read_where_nothing_else_says_who_asks(
+def test_file_of_aws_profiles_is_read_without_other_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "credentials"
@@ -383,7 +383,7 @@ def test_a_folder_that_cannot_keep_two_writers_apart_is_found_out(
     assert everything_in(tmp_path) == []
 
 
-def test_what_others_remove_at_the_same_time_is_removed(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_files_removed_by_others_at_the_same_time_are_removed(filesystem: Filesystem, tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / "folder" / str(number)).mkdir(parents=True)
         (tmp_path / "folder" / str(number) / "file").write_bytes(b"")

@@ -153,7 +153,7 @@ def test_a_damaged_job_is_an_error_among_the_others(log: Path, capsys: pytest.Ca
     assert "2.json is not a complete file of a log" in second["error"]
 
 
-def test_what_is_not_there_is_named(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_log_is_named(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(log), "--job", "c"]) == 1
     assert "has no job 'c'; jobs: a, b" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path)]) == 1

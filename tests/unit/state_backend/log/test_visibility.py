@@ -102,7 +102,7 @@ def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) ->
         assert writer.held_back is None
 
 
-def test_what_was_held_back_is_so_after_a_restart_of_its_writer_until_it_is_shown(root: Path) -> None:
+def test_held_back_generation_stays_so_after_a_restart_of_its_writer(root: Path) -> None:
     with begin(root) as writer:
         writer.publish([put(b"half")])
         since_ms = writer.held_back.since_ms if writer.held_back else 0
@@ -171,7 +171,7 @@ def test_command_shows_a_held_back_generation_or_says_that_there_is_none(root: P
     assert value(root) == b"half"
 
 
-def test_the_command_prints_what_readers_see_or_why_nothing_was_done(
+def test_command_prints_the_visible_generation_or_the_reason_for_no_change(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()

@@ -138,7 +138,7 @@ def test_a_name_that_a_newer_version_added_to_the_json_is_left_out() -> None:
         ({"time_format": ""}, "time_format="),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
+def test_impossible_descriptor_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
     given: dict[str, Any] = {"name": "mine", "key": "k", "value": "v"} | arguments
     with pytest.raises(DescriptorError, match=re.escape(named)) as refused:
         StateDescriptor(**given)

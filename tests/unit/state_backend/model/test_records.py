@@ -47,12 +47,12 @@ def test_a_run_ends_at_its_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> N
         ("value", Change("temp", Op.PUT, b"k", None, bytes((64 << 20) + 1))),
     ],
 )
-def test_what_is_too_long_is_refused_by_name(what: str, change: Change) -> None:
+def test_too_long_text_is_refused_by_name(what: str, change: Change) -> None:
     with pytest.raises(ChangeError, match=f"state '{change.state}': a {what} of the key b'k.* bytes; the limit is"):
         list(runs_of([change], ["city", "temp"]))
 
 
-def test_what_is_as_long_as_it_may_be_comes_back() -> None:
+def test_longest_allowed_texts_are_readable() -> None:
     given = [
         Change("city", Op.PUT, b"k" * 65_536, b"f" * 65_536, b""),
         Change("temp", Op.PUT, b"k", None, bytes(64 << 20)),

@@ -27,7 +27,7 @@ def random_keys(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("key", "slot"), [(b"foo", 12182), (b"a{}b{c}", 7353), (b"", 0), (b"123456789", 0x31C3)])
-def test_a_slot_is_what_cluster_keyslot_of_redis_answers(key: bytes, slot: int) -> None:
+def test_slot_equals_cluster_keyslot_of_redis(key: bytes, slot: int) -> None:
     assert slot_of(key) == slot
 
 

@@ -56,7 +56,7 @@ def pages_of(environment: lmdb.Environment) -> lookup.Pages:
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 3_000])
-def test_what_lmdb_has_is_found_and_nothing_else(environment: lmdb.Environment, count: int) -> None:
+def test_lookup_finds_exactly_the_keys_of_lmdb(environment: lmdb.Environment, count: int) -> None:
     dice = random.Random(count)
     held = fill(environment, dice, count)
     pages = pages_of(environment)

@@ -37,7 +37,7 @@ def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
     return filled(LmdbStore(tmp_path / "store", "g") if request.param == "lmdb" else MemoryStore("g"))
 
 
-def test_they_are_what_each_key_has(snapshot: Snapshot) -> None:
+def test_many_lazy_values_equal_those_of_each_key(snapshot: Snapshot) -> None:
     keys = [b"j:s:1", b"j:s:none", b"j:s:{2}", b"j:s:gone", b"j:s:due", b"j:s:large", b"j:s:1"]
     read: list[Value | None] = []
     while len(read) < len(keys):
@@ -54,6 +54,6 @@ def test_a_key_of_another_kind_is_an_error_by_itself(snapshot: Snapshot) -> None
         snapshot.lazy_values([b"j:m:1", b"j:s:1"])
 
 
-def test_a_large_value_ends_what_is_read_together(snapshot: Snapshot) -> None:
+def test_large_value_ends_a_batch_of_reads(snapshot: Snapshot) -> None:
     assert snapshot.lazy_values([b"j:s:1", b"j:s:large", b"j:s:1"]) == [b"one"]
     assert snapshot.lazy_values([b"j:s:large", b"j:s:1"]) == [LARGE]

@@ -79,7 +79,7 @@ def is_refused(view: KeyspaceView, keys: Sequence[bytes]) -> bool:
     return True
 
 
-def test_what_a_store_does_not_own_is_an_error_until_it_does(part: Callable[..., Part]) -> None:
+def test_key_of_an_unowned_slot_is_an_error_until_it_is_owned(part: Callable[..., Part]) -> None:
     a = part()
     view = keyspace_of(a).view(NOW_MS)
     assert read(view, a.keys_in(LOW)) == {b"0"}

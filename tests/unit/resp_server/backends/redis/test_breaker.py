@@ -7,7 +7,7 @@ import pytest
 from resp_server.backends.redis.breaker import PAUSE_S, PAUSE_S_MAX, Breaker
 
 
-def test_it_opens_at_a_failure_and_closes_at_a_success() -> None:
+def test_breaker_opens_at_a_failure_and_closes_at_a_success() -> None:
     breaker = Breaker()
     assert not breaker.is_open
     breaker.failed("refused")

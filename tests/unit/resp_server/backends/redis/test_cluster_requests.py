@@ -53,7 +53,7 @@ def merged(found: Plan, *replies: bytes) -> bytes:
 @pytest.mark.parametrize(
     "line", ["GET a", "SET a 1", "MGET a a", "MSET {a}x 1 {a}y 2", "SINTER a b", "EVAL x 1 a", "DEL a"]
 )
-def test_a_request_of_one_slot_or_one_that_nobody_splits_is_sent_whole(line: str) -> None:
+def test_request_of_one_slot_or_without_a_split_is_sent_whole(line: str) -> None:
     (part,) = plan(line).parts
     assert b" ".join(part.request).decode() == line and part.slot == A
 
@@ -81,7 +81,7 @@ def test_values_stay_with_their_keys() -> None:
 
 
 @pytest.mark.parametrize("line", ["FLUSHALL", "SCRIPT LOAD x", "SCRIPT FLUSH", "FUNCTION LOAD x", "SCRIPT EXISTS x y"])
-def test_what_every_master_has_to_know_is_sent_to_all(line: str) -> None:
+def test_commands_for_every_master_are_sent_to_all(line: str) -> None:
     assert plan(line).on_all_masters
 
 

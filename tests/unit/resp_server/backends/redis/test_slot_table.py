@@ -36,7 +36,7 @@ def test_the_masters_are_in_the_order_of_their_first_slots() -> None:
     assert [found.master_of(slot) for slot in (0, 99, 100, 200, 201, 300, 16383)] == [A, A, B, B, None, A, None]
 
 
-def test_a_node_that_does_not_know_its_own_host_is_the_one_that_was_asked() -> None:
+def test_node_without_a_host_is_the_contacted_one() -> None:
     assert table([0, 1, [b"", 1, b"id"]]).masters == [A]
     assert table([0, 1, [None, 1, b"id"]]).masters == [A]
 

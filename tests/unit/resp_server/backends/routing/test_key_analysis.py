@@ -54,7 +54,7 @@ def test_copies_of_a_state_are_to_be_decided_and_other_keys_are_not() -> None:
     assert decisions(rows_of([b"x"], [SPEED])) == []
 
 
-def test_other_types_and_keys_that_the_state_lacks_are_told() -> None:
+def test_analysis_reports_other_types_and_missing_keys() -> None:
     rows = rows_of(KEYS, [SPEED])
     rows[0].types.update(["hash", "string"])
     rows[0].compared, rows[0].absent = 2, 1
@@ -64,7 +64,7 @@ def test_other_types_and_keys_that_the_state_lacks_are_told() -> None:
     assert first_rules(rows).count("# Look first:") == 2
 
 
-def test_two_states_with_the_same_keys_are_told() -> None:
+def test_analysis_reports_two_states_with_the_same_keys() -> None:
     rows = rows_of([b"dash/7/apdex"], [WIDE, APDEX])
     assert sum(row.count for row in rows) == 1
     assert any("dash:apdex and dash:all may have the same keys" in each for each in decisions(rows))

@@ -116,7 +116,7 @@ def test_a_wrong_format_changes_nothing(tmp_path: Path) -> None:
     assert owned.owner_of(b"g:1") is None and Ownership(tmp_path / "owners.json").owner_of(b"g:1") is None
 
 
-def test_a_file_that_cannot_be_written_is_told_and_keys_are_owned_all_the_same(tmp_path: Path) -> None:
+def test_file_of_owners_that_cannot_be_written_is_reported_and_keys_are_owned(tmp_path: Path) -> None:
     owned = owners(tmp_path / "missing" / "owners.json")
     owned.complete()
     assert owned.owner_of(b"total") == "other:total" and "missing" in owned.error
@@ -235,7 +235,7 @@ def test_an_unknown_job_is_an_error_that_names_the_known_ones(change: Callable[[
         change(owners(), "nope")
 
 
-def test_a_key_is_in_question_if_it_fits_a_new_format_and_nobody_owns_it() -> None:
+def test_unowned_key_that_fits_a_new_format_is_a_conflict() -> None:
     owned, _, _ = known()
     is_in_question = owned.is_in_question(NewFormat("new", "s", "job:<x>"))
     assert [is_in_question(key) for key in (b"job:1", b"job:speed:1", b"xjob:1")] == [True, False, False]
@@ -253,7 +253,7 @@ def ruled(text: str) -> Rules:
     return parse_rules("".join(f'[[rule]]\nkeys = "{keys}"\nowner = "{owner}"\n' for keys, owner in rows), "rules")
 
 
-def test_rules_come_before_key_formats_and_each_change_of_owners_is_told() -> None:
+def test_rules_precede_key_formats_and_each_change_of_owners_is_announced() -> None:
     owned, _, changes = known()
     owned.take_rules(ruled("job:speed:<car> upstream\nmine:<x> state"))
     assert [owned.owner_of(key) for key in (b"job:speed:1", b"mine:1", b"total")] == [None, "", "other:total"]

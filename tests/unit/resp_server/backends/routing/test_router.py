@@ -77,7 +77,7 @@ def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Destinatio
     assert destination(line) is expected
 
 
-def test_the_positions_of_the_states_keys_are_told_of_a_split_request() -> None:
+def test_split_request_has_the_positions_of_the_states_keys() -> None:
     route = router().route([b"MGET", b"a", b"job:speed:1", b"b", b"job:speed:2"])
     assert route is not None and list(route.state_keys) == [2, 4]
 
@@ -95,7 +95,7 @@ def test_the_number_of_words_is_checked_before_the_owner() -> None:
         destination("SET job:speed:1")
 
 
-def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_are() -> None:
+def test_error_of_unsplittable_request_names_the_owners_of_its_keys() -> None:
     with pytest.raises(GenericError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
         destination("SINTER a job:speed:1")
 
@@ -111,7 +111,7 @@ def test_a_request_that_needs_keys_of_both_sides_in_one_place_tells_whose_they_a
         ),
     ],
 )
-def test_a_request_that_may_wait_for_other_clients_is_told(line: str, is_blocking: bool) -> None:
+def test_request_that_may_wait_for_other_clients_is_known(line: str, is_blocking: bool) -> None:
     route = router().route([word.encode() for word in line.split(" ")])
     assert route is not None and route.destination is Destination.UPSTREAM and route.is_blocking is is_blocking
 
@@ -131,7 +131,7 @@ def test_watched_keys_may_be_of_both_sides() -> None:
         ("SAVE", "Command not allowed inside a transaction"),
     ],
 )
-def test_what_the_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
+def test_command_that_the_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
     made, request = router(), [word.encode() for word in line.split(" ")]
     route = made.route(request)
     assert route is not None
@@ -175,7 +175,7 @@ def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
         destination("JSON.SET job:speed:1 $ 1", made)
 
 
-def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> None:
+def test_command_with_unknown_keys_is_not_passed_on() -> None:
     made = router()
     made.commands.take_facts(
         {
@@ -205,7 +205,7 @@ def test_a_command_whose_keys_the_upstream_does_not_tell_is_not_passed_on() -> N
     assert made.needs_getkeys([b"MOD.DO", b"a"])
 
 
-def test_rows_of_redis_before_7_tell_the_first_key_the_last_and_the_step() -> None:
+def test_rows_of_redis_before_7_have_the_first_key_the_last_and_the_step() -> None:
     rows = b"*3\r\n*6\r\n$4\r\nmset\r\n:-3\r\n*1\r\n+write\r\n:1\r\n:-1\r\n:2\r\n"
     rows += b"*6\r\n$3\r\nmod\r\n:-1\r\n*1\r\n+movablekeys\r\n:0\r\n:0\r\n:0\r\n"
     rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"

@@ -53,7 +53,7 @@ def test_the_first_rule_that_covers_a_key_decides_and_key_formats_only_where_no_
     assert made.owner_text(b"a:b:z") == made.owner_text(b"d") == "the upstream's"
 
 
-def test_all_mistakes_are_told_at_once_with_number_name_and_line() -> None:
+def test_all_mistakes_are_reported_with_number_name_and_line() -> None:
     found = mistakes_of(
         """
         title = "mine"

@@ -30,6 +30,6 @@ def test_proxies_that_do_not_agree_are_an_error(other: KeyOwner) -> None:
         Copies().add(b"a", [STATE, other])
 
 
-def test_a_rule_for_a_state_that_nobody_knows_is_an_error() -> None:
+def test_rule_for_an_unknown_state_is_an_error() -> None:
     with pytest.raises(UnclearOwnerError, match="no state has such keys"):
         Copies().add(b"a", [STATE._replace(state="")])

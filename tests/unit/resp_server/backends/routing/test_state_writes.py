@@ -91,7 +91,7 @@ def test_writes_are_the_upstreams_where_a_rule_passes_them(line: str) -> None:
     assert made.destination is Destination.UPSTREAM and made.request is None
 
 
-def test_reads_are_the_states_whatever_happens_to_writes() -> None:
+def test_reads_are_the_states_for_all_rules_about_writes() -> None:
     assert {route(f"GET {kind}:1").destination for kind in ("drop", "pass", "keep")} == {Destination.STATES}
     assert route("MGET a drop:1 pass:1").destination is Destination.BOTH
 

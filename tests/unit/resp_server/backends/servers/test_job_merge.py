@@ -78,7 +78,7 @@ def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None
     assert "committed_at=unknown,age_ms=unknown," in job_lines([unknown])
 
 
-def test_a_generation_that_any_server_holds_back_is_told() -> None:
+def test_generation_held_back_by_any_server_is_shown() -> None:
     since = "2026-01-01T00:00:02.500Z"
     held = [row(job="j", held_back_epoch=epoch, held_back_since=since) for epoch in (0, 2)]
     for merged in (merged_jobs, merged_lags):
