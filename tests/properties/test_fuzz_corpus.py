@@ -179,7 +179,7 @@ def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_upstream(
 
 
 @pytest.mark.parametrize("said", [b":1\r\n" * 9, b"-ERR x\r\n" * 9, b"$9999999\r\n", b""])
-def test_proxy_gives_up_a_server_that_reports_no_jobs(subject: Subject, said: bytes) -> None:
+def test_server_that_reports_no_jobs_is_asked_again_after_pauses(subject: Subject, said: bytes) -> None:
     subject.run(bytes([SCRIPTED | NODE, 0, 0]) + said)
 
 
