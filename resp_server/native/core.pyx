@@ -45,6 +45,8 @@ cdef extern from *:
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
+    Py_ssize_t PyTuple_GET_SIZE(object)
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
 
 # The kinds of keys.
 cdef enum:
@@ -497,15 +499,23 @@ def glob_matches(bytes pattern, bytes text):
     )
 
 
+cdef inline bint is_client_of(tuple clients, PyObject* client) noexcept:
+    """Return whether a client is one of those that cache a key; none: all are."""
+    cdef Py_ssize_t i, count = PyTuple_GET_SIZE(clients)
+    for i in range(count):
+        if PyTuple_GET_ITEM(clients, i) == client:
+            return True
+    return count == 0
+
+
 cdef int record_reads(tracking, tracking_state, list keys) except -1:
-    """Record in the tracking table that a client read keys, except those that it alone caches already: most of them."""
+    """Record in the tracking table that a client read keys, except those that it is recorded for already: most of them."""
     cdef list new = []
     cdef dict clients_by_key = tracking.clients_by_key
-    cdef object own = tracking_state.as_tuple
     cdef PyObject* clients
     for key in keys:
         clients = PyDict_GetItem(clients_by_key, key)
-        if clients != <PyObject*>own:
+        if clients == NULL or not is_client_of(<tuple>clients, <PyObject*>tracking_state):
             new.append(key)
     if new:
         tracking.record_keys(tracking_state, new)
