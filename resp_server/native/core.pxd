@@ -6,7 +6,7 @@ from resp_server.native.records cimport RankRange, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Walk
 
-cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil
+cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil
 
 cdef int record_reads(tracking, tracking_state, list keys) except -1
 
@@ -25,6 +25,8 @@ cdef enum:
     GENERAL_BYTES_MAX = 64 << 10  # of requests that are cut for the general path at once
     ENTRIES_MAX = 4096  # of a reply, some 200 us; the general path sends longer ones, in steps
     SELECTORS_MAX = 8
+    # Bytes of patterns that a request's keys are compared with: those of its user, or of a scan. Some 3 ms.
+    GLOB_STEPS_MAX = 1 << 20
 
     COMMANDS_MAX = 128
 
@@ -122,7 +124,7 @@ cdef class Core:
     cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1
     cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all)
-    cdef bint is_keyless(self, const Word* words, size_t count) noexcept
+    cdef bint may_answer(self, const Word* words, size_t count) noexcept
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept
     cdef bint prepare_lookups(self, Request* request) except -1
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept

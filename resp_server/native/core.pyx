@@ -224,11 +224,6 @@ cdef int64_t RANKS_MAX = (1 << 53) - 1
 cdef enum:
     ANSWERED = 1
 
-# Steps of matching a request's keys with the user's patterns, or of a scan's keys with its pattern: bytes of a key times
-# bytes of a pattern.
-cdef enum:
-    GLOB_STEPS_MAX = 1 << 20
-
 # A key's job, if it is not the index of one.
 cdef enum:
     NO_JOB = -1
@@ -358,13 +353,17 @@ cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byt
     return found != is_not
 
 
-cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil:
-    """Match a glob as Redis does, with backtracking to the last star only, which is sufficient."""
+cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil:
+    """Match a glob as Redis does, with backtracking to the last star only, which is sufficient.
+
+    steps: the bytes of patterns that were compared are added. Above GLOB_STEPS_MAX, the result is wrong.
+    """
     cdef const uint8_t* end = pattern + pattern_size
     cdef const uint8_t* text_end = text + size
     cdef const uint8_t* star = NULL
     cdef const uint8_t* star_text = NULL
-    cdef const uint8_t* at
+    cdef const uint8_t* at = pattern
+    cdef const uint8_t* begun = pattern
     cdef bint fits
     if not size:  # as in Redis, an empty text matches only an empty pattern and `*`
         return not pattern_size or (pattern_size == 1 and pattern[0] == c"*")
@@ -393,10 +392,11 @@ cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text,
             if fits:
                 pattern, text = at + 1, text + 1
                 continue
-        if star == NULL:
+        steps[0] += at + 1 - begun
+        if star == NULL or steps[0] > GLOB_STEPS_MAX:
             return False
         star_text += 1
-        pattern, text = star, star_text
+        pattern, text, at, begun = star, star_text, star, star
 
 
 cdef class Rules:
@@ -432,15 +432,12 @@ cdef class Rules:
         for i in range(count):
             found = False
             for pattern in patterns:
-                steps += <uint64_t>PyBytes_GET_SIZE(pattern) * keys[i].size
-                if steps > GLOB_STEPS_MAX:
-                    return False  # too slow: the general path uses a regular expression
-                if glob(
-                    <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size
-                ):
-                    found = True
+                found = glob(
+                    <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size, &steps
+                )
+                if found or steps > GLOB_STEPS_MAX:
                     break
-            if not found:
+            if not found:  # or it takes too long: the general path uses a regular expression
                 return False
         return True
 
@@ -491,10 +488,11 @@ def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
 
 def glob_matches(bytes pattern, bytes text):
     """Return whether a glob matches a text; for tests."""
+    cdef uint64_t steps = 0
     return bool(
         glob(
             <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern),
-            <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text),
+            <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), &steps,
         )
     )
 
@@ -771,10 +769,14 @@ cdef class Core:
                 return False
         return self.key_filter is None or self.is_admitted(command, words + names, request.keys)
 
-    cdef bint is_keyless(self, const Word* words, size_t count) noexcept:
-        """Return whether a request has no key, and may be answered if there is a filter of keys."""
+    cdef bint may_answer(self, const Word* words, size_t count) noexcept:
+        """Return whether a request may be answered if there is a filter of keys, by its command and its first key."""
         cdef int command = command_at(words, count)
-        return command >= 0 and rows[command].part <= TRANSACTION and self.is_admitted(command, words, 0)
+        cdef size_t first_key
+        if command < 0:
+            return False
+        first_key = 1 + rows[command].is_two_words + rows[command].has_key_count
+        return self.is_admitted(command, words + first_key, rows[command].part > TRANSACTION and count > first_key)
 
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
@@ -1610,12 +1612,11 @@ cdef class Core:
                 return GENERAL  # some fields have expired, perhaps all
             if not 0 < expire_at_ms <= now_ms:
                 left -= 1
-                steps += pattern.size * u32(record) if pattern != NULL else 0
-                if steps > GLOB_STEPS_MAX:
-                    return GENERAL
-                if pattern == NULL or glob(pattern.at, pattern.size, record + HEADER_BYTES, u32(record)):
+                if pattern == NULL or glob(pattern.at, pattern.size, record + HEADER_BYTES, u32(record), &steps):
                     put_bulk(out, record + HEADER_BYTES, u32(record))
                     count += 1
+                if steps > GLOB_STEPS_MAX:
+                    return GENERAL
             found = pages.next_row(&pages.keys, &walk)
         if found != FOUND and found != MISSING:
             return GENERAL

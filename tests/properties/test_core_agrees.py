@@ -500,8 +500,8 @@ TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"
 MANY_TRANSACTIONS = TRANSACTION * 300
 
 
-@pytest.mark.parametrize("protocol", [b"2", b"3"])
-def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: bytes) -> None:
+def left_to_general_path(chunks: list[bytes], rules: Sequence[bytes] = ()) -> list[Sequence[bytes]]:
+    """Return the requests that the core does not answer."""
     left: list[Sequence[bytes]] = []
     answer = ImmediatePipeline.answer
 
@@ -509,15 +509,27 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
         left.extend(given)
         return answer(self, call, given, out, *rest)
 
+    with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
+        asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, rules, True))
+    return left
+
+
+@pytest.mark.parametrize("protocol", [b"2", b"3"])
+def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: bytes) -> None:
     many = requests(MANY_TRANSACTIONS)
     chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION), many, many[:20], many[20:70], many[70:]]
     chunks += [requests([request]) for request in TRANSACTION]  # its commands are queued
     chunks += [requests([line.split() for line in COMPILED])]  # at once: each epoch makes the lists longer
     tracking = [[b"CLIENT", b"TRACKING", b"ON", b"OPTIN"]]
     chunks += map(requests, [tracking, [[b"CLIENT", b"CACHING", b"YES"]], TRANSACTION, [[b"GET", b"j:v:0"]]])
-    with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
-        asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, (), True))
-    assert left == [[b"HELLO", protocol], *tracking]
+    assert left_to_general_path(chunks) == [[b"HELLO", protocol], *tracking]
+
+
+def test_the_core_compares_many_keys_with_many_patterns_of_a_user() -> None:
+    rules = [b"resetkeys", *(b"~j:%d:*" % number for number in range(40)), b"~j:v:*"]
+    assert left_to_general_path([requests([[b"MGET", *[b"j:v:0"] * 1_000]])], rules) == []
+    slow = [b"EXISTS", b"j:v:" + b"a" * 3_000]
+    assert left_to_general_path([requests([slow])], [b"resetkeys", b"~*" + b"a" * 1_000 + b"b", b"~j:v:*"]) == [slow]
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,13 @@ class Scene:
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
         commands.set_patterns({0: forwarded})
+        self._commands = commands
+        self.renew_reads()
+
+    def renew_reads(self) -> None:
+        """Have the next request decide whether it is for the core, as after a reply of a server."""
         self.reads = forwarder.StoredReads(self.proxy.context)
-        self.reads.use(commands, SimpleNamespace(current_view=lambda: self.view))
+        self.reads.use(self._commands, SimpleNamespace(current_view=lambda: self.view))
 
     def session(self, server: Server, protocol: int) -> Session:
         session = Session(1, "a:1", "b:2", server.users.default, NOW_MS)
@@ -143,6 +148,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
     def test(scene: Scene) -> None:
         for words in sent:
             data = requests([words])
+            scene.renew_reads()
             replies, left = scene.ask(data, protocol)
             assert (left, replies) == (0, scene.ask_server(data, protocol)), words
 

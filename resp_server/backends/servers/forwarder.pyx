@@ -38,7 +38,9 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
-from resp_server.native.core cimport COMMANDS_MAX as CORE_COMMANDS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
+from resp_server.native.core cimport (
+    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
+)
 from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
@@ -160,13 +162,16 @@ cdef class KeyPatterns:
         """Return the backend that answers requests for a key."""
         cdef size_t i
         cdef const KeyPattern* each
+        cdef uint64_t steps = 0
         for i in range(self.count):
             each = &self.patterns[i]
             # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
             if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
                 continue
-            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size):
+            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size, &steps):
                 return each.backend
+            if steps > GLOB_STEPS_MAX:
+                return GENERAL_PATH
         return UPSTREAM_BACKEND
 
     cdef int backend_of_all(self, const Word* keys, size_t count) noexcept:
@@ -1494,9 +1499,7 @@ cdef class StoredReads(FastPath):
             return True
         if cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) <= 0:
             return False
-        return self.core.is_keyless(words, count) or (
-            self.stores is not None and count > 1 and self.forwarder.first_patterns.backend_of(&words[1]) == STATES
-        )
+        return self.core.may_answer(words, count)
 
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
         return self.may_answer(session, data, size) and FastPath.look_ahead(self, session, data, size)
