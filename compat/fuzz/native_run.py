@@ -67,6 +67,10 @@ KEYS += [b"j:v:none", b"", b"{", b"{}", b"j:{v}:1", b"x" * 65_536]
 MEMBERS = [b"a", b"b", b"m1", b"m149", b"f0", b"f149", b"", b"0"]
 NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"999999999999999999", b"-", b"-0", b"9" * 19]
 
+OPTIONS = [b"WITHSCORES", b"WEIGHTS", b"AGGREGATE", b"MAX", b"LIMIT", b"ALPHA", b"DESC", b"GET", b"u8", b"i64", b"#1"]
+# Commands whose first argument is the number of their keys.
+WITH_KEY_COUNT = (b"sintercard", b"zunion", b"zinter", b"zdiff", b"zintercard")
+
 
 def request(rng: random.Random) -> list[bytes]:
     """Return a request of a command that the core answers, or a similar one."""
@@ -76,8 +80,13 @@ def request(rng: random.Random) -> list[bytes]:
         count = rng.choice((0, 1, 600, 1_023))
     others = rng.choice((MEMBERS, NUMBERS, KEYS))
     words = [rng.choice(KEYS), *(rng.choice(others) for _ in range(count))][:count]
+    if name in WITH_KEY_COUNT:
+        keys = rng.choices(KEYS, k=rng.randint(1, 4))
+        words = [b"%d" % len(keys), *keys, *rng.choices([*OPTIONS, *NUMBERS], k=rng.choice((0, 0, 1, 3, 5)))]
     if len(words) == 4 and rng.random() < 0.5:
         words[3] = b"WITHSCORES"
+    elif len(words) > 1 and rng.random() < 0.2:
+        words[rng.randrange(1, len(words))] = rng.choice(OPTIONS)
     return [*name.split(b"|"), *words]
 
 

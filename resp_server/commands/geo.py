@@ -6,9 +6,11 @@ members in these cells, not on the size of the set.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from operator import itemgetter
 from sys import maxsize
 from typing import NamedTuple
@@ -25,13 +27,13 @@ from state_backend.codec.geohash import (
     Point,
     Shape,
     as_signed,
-    cells_of,
     degrees_text,
     distance,
     distance_text,
     geohash_text,
     is_point,
     point_of,
+    score_ranges,
 )
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
@@ -317,8 +319,12 @@ class SearchedRanks(NamedTuple):
     def of(cls, snapshot: Snapshot, key: bytes, search: GeoSearch) -> SearchedRanks:
         """Compute the ranges of a search; GenericError if the member in its center does not exist."""
         shape = search.shape(snapshot, key)
-        ends = [[snapshot.rank_of_score(key, score, False) for score in cell.scores] for cell in cells_of(shape)]
-        return cls(shape, [(start, max(start, stop)) for start, stop in ends])
+        size = snapshot.sorted_size(key)
+        rank_of: Callable[[float], int] = partial(snapshot.rank_of_score, key, is_after=False)
+        if size <= CHUNK_MEMBERS:  # it is read once
+            rank_of = partial(bisect_left, [score for _, score in snapshot.sorted_members(key, 0, size)])
+        ends = [(rank_of(low), rank_of(high)) for low, high in score_ranges(shape)]
+        return cls(shape, [(start, stop) for start, stop in ends if start < stop])
 
 
 def _search_reply(context: ReadContext, key: bytes, search: GeoSearch) -> Reply:

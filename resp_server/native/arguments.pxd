@@ -1,7 +1,7 @@
 """Arguments of requests, parsed in their usual forms; what has another form is left to the general path."""
 
 from cpython.conversion cimport PyOS_string_to_double
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcmp, memcpy
 from posix.strings cimport strcasecmp
@@ -59,11 +59,17 @@ cdef inline bint score_of(const Word* word, double* score, bint* is_exclusive) e
     cdef char text[SCORE_BYTES_MAX + 1]
     cdef size_t i, size = word.size
     cdef const uint8_t* at = word.at
+    cdef Word digits
+    cdef int64_t whole = 0
     is_exclusive[0] = size > 0 and at[0] == c"("
     if is_exclusive[0]:
         at, size = at + 1, size - 1
     if not 0 < size <= SCORE_BYTES_MAX:
         return False
+    digits.at, digits.size = at, size
+    if size < 16 and integer(&digits, &whole):
+        score[0] = <double>whole
+        return True
     memcpy(text, at, size)
     text[size] = 0
     if strcasecmp(text, b"inf") == 0 or strcasecmp(text, b"+inf") == 0:
@@ -80,6 +86,14 @@ cdef inline bint score_of(const Word* word, double* score, bint* is_exclusive) e
     except ValueError:
         return False
     return score[0] not in (INFINITY, -INFINITY)
+
+
+cdef inline bint exact_double(const Word* word, double* number) except -1:
+    """Parse a number; False for what the general path parses, such as one that is too small for a double."""
+    cdef bint is_exclusive = False
+    if not score_of(word, number, &is_exclusive) or is_exclusive:
+        return False
+    return fabs(number[0]) > 1e-300 or word.size <= 5  # shorter ones are greater, or zero
 
 
 cdef inline bint text_end(const Word* word, uint8_t no_end, const Word** end, bint* is_exclusive) noexcept nogil:

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from resp_server.native.records cimport RankRange, Record
+from resp_server.native.combined_sets cimport Combination
+from resp_server.native.records cimport Item, RankRange, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Walk
 
@@ -95,6 +96,7 @@ cdef class Core:
     cdef Lookahead lookaheads[REQUESTS_MAX]  # looked up; answered up to next_lookahead
     cdef int lookahead_count, next_lookahead
     cdef Output* out
+    cdef Output scratch  # of a request's members, while they are sorted
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped at the limit of the output
     cdef readonly bint is_incomplete  # it stopped at an incomplete request
@@ -135,6 +137,7 @@ cdef class Core:
     cdef int find_ranks(self) except -1
     cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2
+    cdef int64_t find_leaf(self, int job, uint64_t set_id, int64_t rank, double score, const Word* member, Lookup* node) except -2
     cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef bint has_lookahead(self, const uint8_t* start) noexcept
@@ -157,12 +160,12 @@ cdef class Core:
     cdef int reply_to_keys(self, Request* request) except -2
     cdef int reply_without_key(self, Request* request) except -2
     cdef int reply_of_encoding(self, int found, const Record* record) except -2
+    cdef int reply_of_dump(self, int found, const Record* record) except -2
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2
     cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2
     cdef int put_row(self, int shape, const Walk* walk, int64_t now_ms) except -2
-    cdef int reply_of_rows(self, Request* request, const Record* record) except -2
-    cdef int reply_of_rows_from(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2
+    cdef int reply_of_rows(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2
     cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2
     cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2
@@ -176,7 +179,12 @@ cdef class Core:
     cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2
     cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_numbers(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_sets(self, Request* request) except -2
+    cdef bint parse_combination(self, Request* request, Combination* wanted) except -1
+    cdef int64_t read_sets(self, Request* request, Combination* wanted) except -2
+    cdef int reply_of_sort(self, Request* request, int found, const Record* record) except -2
+    cdef int put_item(self, const Item* item, bint has_score) except -1
     cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2
     cdef int insert(self, size_t before, const char* head, size_t size) except -2
     cdef int reply_of_keys(self, Request* request) except -2
@@ -186,7 +194,6 @@ cdef class Core:
     cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1
     cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2
-    cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1
     cdef int put_members(
         self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
     ) except -2

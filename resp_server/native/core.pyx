@@ -18,15 +18,16 @@ from cpython.ref cimport PyObject
 from cpython.time cimport monotonic_ns
 from libc.math cimport INFINITY, fabs, nextafter, signbit
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strlen
 
-from resp_server.native.arguments cimport integer, is_number, is_word, score_of, text_end
+from resp_server.native.arguments cimport exact_double, integer, is_number, is_word, score_of, text_end
 from resp_server.native.records cimport (
     ABSENT, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, SHORT_LIST, SMALL_MAP, SMALL_SET,
-    SMALL_SORTED_SET, VALUE, ByteRange, RankRange, Record, bulk_bytes, encoded_index, index_in_list, index_in_run, list_count,
-    list_range, map_value, members_in_run, rank_in_run, read_record, text_ranks
+    SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
+    map_value, members_in_run, next_item, rank_in_run, read_record, text_ranks
 )
+from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
 from resp_server.native.wire cimport (
     COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve, write_line
 )
@@ -37,6 +38,7 @@ from state_backend.native.lookup cimport (
 
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
+from resp_server.protocol.rdb_encoder import checksum_table
 from state_backend.model.errors import StoreError
 
 cdef extern from *:
@@ -50,11 +52,13 @@ cdef extern from "Python.h":
 
 # The kinds of keys.
 cdef enum:
-    ANY_KIND, STRING, HASH, LIST, SET, SORTED_SET
+    ANY_KIND, STRING, HASH, LIST, SET, SORTED_SET, STREAM
 
 # The form of a kind's small records, whose elements are in the record, and that of its large ones.
-cdef int[6] SMALL_FORMS = [-1, VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET]
-cdef int[6] LARGE_FORMS = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARGE_SORTED_SET]
+cdef int[7] SMALL_FORMS = [-1, VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET, -1]
+cdef int[7] LARGE_FORMS = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARGE_SORTED_SET, -1]
+ctypedef const char* Text
+cdef Text[6] TYPE_REPLIES = [b"", b"+string\r\n", b"+hash\r\n", b"+list\r\n", b"+set\r\n", b"+zset\r\n"]
 
 # What of a key a command reads. The arguments after the key are members (or fields), a range's ends and options, or none.
 cdef enum:
@@ -73,6 +77,7 @@ cdef enum:
     BITS
     SEARCH  # for an element of a list
     COMBINED  # several sets
+    SORTED  # all elements, in an order
     SCAN  # elements from a cursor on
 
 # What the reply has.
@@ -94,6 +99,9 @@ cdef enum:
     NONE_OR_ZERO  # nil, or a number that is the same for all keys
     NONE_OR_ONE
     PLACES
+    NUMBERS  # integers of some bits
+    DUMPS
+    STORED_BYTES
     IN_ALL  # members of the first set that are in all others, or in none; those of all sets; or the number of the first
     IN_ANY
     IN_FIRST
@@ -105,6 +113,8 @@ cdef enum:
     CLOCK
     DATABASE
     KEY_COUNT  # of all jobs
+    ALL_TEXTS
+    ONE_TEXT
 
 # Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
 # keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
@@ -118,6 +128,7 @@ ROWS = (
     (b"getbit", 2, 2, STRING, BITS, FLAGS, False),
     (b"bitcount", 1, 4, STRING, BITS, LENGTHS, False),
     (b"bitpos", 2, 5, STRING, BITS, PLACES, False),
+    (b"bitfield_ro", 4, -1, STRING, BITS, NUMBERS, True),
     (b"hget", 2, 2, HASH, MEMBERS, TEXTS, False),
     (b"hmget", 2, -1, HASH, MEMBERS, TEXTS, True),
     (b"hexists", 2, 2, HASH, MEMBERS, FLAGS, False),
@@ -161,12 +172,20 @@ ROWS = (
     (b"zlexcount", 3, 3, SORTED_SET, TEXT_RANGE, LENGTHS, False),
     (b"zrandmember", 1, 3, SORTED_SET, RANDOM, PAIRS, False),
     (b"zscan", 2, 4, SORTED_SET, SCAN, PAIRS, True),
+    (b"zinter", 2, -1, SORTED_SET, COMBINED, IN_ALL, True),
+    (b"zunion", 2, -1, SORTED_SET, COMBINED, IN_ANY, True),
+    (b"zdiff", 2, -1, SORTED_SET, COMBINED, IN_FIRST, True),
+    (b"zintercard", 2, -1, SORTED_SET, COMBINED, COUNT_IN_ALL, False),
+    (b"xlen", 1, 1, STREAM, SIZE, LENGTHS, False),
+    (b"sort_ro", 1, -1, ANY_KIND, SORTED, TEXTS, True),
     (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"touch", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"type", 1, 1, ANY_KIND, FACT, TYPES, False),
     (b"object|encoding", 1, 1, ANY_KIND, FACT, ENCODINGS, False),
     (b"object|refcount", 1, 1, ANY_KIND, FACT, NONE_OR_ONE, False),
     (b"object|idletime", 1, 1, ANY_KIND, FACT, NONE_OR_ZERO, False),
+    (b"dump", 1, 1, ANY_KIND, FACT, DUMPS, False),
+    (b"memory|usage", 1, 1, ANY_KIND, FACT, STORED_BYTES, False),
     (b"ttl", 1, 1, ANY_KIND, FACT, SECONDS, False),
     (b"pttl", 1, 1, ANY_KIND, FACT, MILLISECONDS, False),
     (b"expiretime", 1, 1, ANY_KIND, FACT, SECONDS_AT, False),
@@ -179,6 +198,8 @@ ROWS = (
     (b"time", 0, 0, ANY_KIND, NOTHING, CLOCK, True),
     (b"dbsize", 0, 0, ANY_KIND, ALL_KEYS, KEY_COUNT, False),
     (b"scan", 1, 5, ANY_KIND, ALL_KEYS, TEXTS, True),
+    (b"keys", 1, 1, ANY_KIND, ALL_KEYS, ALL_TEXTS, True),
+    (b"randomkey", 0, 0, ANY_KIND, ALL_KEYS, ONE_TEXT, True),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
     (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
 )
@@ -206,7 +227,8 @@ def _fill_rows():
         command = add_spec(&specs, name, least, <uint32_t><int>most)
         first_member = 3 if part == MEMBERS and shape in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT) else 1
         rows[command] = Row(
-            kind, part, shape, is_array, b"|" in name, name == b"state|mget", first_member, shape == COUNT_IN_ALL
+            kind, part, shape, is_array, b"|" in name, name == b"state|mget", first_member,
+            part == COMBINED and (kind == SORTED_SET or shape == COUNT_IN_ALL),
         )
         COMMANDS = command + 1
 
@@ -229,6 +251,10 @@ cdef enum:
     NO_JOB = -1
     UNDECIDED = -2
 
+# What a key's row has beside its record: a name, a checksum, and LMDB's part (see `state_backend.lmdb.sizes`).
+cdef enum:
+    ROW_BYTES = 6 + 4 + 10
+
 # A tree that is not damaged is not deeper. A damaged one may have a cycle.
 cdef enum:
     TREE_DEPTH_MAX = 16
@@ -250,12 +276,13 @@ cdef enum:
 cdef enum:
     SCAN_COUNT = 10
     SCAN_VISITS_MAX = 1024
+    KEYS_MAX = 16384  # that KEYS walks, some 2 ms; the general path walks more of them, in steps
+    VISITED_BYTES_MAX = 4 << 20  # of their records
 cdef uint64_t POSITIONS = <uint64_t>1 << 48, KEY_POSITIONS = <uint64_t>1 << 46
 
-# Elements of a record of which some are chosen at random; sets that are combined; the highest offset of a bit.
+# Elements of a record of which some are chosen at random; the highest offset of a bit.
 cdef enum:
     RANDOM_MAX = 512
-    SETS_MAX = 32
 cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -312,7 +339,9 @@ cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
     cdef int command = command_of(&specs, words)
     if command >= 0 or count < 2:
         return command
-    if not (is_word(words, b"state", 5) or is_word(words, b"object", 6) or is_word(words, b"client", 6)):
+    if not (
+        is_word(words, b"state", 5) or is_word(words, b"object", 6) or is_word(words, b"client", 6) or is_word(words, b"memory", 6)
+    ):
         return command
     both.at, both.size = name, words[0].size + 1 + words[1].size
     if both.size > COMMAND_BYTES_MAX:
@@ -321,6 +350,27 @@ cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
     name[words[0].size] = c"|"
     memcpy(name + words[0].size + 1, words[1].at, words[1].size)
     return command_of(&specs, &both)
+
+
+# --- dumps ------------------------------------------------------------------------------------------------------------
+
+# The types of small records in RDB, by their forms.
+cdef uint8_t[5] RDB_TYPES = [0, 4, 1, 2, 5]
+cdef uint64_t crc64_table[256]
+
+for _byte, _checksum in enumerate(checksum_table()):
+    crc64_table[_byte] = _checksum
+
+
+cdef int put_rdb_length(Output* out, size_t number) except -1:
+    cdef uint8_t bytes_[5]
+    cdef int size = 1 if number < 1 << 6 else 2 if number < 1 << 14 else 5
+    cdef int i
+    for i in range(size):
+        bytes_[size - 1 - i] = <uint8_t>(number >> 8 * i)
+    if size > 1:
+        bytes_[0] = bytes_[0] | 0x40 if size == 2 else 0x80
+    return put(out, bytes_, size)
 
 
 # --- access control ---------------------------------------------------------------------------------------------------
@@ -754,10 +804,10 @@ cdef class Core:
         request.keys = 1
         if rows[command].part in (KEYS, COMBINED):
             if rows[command].has_key_count:
-                if not integer(&words[names], &key_count) or key_count + 1 != <int64_t>(count - names):
+                if not integer(&words[names], &key_count) or not 0 < key_count < <int64_t>(count - names):
                     return False
                 names += 1
-            request.keys = <uint32_t>(count - names)
+            request.keys = <uint32_t>(key_count if rows[command].has_key_count else <int64_t>(count - names))
         elif rows[command].part <= TRANSACTION:
             request.keys = 0
         request.command, request.words = command, <uint32_t>(count - names)
@@ -946,28 +996,46 @@ cdef class Core:
 
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2:
         """Return a member's rank in a large sorted set; -1 if the tree is damaged."""
-        cdef Lookup node
+        cdef Lookup leaf
+        cdef int64_t rank = self.find_leaf(job, set_id, -1, score, member, &leaf), within
+        if rank < 0:
+            return -1
+        within = rank_in_run(leaf.record, leaf.size - 1, score, member, False)
+        return -1 if within < 0 else rank + within
+
+    cdef int64_t find_leaf(self, int job, uint64_t set_id, int64_t rank, double score, const Word* member, Lookup* node) except -2:
+        """Find the leaf of a large sorted set that contains a rank, or a member if the rank is negative.
+
+        Return the rank of the leaf's first member; -1 if the tree is damaged.
+        """
         cdef uint64_t number = 0
-        cdef int64_t rank = 0, child, count
+        cdef int64_t count, low, high, middle, before = 0
         cdef const uint8_t* ends
         cdef int depth
         for depth in range(TREE_DEPTH_MAX):
-            if not self.find_node(job, set_id, number, &node):
+            if not self.find_node(job, set_id, number, node):
                 return -1
-            if node.record[node.size - 1] == 0:
-                child = rank_in_run(node.record, node.size - 1, score, member, False)
-                return -1 if child < 0 else rank + child
             count = members_in_run(node.record, node.size - 1)
+            if node.record[node.size - 1] == 0:
+                return before if count >= 0 else -1
             if count < 1 or node.size < 5 + 28 * <size_t>count:
                 return -1
-            # The lowest members of the children are a run; a member before all of them belongs to the first child.
-            child = rank_in_run(node.record, node.size - 1 - 16 * count, score, member, True)
-            if child < 0:
-                return -1
-            child = child - 1 if child else 0
             ends = node.record + node.size - 1 - 8 * count
-            rank += <int64_t>(u64(ends + 8 * (child - 1)) & RANKS_MAX) if child else 0
-            number = u64(ends - 8 * count + 8 * child)
+            low, high = 0, count - 1
+            if rank < 0:
+                # The lowest members of the children are a run; a member before all of them belongs to the first child.
+                low = rank_in_run(node.record, node.size - 1 - 16 * count, score, member, True)
+                if low < 0:
+                    return -1
+                low = high = max(0, low - 1)
+            while low < high:
+                middle = (low + high) >> 1
+                if <int64_t>u64(ends + 8 * middle) <= rank - before:
+                    low = middle + 1
+                else:
+                    high = middle
+            number = u64(ends - 8 * count + 8 * low)
+            before += <int64_t>(u64(ends + 8 * (low - 1)) & RANKS_MAX) if low else 0
         return -1
 
     cdef int begin_tracking(self, tracking_state) except -1:
@@ -1224,10 +1292,19 @@ cdef class Core:
         if found == GENERAL:
             return GENERAL
         if row.part == FACT:
+            if row.shape == STORED_BYTES:
+                if record.form > SMALL_SORTED_SET:
+                    return GENERAL
+                size = self.lookups[request.first_lookup].size + ROW_BYTES
+                return (put_line(self.out, c":", size) if found == LIVE else put_nil(self.out, self.is_resp3)) + ANSWERED
             self.count_lookup(found == LIVE)
             if row.shape == ENCODINGS:
                 return self.reply_of_encoding(found, &record)
+            if row.shape == DUMPS:
+                return self.reply_of_dump(found, &record)
             return self.reply_of_fact(row.shape, found, &record)
+        if row.part == SORTED:
+            return self.reply_of_sort(request, found, &record)
         if found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
         if row.part == MEMBERS:
@@ -1245,13 +1322,13 @@ cdef class Core:
         if row.part == SCAN:
             return self.reply_of_scan(request, found, &record)
         if row.part == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
-            return self.reply_of_rows(request, &record)
+            return self.reply_of_rows(request, &record, 0, self.size_of(&record))
         if found == LIVE and record.form != SMALL_FORMS[row.kind]:
             return GENERAL
         if row.part == RANDOM:
             return self.reply_of_random(request, found, &record)
         if row.part == BITS:
-            return self.reply_of_bits(request, found, &record)
+            return self.reply_of_numbers(request, found, &record) if row.is_array else self.reply_of_bits(request, found, &record)
         if row.part == SEARCH:
             return self.reply_of_search(request, found, &record)
         if row.part == RANKS:
@@ -1293,55 +1370,77 @@ cdef class Core:
         """Reply with the encoding that Redis would choose for a small record (see `commands.object`)."""
         cdef Output* out = self.out
         cdef int64_t count, i
-        cdef size_t start, at = 0, end, size = 0, bytes_ = 0
+        cdef size_t at = 0, bytes_ = 0
         cdef bint has_long = False, has_text = False
+        cdef const char* name = b"listpack"
         cdef Word word
-        cdef Py_ssize_t took
+        cdef Item item
         if found != LIVE:
             return put_nil(out, self.is_resp3) + ANSWERED
         if record.form == VALUE:
             word.at, word.size = record.payload, record.size
-            if is_number(&word):
-                return put(out, b"$3\r\nint\r\n", 9) + ANSWERED
-            if record.size <= EMBEDDED_BYTES_MAX:
-                return put(out, b"$6\r\nembstr\r\n", 12) + ANSWERED
-            return put(out, b"$3\r\nraw\r\n", 9) + ANSWERED
+            name = b"int" if is_number(&word) else b"embstr" if record.size <= EMBEDDED_BYTES_MAX else b"raw"
+            return put_bulk(out, name, strlen(name)) + ANSWERED
         count = self.size_of(record)
         if record.form > SMALL_SORTED_SET or count <= 0:
             return GENERAL
-        if record.form == SMALL_SORTED_SET:
-            for i in range(count):
-                has_long |= u32(record.payload + 4 + 8 * count + 4 * i) > COMPACT_ITEM_BYTES_MAX
-            if count > COMPACT_ITEMS_MAX or has_long:
-                return put(out, b"$8\r\nskiplist\r\n", 14) + ANSWERED
-            return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
-        start = (2 if record.form == SMALL_MAP else 4) + 4 * <size_t>count
-        at = start
-        while at < record.size:  # each text is encoded for a reply
-            took = number_line(record.payload + at + 1, record.payload + record.size, &size)
-            if took <= 0 or at + 1 + took + size + 2 > record.size:
+        at = items_start(record)
+        for i in range(2 * count if record.form == SMALL_MAP else count):
+            if next_item(record, i, &at, &item) == GENERAL:
                 return GENERAL
-            word.at, word.size = record.payload + at + 1 + took, size
-            has_long |= size > COMPACT_ITEM_BYTES_MAX
+            word.at, word.size = item.at, item.size
+            has_long |= item.size > COMPACT_ITEM_BYTES_MAX
             has_text |= not is_number(&word)
-            bytes_ += size + 2
-            at += 1 + took + size + 2
+            bytes_ += item.size + 2
         if record.form == SHORT_LIST:
-            if bytes_ < COMPACT_LIST_BYTES_MAX and count <= COMPACT_LIST_BYTES_MAX // 2:
-                return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
-            return put(out, b"$9\r\nquicklist\r\n", 15) + ANSWERED
-        if record.form == SMALL_SET and not has_text:
-            return put(out, b"$6\r\nintset\r\n", 12) + ANSWERED if count <= NUMBERS_MAX else GENERAL
-        if has_long or (record.form == SMALL_SET and count > COMPACT_ITEMS_MAX):
-            return put(out, b"$9\r\nhashtable\r\n", 15) + ANSWERED
-        return put(out, b"$8\r\nlistpack\r\n", 14) + ANSWERED
+            name = b"listpack" if bytes_ < COMPACT_LIST_BYTES_MAX and count <= COMPACT_LIST_BYTES_MAX // 2 else b"quicklist"
+        elif record.form == SMALL_SET and not has_text:
+            if count > NUMBERS_MAX:
+                return GENERAL
+            name = b"intset"
+        elif has_long or (record.form != SMALL_MAP and count > COMPACT_ITEMS_MAX):
+            name = b"skiplist" if record.form == SMALL_SORTED_SET else b"hashtable"
+        return put_bulk(out, name, strlen(name)) + ANSWERED
+
+    cdef int reply_of_dump(self, int found, const Record* record) except -2:
+        """Reply with a small record in the format of RDB (see `protocol.rdb_encoder`)."""
+        cdef Output* out = self.out
+        cdef size_t before = out.used, at
+        cdef char head[NUMBER_LINE_BYTES]
+        cdef int64_t count = self.size_of(record) if found == LIVE else 0, i
+        cdef uint64_t checksum = 0
+        cdef Item item
+        if found != LIVE:
+            return put_nil(out, self.is_resp3) + ANSWERED
+        if record.form > SMALL_SORTED_SET or not 0 <= count:
+            return GENERAL
+        put(out, &RDB_TYPES[record.form], 1)
+        put_rdb_length(out, count)
+        if record.form == VALUE:
+            put(out, record.payload, record.size)
+            count = 0
+        at = items_start(record) if count else 0
+        for i in range(2 * count if record.form == SMALL_MAP else count):
+            if next_item(record, i, &at, &item) == GENERAL:
+                return GENERAL
+            put_rdb_length(out, item.size)
+            put(out, item.at, item.size)
+            if record.form == SMALL_SORTED_SET:
+                put(out, &item.score, 8)
+        put(out, b"\x0a\0", 2)  # the version of RDB
+        for at in range(before, out.used):
+            checksum = crc64_table[(checksum ^ <uint8_t>out.data[at]) & 0xFF] ^ checksum >> 8
+        put(out, &checksum, 8)
+        put(out, b"\r\n", 2)
+        return self.insert(before, head, write_line(head, c"$", out.used - before - 2))
 
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2:
         """Reply with all elements of a small record, at any cursor, or with some of a large map or set."""
         cdef Output* out = self.out
         cdef Word* words = &self.words[request.first_word]
         cdef int64_t number = 0, wanted = SCAN_COUNT, count = 0, i
-        cdef size_t start, text_at, length
+        cdef size_t start, at
+        cdef Item item
         if not integer(&words[1], &number) or number < 0:
             return GENERAL
         if request.words == 3 or (request.words == 4 and not is_word(&words[2], b"count", 5)):
@@ -1349,7 +1448,7 @@ cdef class Core:
         if request.words == 4 and (not integer(&words[3], &wanted) or wanted < 1):
             return GENERAL
         if found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
-            return self.reply_of_rows_from(request, record, <uint64_t>number, wanted)
+            return self.reply_of_rows(request, record, <uint64_t>number, wanted)
         if found == LIVE and record.form != SMALL_FORMS[rows[request.command].kind]:
             return GENERAL
         self.count_lookup(found == LIVE)
@@ -1363,14 +1462,12 @@ cdef class Core:
         if record.form != SMALL_SORTED_SET:
             start = (2 if record.form == SMALL_MAP else 4) + 4 * <size_t>count
             return put(out, record.payload + start, record.size - start) + ANSWERED if start <= record.size else GENERAL
-        text_at = 4 + 12 * <size_t>count
+        at = items_start(record)
         for i in range(count):
-            length = u32(record.payload + 4 + 8 * count + 4 * i)
-            if text_at > record.size or length > record.size - text_at:
+            if next_item(record, i, &at, &item) == GENERAL:
                 return GENERAL
-            put_bulk(out, record.payload + text_at, length)
-            put_double(out, f64(record.payload + 4 + 8 * i), False)
-            text_at += length
+            put_bulk(out, item.at, item.size)
+            put_double(out, item.score, False)
         return ANSWERED
 
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2:
@@ -1380,16 +1477,9 @@ cdef class Core:
         if shape == TYPES:
             if found != LIVE:
                 return put(out, b"+none\r\n", 7) + ANSWERED
-            if record.form in (VALUE, LONG_VALUE):
-                return put(out, b"+string\r\n", 9) + ANSWERED
-            if record.form in (SMALL_MAP, LARGE_MAP):
-                return put(out, b"+hash\r\n", 7) + ANSWERED
-            if record.form in (SHORT_LIST, LONG_LIST):
-                return put(out, b"+list\r\n", 7) + ANSWERED
-            if record.form in (SMALL_SET, LARGE_SET):
-                return put(out, b"+set\r\n", 6) + ANSWERED
-            if record.form in (SMALL_SORTED_SET, LARGE_SORTED_SET):
-                return put(out, b"+zset\r\n", 7) + ANSWERED
+            for number in range(STRING, STREAM):
+                if record.form in (SMALL_FORMS[number], LARGE_FORMS[number]):
+                    return put(out, TYPE_REPLIES[number], strlen(TYPE_REPLIES[number])) + ANSWERED
             return GENERAL
         if shape in (NONE_OR_ZERO, NONE_OR_ONE):
             return (put_line(out, c":", shape == NONE_OR_ONE) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
@@ -1436,7 +1526,9 @@ cdef class Core:
         """Reply with all of a small record."""
         cdef Output* out = self.out
         cdef const Row* row = &rows[request.command]
-        cdef size_t count = 0, i, start, at, end, size = 0
+        cdef int64_t count, i
+        cdef size_t at
+        cdef Item item
         cdef char type_byte = c"*"
         self.count_lookup(found == LIVE)
         if row.kind == STRING:
@@ -1445,33 +1537,18 @@ cdef class Core:
             type_byte = c"~" if row.kind == SET else c"%"
         if found != LIVE:
             return put_line(out, type_byte, 0) + ANSWERED
-        if row.kind == SET:
-            if list_count(record) < 0:
-                return GENERAL
-            count = <size_t>list_count(record)
-            start = 4 + 4 * count
-        elif record.size < 2:
-            return GENERAL
-        else:
-            count = u16(record.payload)
-            start = 2 + 4 * count
-        if record.size < start or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
+        count = self.size_of(record)
+        at = items_start(record) if count >= 0 else record.size + 1
+        if at > record.size or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
             return GENERAL
         put_line(out, type_byte, 2 * count if row.shape == PAIRS and not self.is_resp3 else count)
         if row.kind == SET or row.shape == PAIRS:
-            return put(out, record.payload + start, record.size - start) + ANSWERED
-        for i in range(count):
-            at = start + u32(record.payload + 2 + 4 * i)
-            end = start + u32(record.payload + 6 + 4 * i) if i + 1 < count else record.size
-            if end > record.size or at >= end:
+            return put(out, record.payload + at, record.size - at) + ANSWERED
+        for i in range(2 * count):  # fields and values take turns
+            if next_item(record, i, &at, &item) == GENERAL:
                 return GENERAL
-            size = bulk_bytes(record.payload + at, record.payload + end)
-            if not size:
-                return GENERAL
-            if row.shape == FIELDS:
-                put(out, record.payload + at, size)
-            else:
-                put(out, record.payload + at + size, end - at - size)
+            if (i & 1) == (row.shape == TEXTS):
+                put_bulk(out, item.at, item.size)
         return ANSWERED
 
     cdef int put_row(self, int shape, const Walk* walk, int64_t now_ms) except -2:
@@ -1491,42 +1568,19 @@ cdef class Core:
             put_bulk(self.out, record + name_size, size - HEADER_BYTES - name_size)
         return LIVE
 
-    cdef int reply_of_rows(self, Request* request, const Record* record) except -2:
-        """Reply with all of a large map or set, whose elements are rows of a table."""
+    cdef int reply_of_rows(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2:
+        """Reply with all of a large map or set, or with elements from a cursor on, which is a field's position in the table."""
         cdef Output* out = self.out
         cdef const Row* row = &rows[request.command]
-        cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
-        cdef int64_t now_ms = self.clock_of[request.first_lookup], count = self.size_of(record), i
-        cdef uint64_t row_id = u64(record.payload)
-        cdef size_t before = out.used
-        cdef Walk walk
-        cdef int found, shape = MEMBERS if row.kind == SET else row.shape
-        cdef char type_byte = c"*"
-        if count < 0 or count > ENTRIES_MAX:
-            return GENERAL
-        self.count_lookup(True)
-        if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
-            type_byte = c"~" if row.kind == SET else c"%"
-        put_line(out, type_byte, 2 * count if row.shape == PAIRS and not self.is_resp3 else count)
-        found = pages.first_row(&pages.fields, &walk, row_id, 0, False)
-        for i in range(count):
-            if found != FOUND or walk.lookup.high != row_id or self.put_row(shape, &walk, now_ms) != LIVE:
-                return GENERAL
-            if out.used - before > REPLY_BYTES_MAX:
-                return GENERAL
-            found = pages.next_row(&pages.fields, &walk)
-        return GENERAL if found == FOUND and walk.lookup.high == row_id else ANSWERED
-
-    cdef int reply_of_rows_from(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2:
-        """Reply with elements of a large map or set from a cursor on, which is a field's position in the table."""
-        cdef Output* out = self.out
         cdef Pages pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
         cdef int64_t now_ms = self.clock_of[request.first_lookup], count = 0, visits = 0
         cdef uint64_t row_id = u64(record.payload), last = 0, next_cursor = 0
         cdef size_t before = out.used, visited = 0
         cdef Walk walk
-        cdef int has, found, shape = rows[request.command].shape if record.form == LARGE_MAP else MEMBERS
-        if wanted > ENTRIES_MAX or cursor >= POSITIONS:
+        cdef int has, found, shape = row.shape if record.form == LARGE_MAP else MEMBERS
+        cdef char head[NUMBER_LINE_BYTES]
+        cdef char type_byte = c"*"
+        if not 0 <= wanted <= ENTRIES_MAX or cursor >= POSITIONS:
             return GENERAL
         found = pages.first_row(&pages.fields, &walk, row_id, cursor << 16, False)
         while found == FOUND and walk.lookup.high == row_id:
@@ -1546,7 +1600,13 @@ cdef class Core:
         if found != FOUND and found != MISSING:
             return GENERAL
         self.count_lookup(True)
-        return self.put_scan_head(before, next_cursor, 2 * count if shape == PAIRS else count)
+        if row.part == SCAN:
+            return self.put_scan_head(before, next_cursor, 2 * count if shape == PAIRS else count)
+        if next_cursor or count != wanted:
+            return GENERAL
+        if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
+            type_byte = c"~" if row.kind == SET else c"%"
+        return self.insert(before, head, write_line(head, type_byte, 2 * count if shape == PAIRS and not self.is_resp3 else count))
 
     cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2:
         """Write the head of a scan's reply whose elements were written from `before` on."""
@@ -1569,8 +1629,9 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_of_keys(self, Request* request) except -2:
-        """Reply with keys of the only job from a cursor on, which is a position (see `Snapshot.scan`)."""
+        """Reply with keys of the only job from a cursor on, which is a position (see `Snapshot.scan`), with all, or with any."""
         cdef Output* out = self.out
+        cdef int shape = rows[request.command].shape
         cdef Word* words = &self.words[request.first_word]
         cdef const Word* pattern = NULL
         cdef int64_t cursor = 0, wanted = SCAN_COUNT, left, visits = 0, count = 0, expire_at_ms, now_ms
@@ -1580,6 +1641,7 @@ cdef class Core:
         cdef Walk walk
         cdef const uint8_t* record
         cdef int found, form
+        cdef char head[NUMBER_LINE_BYTES]
         while at < request.words:
             if at + 1 == request.words:
                 return GENERAL
@@ -1588,7 +1650,11 @@ cdef class Core:
             elif not is_word(&words[at], b"count", 5) or not integer(&words[at + 1], &wanted):
                 return GENERAL
             at += 2
-        if not integer(words, &cursor) or not 0 <= cursor < <int64_t>KEY_POSITIONS or not 0 < wanted <= ENTRIES_MAX:
+        if shape == ALL_TEXTS:
+            pattern, wanted = words, KEYS_MAX
+        elif shape == ONE_TEXT:
+            cursor, wanted = self.below(1 << 23) << 23 | self.below(1 << 23), 1
+        elif not integer(words, &cursor) or not 0 <= cursor < <int64_t>KEY_POSITIONS or not 0 < wanted <= ENTRIES_MAX:
             return GENERAL
         if self.only_job < 0 or self.owned_slots != NULL or not self.refresh_job(self.only_job):
             return GENERAL
@@ -1596,7 +1662,7 @@ cdef class Core:
             return GENERAL
         pages, now_ms, left = (<JobPages>self.jobs[self.only_job]).pages, (<JobPages>self.jobs[self.only_job]).now_ms, wanted
         found = pages.first_row(&pages.keys, &walk, <uint64_t>cursor << 16, 0, False)
-        while found == FOUND:
+        while found == FOUND and not (shape == ONE_TEXT and count):
             if (left <= 0 or visits >= SCAN_VISITS_MAX + wanted) and walk.lookup.high >> 16 != last >> 16:
                 next_cursor = walk.lookup.high >> 16
                 break
@@ -1604,7 +1670,7 @@ cdef class Core:
                 return GENERAL  # damaged
             record, size = walk.lookup.record, walk.lookup.size
             last, visits, visited = walk.lookup.high, visits + 1, visited + size
-            if visited > REPLY_BYTES_MAX or size < HEADER_BYTES or u32(record) > size - HEADER_BYTES:
+            if visited > VISITED_BYTES_MAX or size < HEADER_BYTES or u32(record) > size - HEADER_BYTES:
                 return GENERAL
             form, expire_at_ms = record[FORM_AT], <int64_t>u64(record + EXPIRY_AT)
             size -= HEADER_BYTES + u32(record)
@@ -1620,7 +1686,11 @@ cdef class Core:
             found = pages.next_row(&pages.keys, &walk)
         if found != FOUND and found != MISSING:
             return GENERAL
-        return self.put_scan_head(before, next_cursor, count)
+        if shape == TEXTS:
+            return self.put_scan_head(before, next_cursor, count)
+        if shape == ONE_TEXT:
+            return ANSWERED if count else GENERAL
+        return GENERAL if next_cursor else self.insert(before, head, write_line(head, c"*", count))
 
     cdef bint is_listed(self):
         """Return whether all jobs are there, so that their keys can be listed."""
@@ -1719,15 +1789,9 @@ cdef class Core:
             if has == LIVE:
                 member.at, member.size, member.is_encoded = value.at, value.size, True
             return has
-        if record.form == SMALL_SET:
-            has = index_in_list(record, word)
-            return LIVE if has >= 0 else ABSENT if has == -1 else GENERAL
-        if record.form == SMALL_SORTED_SET:
-            member.rank = index_in_run(record.payload, record.size, word)
-            if member.rank < 0:
-                return ABSENT if member.rank == -1 else GENERAL
-            member.score = f64(record.payload + 4 + 8 * member.rank)
-            return LIVE
+        if record.form in (SMALL_SET, SMALL_SORTED_SET):
+            member.rank = index_of(record, self.size_of(record), word, &member.score)
+            return LIVE if member.rank >= 0 else ABSENT if member.rank == -1 else GENERAL
         has = self.read(request.first_member + index, word, &row)
         if has != LIVE:
             return has
@@ -1861,29 +1925,22 @@ cdef class Core:
     cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2:
         """Write an element of a small record: a field or member, and its value or score if asked."""
         cdef Output* out = self.out
-        cdef size_t count, at, end, size
+        cdef size_t at = items_start(record)
         cdef ByteRange part
+        cdef Item field, value
         if record.form == SMALL_SORTED_SET:
             return self.put_members(record.payload, record.size, i, i + 1, False, has_value)
         if record.form == SMALL_SET:
             if list_range(record, i, i + 1, &part) == GENERAL:
                 return GENERAL
             return put(out, part.at, part.size) + ANSWERED
-        count = u16(record.payload)
-        if record.size < 2 + 4 * count:
+        at += u32(record.payload + 2 + 4 * i) if at <= record.size else 0
+        if next_item(record, 0, &at, &field) == GENERAL or (has_value and next_item(record, 1, &at, &value) == GENERAL):
             return GENERAL
-        at = 2 + 4 * count + u32(record.payload + 2 + 4 * i)
-        end = 2 + 4 * count + u32(record.payload + 6 + 4 * i) if <size_t>i + 1 < count else record.size
-        if end > record.size or at >= end:
-            return GENERAL
-        size = bulk_bytes(record.payload + at, record.payload + end)
-        if not size:
-            return GENERAL
-        if not has_value:
-            return put(out, record.payload + at, size) + ANSWERED
-        if self.is_resp3:
+        if has_value and self.is_resp3:
             put(out, b"*2\r\n", 4)
-        return put(out, record.payload + at, end - at) + ANSWERED
+        put_bulk(out, field.at, field.size)
+        return (put_bulk(out, value.at, value.size) if has_value else 0) + ANSWERED
 
     cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2:
         """Reply with a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
@@ -1933,10 +1990,44 @@ cdef class Core:
         skipped = record.payload[first] if number else ~record.payload[first]
         return put_line(out, c":", 8 * first + count_leading_zeros(<uint64_t>skipped << 56)) + ANSWERED
 
+    cdef int reply_of_numbers(self, Request* request, int found, const Record* record) except -2:
+        """Reply with integers at positions of a value's bits."""
+        cdef Word* words = &self.words[request.first_word]
+        cdef Word digits
+        cdef int64_t size = <int64_t>record.size if found == LIVE else 0, bits = 0, position = 0, bit
+        cdef uint64_t number
+        cdef size_t at
+        cdef bint is_signed, is_nth
+        if request.words % 3 != 1:
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        put_line(self.out, c"*", request.words // 3)
+        for at in range(1, request.words, 3):
+            is_signed = words[at + 1].size > 0 and words[at + 1].at[0] == c"i"
+            is_nth = words[at + 2].size > 0 and words[at + 2].at[0] == c"#"
+            digits.at, digits.size = words[at + 1].at + 1, words[at + 1].size - 1
+            if not is_word(&words[at], b"get", 3) or words[at + 1].size < 2 or words[at + 1].at[0] not in (c"i", c"u"):
+                return GENERAL
+            if not integer(&digits, &bits) or not 1 <= bits <= (64 if is_signed else 63):
+                return GENERAL
+            digits.at, digits.size = words[at + 2].at + is_nth, words[at + 2].size - is_nth
+            if not integer(&digits, &position) or not 0 <= position <= (BIT_OFFSET_MAX // bits if is_nth else BIT_OFFSET_MAX):
+                return GENERAL
+            position, number = position * bits if is_nth else position, 0
+            for bit in range(position, position + bits):
+                number <<= 1
+                if bit >> 3 < size:
+                    number |= record.payload[bit >> 3] >> (7 - (bit & 7)) & 1
+            if is_signed:  # the sign is the highest bit
+                number = <uint64_t>(<int64_t>(number << (64 - bits)) >> (64 - bits))
+            put_line(self.out, c":", <int64_t>number)
+        return ANSWERED
+
     cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2:
         """Reply with the index of the first element of a short list that is equal to an argument."""
         cdef const Word* element = &self.words[request.first_word + 1]
-        cdef int64_t i = index_in_list(record, element) if found == LIVE else -1
+        cdef double score
+        cdef int64_t i = index_of(record, self.size_of(record), element, &score) if found == LIVE else -1
         if i == -2:
             return GENERAL
         self.count_lookup(found == LIVE)
@@ -1944,53 +2035,129 @@ cdef class Core:
 
     cdef int reply_of_sets(self, Request* request) except -2:
         """Reply with members of small sets: those in all of them, in any, or in the first one only; or with their number."""
-        cdef Output* out = self.out
-        cdef int shape = rows[request.command].shape, found
-        cdef Record records[SETS_MAX]
-        cdef int64_t count, i
-        cdef size_t keys = request.keys, before = out.used, source = 0, members = 0, j
-        cdef bint is_in_other
-        cdef ByteRange part
-        cdef char head[NUMBER_LINE_BYTES]
-        if keys > SETS_MAX:
+        cdef const Row* row = &rows[request.command]
+        cdef Combination wanted
+        cdef int64_t total, count, i, kept = 0
+        cdef uint32_t buckets = 16
+        cdef ScoredMember* members
+        total = self.read_sets(request, &wanted) if self.parse_combination(request, &wanted) else -1
+        if not 0 <= total <= ENTRIES_MAX:
             return GENERAL
-        for j in range(keys):
-            found = self.read_key(request.first_lookup + j, &self.words[request.first_word + j], &records[j])
-            if found == GENERAL or (found == LIVE and (records[j].form != SMALL_SET or list_count(&records[j]) < 0)):
-                return GENERAL
+        while buckets < total:
+            buckets *= 2
+        self.scratch.used = 0
+        reserve(&self.scratch, (total + 1) * sizeof(ScoredMember) + buckets * sizeof(uint32_t))
+        members = <ScoredMember*>self.scratch.data
+        memset(&members[total + 1], 0, buckets * sizeof(uint32_t))
+        count = combine(&wanted, request.keys, row.shape == IN_ANY, members, <uint32_t*>&members[total + 1], buckets - 1)
+        for i in range(count):
+            if row.shape == IN_ANY or members[i].sets == (1 if row.shape == IN_FIRST else request.keys):
+                members[kept] = members[i]
+                kept += 1
+        if count < 0 or row.shape == COUNT_IN_ALL:
+            return put_line(self.out, c":", kept) + ANSWERED if count >= 0 else GENERAL
+        if row.kind == SORTED_SET:
+            qsort(members, kept, sizeof(ScoredMember), by_score)
+        put_line(self.out, c"~" if self.is_resp3 and row.kind == SET else c"*", kept * (2 if wanted.has_scores and not self.is_resp3 else 1))
+        for i in range(kept):
+            self.put_item(&members[i].item, wanted.has_scores)
+        return ANSWERED
+
+    cdef bint parse_combination(self, Request* request, Combination* wanted) except -1:
+        """Parse the options after the keys; False: the general path parses them."""
+        cdef Word* words = &self.words[request.first_word]
+        cdef int shape = rows[request.command].shape
+        cdef size_t keys = request.keys, at = keys, i
+        cdef bint has_weights = shape in (IN_ANY, IN_ALL), is_sorted = rows[request.command].kind == SORTED_SET
+        wanted.aggregate, wanted.has_scores = SUM, False
+        if keys > SETS_MAX or (keys < request.words and (not is_sorted or shape == COUNT_IN_ALL)):
+            return False
+        for i in range(keys):
+            wanted.weights[i] = 1.0
+        while at < request.words:
+            if has_weights and request.words - at > keys and is_word(&words[at], b"weights", 7):
+                for i in range(keys):
+                    if not exact_double(&words[at + 1 + i], &wanted.weights[i]):
+                        return False
+                at += keys
+            elif has_weights and request.words - at > 1 and is_word(&words[at], b"aggregate", 9):
+                at += 1
+                wanted.aggregate = LOWEST if is_word(&words[at], b"min", 3) else HIGHEST if is_word(&words[at], b"max", 3) else SUM
+                if wanted.aggregate == SUM and not is_word(&words[at], b"sum", 3):
+                    return False
+            elif is_word(&words[at], b"withscores", 10):
+                wanted.has_scores = True
+            else:
+                return False
+            at += 1
+        return True
+
+    cdef int64_t read_sets(self, Request* request, Combination* wanted) except -2:
+        """Read the sets of all keys, in the order in which they are combined; return the number of members, -1 for the general path."""
+        cdef const Row* row = &rows[request.command]
+        cdef bint is_ordered = row.shape in (IN_ALL, COUNT_IN_ALL) or (row.shape == IN_ANY and row.kind == SORTED_SET)
+        cdef WeightedSet one
+        cdef WeightedSet* sets = wanted.sets
+        cdef int64_t total = 0
+        cdef size_t i, j
+        cdef int found
+        for i in range(request.keys):
+            found = self.read_key(request.first_lookup + i, &self.words[request.first_word + i], &one.record)
+            if found == GENERAL or (found == LIVE and one.record.form not in (SMALL_SET, SMALL_FORMS[row.kind])):
+                return -1
             self.count_lookup(found == LIVE)
-            if found != LIVE:
-                records[j].payload, records[j].size = <const uint8_t*>b"\0\0\0\0", 4
-            if shape in (IN_ALL, COUNT_IN_ALL) and list_count(&records[j]) < list_count(&records[source]):
-                source = j  # the smallest set, whose members are looked up in the others
-        while True:
-            count = list_count(&records[source])
-            for i in range(count):
-                if list_range(&records[source], i, i + 1, &part) == GENERAL:
+            one.count, one.weight = self.size_of(&one.record) if found == LIVE else 0, wanted.weights[i]
+            if one.count < 0:
+                return -1
+            total += one.count
+            j = i
+            while is_ordered and j and sets[j - 1].count > one.count:  # smaller ones come first
+                sets[j] = sets[j - 1]
+                j -= 1
+            sets[j] = one
+        return total
+
+    cdef int reply_of_sort(self, Request* request, int found, const Record* record) except -2:
+        """Reply with the elements of a small list, set or sorted set in the order of their numbers, or of their texts."""
+        cdef Word* words = &self.words[request.first_word]
+        cdef bint is_descending = False, is_alpha = False
+        cdef int64_t start = 0, wanted = -1, size = 0, i
+        cdef size_t at = 1
+        cdef Word word
+        cdef Item* items
+        while at < request.words:
+            if request.words - at > 2 and is_word(&words[at], b"limit", 5):
+                if not integer(&words[at + 1], &start) or not integer(&words[at + 2], &wanted):
                     return GENERAL
-                is_in_other = False
-                for j in range(source if shape == IN_ANY else keys):
-                    if j == source:
-                        continue
-                    found = encoded_index(&records[j], &part)
-                    if found == -2:
-                        return GENERAL
-                    is_in_other = found >= 0
-                    if is_in_other != (shape in (IN_ALL, COUNT_IN_ALL)):
-                        break
-                else:
-                    is_in_other = shape in (IN_ALL, COUNT_IN_ALL)
-                if is_in_other != (shape in (IN_ALL, COUNT_IN_ALL)):
-                    continue
-                members += 1
-                if shape != COUNT_IN_ALL:
-                    put(out, part.at, part.size)
-            source += 1
-            if shape != IN_ANY or source == keys:
-                break
-        if shape == COUNT_IN_ALL:
-            return put_line(out, c":", members) + ANSWERED
-        return self.insert(before, head, write_line(head, c"~" if self.is_resp3 else c"*", members))
+                at += 2
+            elif is_word(&words[at], b"alpha", 5):
+                is_alpha = True
+            elif is_word(&words[at], b"asc", 3) or is_word(&words[at], b"desc", 4):
+                is_descending = words[at].size == 4
+            else:
+                return GENERAL
+            at += 1
+        if found == LIVE:
+            size = self.size_of(record) if record.form in (SHORT_LIST, SMALL_SET, SMALL_SORTED_SET) else -1
+        if not 0 <= size <= ENTRIES_MAX:
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        self.scratch.used = 0
+        reserve(&self.scratch, size * sizeof(Item))
+        items, at = <Item*>self.scratch.data, items_start(record) if size else 0
+        for i in range(size):
+            if next_item(record, i, &at, &items[i]) == GENERAL:
+                return GENERAL
+            word.at, word.size, items[i].score = items[i].at, items[i].size, 0.0
+            if memchr(word.at, 0, word.size) != NULL or not (is_alpha or exact_double(&word, &items[i].score)):
+                return GENERAL  # in Redis a zero byte ends a text
+        qsort(items, size, sizeof(Item), by_score)
+        start = min(max(start, 0), size)
+        wanted = size - start if wanted < 0 else min(wanted, size - start)
+        put_line(self.out, c"*", wanted)
+        for i in range(start, start + wanted):
+            self.put_item(&items[size - 1 - i if is_descending else i], False)
+        return ANSWERED
 
     cdef int64_t size_of(self, const Record* record) noexcept:
         """Return the number of elements of a record, or of a value's bytes; -1 if it is damaged."""
@@ -2122,7 +2289,8 @@ cdef class Core:
         # Leaf by leaf, from the lowest rank or from the highest.
         while first < last:
             at = last - 1 if wanted.is_reversed else first
-            if not self.leaf_at(job, u64(record.payload), at, &leaf, &start):
+            start = self.find_leaf(job, u64(record.payload), at, 0.0, NULL, &leaf)
+            if start < 0:
                 return GENERAL
             stop = start + members_in_run(leaf.record, leaf.size - 1)
             if not start <= at < stop:
@@ -2138,39 +2306,13 @@ cdef class Core:
                 first = i
         return ANSWERED
 
-    cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1:
-        """Find the leaf of a large sorted set that contains a rank, and the rank of the leaf's first member."""
-        cdef uint64_t number = 0
-        cdef int64_t count, low, high, middle, before = 0
-        cdef const uint8_t* ends
-        cdef int depth
-        for depth in range(TREE_DEPTH_MAX):
-            if not self.find_node(job, set_id, number, node):
-                return False
-            if node.record[node.size - 1] == 0:
-                start[0] = before
-                return members_in_run(node.record, node.size - 1) >= 0
-            count = members_in_run(node.record, node.size - 1)
-            if count < 1 or node.size < 5 + 28 * <size_t>count:
-                return False
-            ends = node.record + node.size - 1 - 8 * count
-            low, high = 0, count - 1
-            while low < high:
-                middle = (low + high) >> 1
-                if <int64_t>u64(ends + 8 * middle) <= rank - before:
-                    low = middle + 1
-                else:
-                    high = middle
-            number = u64(ends - 8 * count + 8 * low)
-            before += <int64_t>(u64(ends + 8 * (low - 1)) & RANKS_MAX) if low else 0
-        return False
-
     cdef int put_members(
         self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
     ) except -2:
         """Write the members of a run from `first` up to `last` (exclusive)."""
         cdef int64_t count = members_in_run(run, size), i, at
         cdef size_t text_at, length
+        cdef Item item
         if count < 0 or not 0 <= first <= last <= count:
             return GENERAL
         text_at = 4 + 12 * <size_t>count
@@ -2183,14 +2325,17 @@ cdef class Core:
                 text_at -= length
             if text_at > size or length > size - text_at:
                 return GENERAL
-            if has_scores and self.is_resp3:
-                put(self.out, b"*2\r\n", 4)
-            put_bulk(self.out, run + text_at, length)
-            if has_scores:
-                put_double(self.out, f64(run + 4 + 8 * i), self.is_resp3)
+            item.at, item.size, item.score = run + text_at, length, f64(run + 4 + 8 * i)
+            self.put_item(&item, has_scores)
             if not is_reversed:
                 text_at += length
         return ANSWERED
+
+    cdef int put_item(self, const Item* item, bint has_score) except -1:
+        if has_score and self.is_resp3:
+            put(self.out, b"*2\r\n", 4)
+        put_bulk(self.out, item.at, item.size)
+        return put_double(self.out, item.score, self.is_resp3) if has_score else 0
 
 
 cdef class SessionFields:

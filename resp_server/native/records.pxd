@@ -26,6 +26,9 @@ cdef enum:
     ABSENT = 0
     LIVE = 1
 
+cdef enum:
+    TEXTS_MAX = 512  # of a set in which a range by text is searched
+
 cdef struct Record:  # a record with its header parsed
     int form
     int64_t expire_at_ms
@@ -35,6 +38,11 @@ cdef struct Record:  # a record with its header parsed
 cdef struct ByteRange:  # of a record
     const uint8_t* at
     size_t size
+
+cdef struct Item:  # a text of a record, and its score
+    const uint8_t* at
+    size_t size
+    double score
 
 cdef struct RankRange:
     bint is_by_score, is_by_text, is_reversed, has_scores
@@ -77,6 +85,49 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
     return LIVE
 
 
+cdef inline size_t items_start(const Record* record) noexcept nogil:
+    """Return where the first text of a small record begins."""
+    if record.form == SMALL_MAP:
+        return 2 + 4 * <size_t>u16(record.payload)
+    return 4 + (12 if record.form == SMALL_SORTED_SET else 4) * <size_t>u32(record.payload)
+
+
+cdef inline int next_item(const Record* record, int64_t i, size_t* at, Item* item) noexcept nogil:
+    """Read text number `i` of a small record, and move `at` from its start to the next one's: LIVE, or GENERAL if it is damaged.
+
+    Fields and values of a map take turns. A text without a score has the score 1.
+    """
+    cdef const uint8_t* text = record.payload + at[0]
+    cdef Py_ssize_t took = 0
+    if at[0] > record.size or (at[0] == record.size and record.form != SMALL_SORTED_SET):
+        return GENERAL
+    item.score = 1.0
+    if record.form == SMALL_SORTED_SET:
+        item.score = f64(record.payload + 4 + 8 * i)
+        item.size = u32(record.payload + 4 + 8 * <size_t>u32(record.payload) + 4 * i)
+    else:  # encoded for a reply
+        took = number_line(text + 1, record.payload + record.size, &item.size) + 1
+        if took <= 1:
+            return GENERAL
+    item.at = text + took
+    at[0] += took + item.size + (2 if took else 0)
+    return LIVE if at[0] <= record.size else GENERAL
+
+
+cdef inline bint is_same_text(const Item* one, const Item* other) noexcept nogil:
+    return one.size == other.size and memcmp(one.at, other.at, one.size) == 0
+
+
+cdef inline int by_score(const void* one, const void* other) noexcept nogil:
+    """Compare items by their scores, then by their texts, for `qsort`."""
+    cdef const Item* a = <const Item*>one
+    cdef const Item* b = <const Item*>other
+    cdef int order
+    if a.score != b.score:
+        return -1 if a.score < b.score else 1
+    order = memcmp(a.at, b.at, min(a.size, b.size))
+    return order if order else -1 if a.size < b.size else a.size > b.size
+
 
 cdef inline int map_value(const Record* record, const Word* field, ByteRange* value) noexcept nogil:
     """Find a field's value in a packed map, encoded for a reply: LIVE, ABSENT, or GENERAL if the map is damaged."""
@@ -102,15 +153,6 @@ cdef inline int map_value(const Record* record, const Word* field, ByteRange* va
     return ABSENT
 
 
-cdef inline size_t bulk_bytes(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Return the size of a text that is encoded for a reply; 0 if it does not end before `end`."""
-    cdef size_t size = 0
-    cdef Py_ssize_t took = number_line(at + 1, end, &size)
-    if took <= 0 or <size_t>(end - at) < 1 + took + size + 2:
-        return 0
-    return 1 + took + size + 2
-
-
 cdef inline int list_range(const Record* record, size_t first, size_t end, ByteRange* part) noexcept nogil:
     """Find a range of a packed list, encoded for a reply."""
     cdef size_t count = u32(record.payload), body = 4 + 4 * count, start, stop
@@ -129,35 +171,18 @@ cdef inline int64_t list_count(const Record* record) noexcept nogil:
     return u32(record.payload)
 
 
-cdef inline int index_in_list(const Record* record, const Word* element) noexcept nogil:
-    """Return the index of a text in a packed list or set; -1: absent, -2: it is damaged."""
-    cdef char line[NUMBER_LINE_BYTES]
-    cdef size_t line_size = write_line(line, c"$", element.size), wanted = line_size + element.size + 2
-    cdef size_t body, at = 0, end, i
-    cdef int64_t count = list_count(record)
-    if count < 0:
-        return -2
-    body = 4 + 4 * <size_t>count
-    for i in range(<size_t>count):
-        end = u32(record.payload + 4 + 4 * i)
-        if end < at or body + end > record.size:
+cdef inline int64_t index_of(const Record* record, int64_t count, const Word* text, double* score) noexcept nogil:
+    """Return the index of a text, and its score, in a small list, set or sorted set; -1: absent, -2: it is damaged."""
+    cdef Item item
+    cdef int64_t i
+    cdef size_t at = items_start(record) if count >= 0 else 0
+    for i in range(count):
+        if next_item(record, i, &at, &item) == GENERAL:
             return -2
-        if end - at == wanted and memcmp(record.payload + body + at, line, line_size) == 0:
-            if memcmp(record.payload + body + at + line_size, element.at, element.size) == 0:
-                return <int>i
-        at = end
-    return -1
-
-
-cdef inline int encoded_index(const Record* record, const ByteRange* element) noexcept nogil:
-    """Return the index of a text, encoded for a reply, in a packed list or set; -1: absent, -2: one of both is damaged."""
-    cdef Word text
-    cdef size_t size = 0
-    cdef Py_ssize_t took = number_line(element.at + 1, element.at + element.size, &size)
-    if took <= 0 or 1 + took + size + 2 != element.size:
-        return -2
-    text.at, text.size = element.at + 1 + took, size
-    return index_in_list(record, &text)
+        if item.size == text.size and memcmp(item.at, text.at, item.size) == 0:
+            score[0] = item.score
+            return i
+    return -1 if count >= 0 else -2
 
 
 cdef inline int64_t members_in_run(const uint8_t* run, size_t size) noexcept nogil:
@@ -165,23 +190,6 @@ cdef inline int64_t members_in_run(const uint8_t* run, size_t size) noexcept nog
     if size < 4 or size < 4 + 12 * <size_t>u32(run):
         return -1
     return u32(run)
-
-
-cdef inline int64_t index_in_run(const uint8_t* run, size_t size, const Word* member) noexcept nogil:
-    """Return a member's index in a packed sorted set; -1: absent, -2: the set is damaged."""
-    cdef int64_t count = members_in_run(run, size), i
-    cdef size_t at, length
-    if count < 0:
-        return -2
-    at = 4 + 12 * <size_t>count
-    for i in range(count):
-        length = u32(run + 4 + 8 * count + 4 * i)
-        if length > size - at:
-            return -2
-        if length == member.size and memcmp(run + at, member.at, length) == 0:
-            return i
-        at += length
-    return -1
 
 
 cdef inline int64_t rank_in_run(
@@ -235,43 +243,38 @@ cdef inline bint text_ranks(const Record* record, int64_t count, RankRange* want
 
     Members are compared one by one, as Redis does in a small set, so that the range is equal even if scores differ.
     """
-    cdef const uint8_t* run = record.payload
-    cdef size_t at = 4 + 12 * <size_t>count, length
-    cdef int64_t i, first = -1, last = -1, low_run = 0
-    cdef bint is_above, is_below, has_first_below = False, has_last_above = False
+    cdef bint is_above[TEXTS_MAX]
+    cdef bint is_below[TEXTS_MAX]
+    cdef size_t at = items_start(record)
+    cdef int64_t i, first = 0, last = count
+    cdef Item item
     cdef int order
     wanted.first = wanted.last = 0
-    # From the lowest: from the first member above the low end up to the next one that is not below the high end. From the
-    # highest: down from the last member below the high end to the one behind the last that is not above the low end.
+    if count > TEXTS_MAX:
+        return False
     for i in range(count):
-        length = u32(run + 4 + 8 * count + 4 * i)
-        if at > record.size or length > record.size - at:
+        if next_item(record, i, &at, &item) == GENERAL:
             return False
-        is_above = is_below = True
+        is_above[i] = is_below[i] = True
         if wanted.low_text != NULL:
-            order = order_of(run + at, length, wanted.low_text)
-            is_above = order > 0 or (order == 0 and not wanted.excludes_low)
+            order = order_of(item.at, item.size, wanted.low_text)
+            is_above[i] = order > 0 or (order == 0 and not wanted.excludes_low)
         if wanted.high_text != NULL:
-            order = order_of(run + at, length, wanted.high_text)
-            is_below = order < 0 or (order == 0 and not wanted.excludes_high)
-        if i == 0:
-            has_first_below = is_below
-        has_last_above = is_above
-        if wanted.is_reversed:
-            if not is_above:
-                low_run = i + 1
-            if is_below:
-                first, last = low_run, i + 1
-        elif first < 0:
-            if is_above:
-                first = i
-                last = i if not is_below else -1
-        elif last < 0 and not is_below:
-            last = i
-        at += length
-    if not count or not has_last_above or not has_first_below:
+            order = order_of(item.at, item.size, wanted.high_text)
+            is_below[i] = order < 0 or (order == 0 and not wanted.excludes_high)
+    if not count or not is_above[count - 1] or not is_below[0]:
         return True
-    if last < 0:
-        last = count
+    if wanted.is_reversed:  # down from the last member below the high end
+        while not is_below[last - 1]:
+            last -= 1
+        first = last
+        while first and is_above[first - 1]:
+            first -= 1
+    else:
+        while not is_above[first]:
+            first += 1
+        last = first
+        while last < count and is_below[last]:
+            last += 1
     wanted.first, wanted.last = first, last
     return True

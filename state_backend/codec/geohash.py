@@ -7,8 +7,9 @@ to an integer as on x86, and then to a point.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import asin, cos, inf, isinf, nan, pi, sin, sqrt
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ RADIANS = pi / 180.0
 STEP_MAX = 26
 LONG_BITS = 64
 LONG_MIN = -(2**63)
+
+# Points and searched areas that are kept, as clients ask for the same ones again: some megabytes at most (guess).
+POINTS_KEPT, SHAPES_KEPT = 16_384, 1024
 
 ALPHABET = b"0123456789bcdefghjkmnpqrstuvwxyz"
 TEXT_LENGTH = 11
@@ -125,6 +129,7 @@ def _area(cell: Cell) -> Area:
     )
 
 
+@lru_cache(POINTS_KEPT)
 def point_of(score: float) -> Point:
     """Return the longitude and latitude of a score: the center of its cell."""
     west, south, east, north = _area(Cell(as_unsigned(score), STEP_MAX))
@@ -135,6 +140,7 @@ def point_of(score: float) -> Point:
     )
 
 
+@lru_cache(POINTS_KEPT)
 def geohash_text(score: float) -> bytes:
     """Return the standard geohash of 11 characters, whose map extends to the poles."""
     bits = cell_of(*point_of(score), STEP_MAX, latitude_max=90.0).bits
@@ -264,6 +270,12 @@ def cells_of(shape: Shape) -> Iterator[Cell]:
         if cell is not None and (not last or cell != found[last]):
             yield cell
             last = at
+
+
+@lru_cache(SHAPES_KEPT)
+def score_ranges(shape: Shape) -> Sequence[tuple[float, float]]:
+    """Return the ranges of scores of the cells that cover a shape: first, and end (exclusive)."""
+    return [cell.scores for cell in cells_of(shape)]
 
 
 def _covering(shape: Shape) -> Iterator[Cell | None]:

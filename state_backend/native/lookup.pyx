@@ -828,34 +828,22 @@ cdef class Pages:
         ranges: [first, last) positions. forms: a bit for each form of record to return. expire: only keys that expire.
         Returns None if py-lmdb has to do the call: because of a damaged page or record, or of a map whose fields expire.
         """
-        cdef const Map* map = &self.map
-        cdef const Tree* tree = &self.keys
         cdef Walk walk
         cdef Lookup* lookup = &walk.lookup
-        cdef const uint8_t* node
         cdef uint64_t start, end, name, last = 0
         cdef int64_t left = count, visits = 0, visited = 0, expire_at_ms
-        cdef uint32_t key_bytes, form, leaf = tree.depth - 1
+        cdef uint32_t key_bytes, form
         cdef int outcome
         cdef list found = []
         for start, end in ranges:
-            lookup.high, lookup.low, lookup.bytes_ = start << 16, 0, POSITION_BYTES
-            outcome = seek(map, tree, &walk, lookup, False)
-            while outcome == FOUND:
-                node = node_of(map, &walk, leaf)
-                if node == NULL or (u16(node + 6) != POSITION_BYTES and u16(node + 6) != PLACE_BYTES):
-                    return None
-                name = high_of(node)
-                if name >> 16 >= end:
-                    break
+            outcome = self.first_row(&self.keys, &walk, start << 16, 0, False)
+            while outcome == FOUND and lookup.high >> 16 < end:
+                name = lookup.high
                 # Names must ascend: damaged pages could lead in a circle.
-                if name < start << 16 or (visits and name <= last):
+                if lookup.bytes_ not in (POSITION_BYTES, PLACE_BYTES) or name < start << 16 or (visits and name <= last):
                     return None
                 if (left <= 0 or visits >= visits_max or visited >= bytes_max) and name >> 16 != last >> 16:
                     return name >> 16, found
-                lookup.page = walk.levels[leaf].page
-                if take(map, lookup, node) != FOUND or check(lookup) != FOUND:
-                    return None
                 last = name
                 visits += 1
                 visited += lookup.size + CHECK_BYTES
@@ -874,7 +862,7 @@ cdef class Pages:
                     left -= 1
                     if forms >> form & 1 and (expire_at_ms or not expire):
                         found.append(PyBytes_FromStringAndSize(<const char*>lookup.record + HEADER_BYTES, key_bytes))
-                outcome = advance(map, tree, &walk)
+                outcome = self.next_row(&self.keys, &walk)
             if outcome == DAMAGED:
                 return None
         return 0, found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -45,7 +45,10 @@ ODD_KEYS = [
 ]
 VALUE_KEYS = [b"j:v:%d" % number for number in range(4)] + ODD_KEYS
 MAP_KEYS, LIST_KEYS = [b"j:m:small", b"j:m:large", b"j:m:ttl"], [b"j:l:short", b"j:l:long"]
-SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl", b"j:s:large", b"j:s:other"], [b"j:z:small", b"j:z:large", b"j:z:odd"]
+SET_KEYS, RANK_KEYS = (
+    [b"j:s:small", b"j:s:ttl", b"j:s:large", b"j:s:other"],
+    [b"j:z:small", b"j:z:large", b"j:z:odd", b"j:z:ties"],
+)
 SCORES = [
     b"-inf",
     b"inf",
@@ -85,6 +88,9 @@ def changes(turn: int) -> list[Change]:
     put += [
         Change("z", Op.PUT, RANK_KEYS[2], b"m%d" % each + b"x" * (each % 7 * 40), SCORES[(each + turn) % len(SCORES)])
         for each in range(290)
+    ]
+    put += [
+        Change("z", Op.PUT, RANK_KEYS[3], b"m%d" % each, score) for each, score in enumerate([*SCORES, b"0", b"inf"])
     ]
     return put
 
@@ -228,6 +234,56 @@ reads = st.one_of(
         st.sampled_from([[], [], [b"LIMIT", b"1"]]),
     ),
     st.sampled_from([[b"CLIENT", b"ID"], [b"client", b"id"], [b"TIME"], [b"DBSIZE"], [b"SELECT", b"0"]]),
+    st.builds(
+        lambda name, number, some, options: [name, number or b"%d" % len(some), *some, *chain(*options)],
+        st.sampled_from([b"ZUNION", b"ZUNION", b"ZINTER", b"zdiff", b"ZINTERCARD"]),
+        st.sampled_from([b"", b"", b"", b"", b"1", b"0", b"x"]),
+        st.lists(st.one_of(st.sampled_from([*RANK_KEYS, *SET_KEYS]), keys), max_size=4),
+        st.lists(
+            st.sampled_from(
+                [
+                    *([b"WITHSCORES"], [b"withscores"], [b"AGGREGATE", b"MIN"], [b"aggregate", b"max"]),
+                    *([b"AGGREGATE", b"SUM"], [b"AGGREGATE", b"x"], [b"WEIGHTS", b"2"], [b"WEIGHTS", b"0.5", b"-1"]),
+                    *([b"weights", b"inf", b"-inf", b"0"], [b"WEIGHTS", b"0", b"inf"], [b"WEIGHTS", b"1e-400"]),
+                    *([b"WEIGHTS"], [b"WEIGHTS", b"5e-324", b"nan"], [b"LIMIT", b"1"]),
+                ]
+            ),
+            max_size=3,
+        ),
+    ),
+    st.builds(
+        lambda key, options: [b"SORT_RO", key, *chain(*options)],
+        st.one_of(st.sampled_from([*LIST_KEYS, *SET_KEYS, *RANK_KEYS]), keys),
+        st.lists(
+            st.sampled_from(
+                [
+                    *([b"ALPHA"], [b"alpha"], [b"DESC"], [b"asc"], [b"LIMIT", b"1", b"2"], [b"limit", b"-1", b"-1"]),
+                    *([b"LIMIT", b"0", b"x"], [b"LIMIT", b"7"], [b"BY", b"nosort"], [b"GET", b"#"], [b"STORE", b"a"]),
+                ]
+            ),
+            max_size=3,
+        ),
+    ),
+    st.builds(
+        lambda key, operations: [b"BITFIELD_RO", key, *chain(*operations)],
+        keys,
+        st.lists(
+            st.builds(
+                lambda *operation: list(operation),
+                st.sampled_from([b"GET", b"GET", b"get", b"SET"]),
+                st.sampled_from([b"u8", b"i5", b"u63", b"i64", b"u1", b"i1", b"u64", b"U8", b"u08", b"i", b""]),
+                st.sampled_from(
+                    [b"0", b"3", b"#1", b"#0", b"37", b"4294967295", b"#4294967295", b"-1", b"x", b"#", b""]
+                ),
+            ),
+            max_size=3,
+        ),
+    ),
+    st.tuples(st.sampled_from([b"DUMP", b"dump", b"XLEN"]), keys).map(list),
+    st.builds(
+        lambda key, samples: [b"MEMORY", b"USAGE", key, *samples], keys, st.sampled_from([[], [], [b"SAMPLES", b"5"]])
+    ),
+    st.tuples(st.just(b"KEYS"), st.sampled_from([b"*", b"j:[ms]:*", b"*l*", b"nope", b""])).map(list),
     st.tuples(st.sampled_from([b"GETRANGE", b"SUBSTR"]), keys, numbers, numbers).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"TOUCH", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
@@ -493,6 +549,11 @@ COMPILED = [
     b"SINTERCARD 2 j:s:small j:s:other", b"ZRANGEBYLEX j:z:small - [m2 LIMIT 0 1", b"ZLEXCOUNT j:z:small (m0 +",
     b"ZREVRANGEBYLEX j:z:small + -",
     b"OBJECT ENCODING j:v:0", b"OBJECT ENCODING j:m:small", b"OBJECT ENCODING j:l:short",
+    b"ZUNION 3 j:z:small j:z:ties j:s:small WEIGHTS 1 0 2 AGGREGATE MAX WITHSCORES", b"ZINTER 2 j:z:small j:s:small",
+    b"ZDIFF 2 j:z:ties j:z:small WITHSCORES", b"ZINTERCARD 2 j:z:ties j:z:small", b"XLEN j:nope", b"KEYS j:?:l*",
+    b"SORT_RO j:l:short DESC", b"SORT_RO j:s:small ALPHA LIMIT 1 1", b"SORT_RO j:z:small ALPHA", b"RANDOMKEY",
+    b"BITFIELD_RO j:v:0 GET u8 0 GET i5 #1", b"DUMP j:v:0", b"DUMP j:m:small", b"DUMP j:l:short", b"DUMP j:s:small",
+    b"DUMP j:z:ties", b"MEMORY USAGE j:v:0", b"MEMORY USAGE j:z:small",
     b"OBJECT ENCODING j:s:small", b"OBJECT ENCODING j:z:small", b"CLIENT ID", b"TIME", b"DBSIZE", b"SELECT 0",
 ]  # fmt: skip
 TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]
@@ -561,6 +622,12 @@ def test_random_fields_and_members_come_with_their_values() -> None:
     for reply in random_replies(b"ZRANDMEMBER j:z:small -7 WITHSCORES"):
         assert all(score == b"0" for score in reply[1::2])
         assert {*reply[::2]} <= {b"m0", b"m1", b"m2", b"m3"} and len(reply) == 14
+
+
+def test_a_random_key_is_any_of_all() -> None:
+    chosen = set(random_replies(b"RANDOMKEY"))
+    assert len(chosen) > 10
+    assert chosen <= {*KEYS} - {b"j:v:gone", b"nope"}
 
 
 def random_replies(request_line: bytes) -> list[Any]:

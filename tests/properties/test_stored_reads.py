@@ -40,7 +40,7 @@ SOME_FORWARDED = [
 OF_UPSTREAM = (b"j:v:1", b"j:m:large")
 # Commands without keys that any process of a server answers alike, and those that the proxy answers itself.
 KEYLESS = (b"ping", b"echo", b"client", b"select")
-OF_PROXY = (b"TIME", b"DBSIZE", b"SCAN")
+OF_PROXY = (b"TIME", b"DBSIZE", b"SCAN", b"KEYS", b"XLEN")
 
 
 class Scene:
