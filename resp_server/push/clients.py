@@ -24,6 +24,10 @@ class Clients:
         """Return whether all replies that a client waits for have arrived, and are sent in the next turn."""
         return False
 
+    def waits_for_reply(self, session_id: int) -> bool:
+        """Return whether a client waits for a reply that has not been sent."""
+        return False
+
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         """Close a client's connection at once, if it is connected; `reason` is logged."""
 

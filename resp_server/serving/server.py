@@ -339,6 +339,10 @@ class Server(Clients, ConnectionHost):
         connection = self._connections.get(session_id)
         return connection is not None and connection.reply.has_arrived
 
+    def waits_for_reply(self, session_id: int) -> bool:
+        connection = self._connections.get(session_id)
+        return connection is not None and connection.reply.pending is not None
+
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections.get(session_id)
         if connection is not None:

@@ -81,6 +81,20 @@ def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
         client.close()
 
 
+@pytest.mark.parametrize("line", ["SET a 2", "DEL a", "FLUSHDB", "EVAL return(redis.call('set',KEYS[1],3)) 1 a"])
+def test_tracking_invalidation_of_own_write_comes_with_its_reply(
+    client: Connection, direct: Connection, line: str
+) -> None:
+    """A client that reads both together, as from a Redis, never takes a value from its cache that it has changed."""
+    client.call("CLIENT", "TRACKING", "ON")
+    for _ in range(20):
+        client.call("SET", "a", "1")
+        client.call("GET", "a")
+        assert not client.call(*line.split(" ")).is_error
+        assert client._buffered, "the invalidation comes later"
+        assert client.read().plain[0] == b"invalidate"
+
+
 @pytest.mark.parametrize("line", ["MGET a job:speed:7", "EXISTS job:speed:7 a"])
 def test_tracking_invalidates_states_key_after_read_of_both_backends(
     client: Connection, direct: Connection, line: str

@@ -31,9 +31,10 @@ class OverlayInvalidations:
         return decide(key).owner is Owner.STATE
 
     def of_upstream(self, session: Session, keys: Sequence[bytes] | None) -> None:
-        """Send an invalidation of the upstream at the end of the round, before any reply that arrives later.
+        """Send an invalidation of the upstream, before any reply that arrives later.
 
-        It comes after the replies that have arrived, such as that to the client's own write, as at the upstream.
+        It comes after the replies that have arrived, and in one write with them if they came in this round: after the
+        reply to its own write, a client of Redis has the invalidation at once. Without all replies, it comes later.
         """
         state = session.tracking_state
         if state is None:
@@ -48,7 +49,10 @@ class OverlayInvalidations:
             if not visible:
                 return
             enqueue(state, Invalidation(visible, is_one_frame=True))
-        self._clients.defer(partial(self._clients.push_invalidations, state))
+        if self._clients.waits_for_reply(session.id):
+            self._clients.defer(partial(self._clients.push_invalidations, state))
+        else:
+            self._clients.push_invalidations(state)
 
     def after_reply(self, session: Session, route: Route, request: Request) -> None:
         """Invalidate the keys of a read over both backends after its reply: no client may cache them."""
