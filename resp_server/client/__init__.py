@@ -1,4 +1,4 @@
 """One client's connection: its bytes, its turns, and what waits to be sent.
 
-Requests are executed in `execution`; the compiled sockets are in `native`.
+A `pipeline` answers the requests; the compiled sockets are in `native`.
 """

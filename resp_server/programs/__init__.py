@@ -1,6 +1,6 @@
 """The programs: one module each, with its command line options and its main loop.
 
-The servers that they run are in `serving`, `proxy`, `registry` and `workers`.
+The servers that they run are in `serving`, `backends`, `registry` and `workers`.
 """
 
 from importlib import import_module

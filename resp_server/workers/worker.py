@@ -42,7 +42,7 @@ class Worker(OtherWorkers):
 
     Args:
         end: The worker's end of the channel to the master.
-        pipeline: Returns what answers the requests, of a context.
+        pipeline: Makes the pipeline that answers the requests, for a context.
     """
 
     def __init__(self, end: socket.socket, pipeline: Callable[[ServerContext], Pipeline]) -> None:

@@ -33,7 +33,7 @@ class StoreLog(NamedTuple):
 
     @classmethod
     def of_store(cls, store: Path) -> StoreLog | None:
-        """Return the log that filled a store; None if the store does not tell. NewerFormatError."""
+        """Return the log that filled a store; None if it has no record of it. NewerFormatError."""
         try:
             content = checked_object((store / LOG_FILE).read_bytes(), needs_checksum=True)
         except (OSError, ValueError):

@@ -123,8 +123,8 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
     """One connection to the upstream, in one version of the protocol.
 
     Args:
-        follow: Makes a request of the compiled forwarder, for a client and a version of the protocol, follow redirects
-            of a Redis Cluster; None: there are none.
+        follow: Sends a forwarded request of a client, in a version of the protocol, to the node that a redirect of a
+            Redis Cluster names; None: the upstream is no cluster.
         node_numbers: For each slot the number of its node; None: this connection is for the keys of all slots.
         may_watch: It is its client's own, so that it may watch keys.
         has_watched: It watches keys, or has watched one that has another owner now, so that EXEC needs it.

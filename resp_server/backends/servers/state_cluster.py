@@ -176,7 +176,7 @@ class StateCluster:
         return self.connections.get(ConnectionKey(self._active.of(master), protocol, False))
 
     def _connections_of_owners(self) -> Iterator[ServerConnection | None]:
-        """Iterate over the connections for look-ups to the active servers of all shards with slots."""
+        """Iterate over the look-up connections to the active server of each shard that has slots."""
         return map(self._main_connection, self.slots.counts)
 
     def _usable_epochs(self, address: str) -> Epochs | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -41,6 +42,24 @@ def test_the_pages_about_the_code_name_files_that_are_there(page: str) -> None:
     there = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("[!.]*/**/*.py*")]
     assert len(named) > 20
     assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in there)] == []
+
+
+# Names in the docstrings of packages that are no modules.
+NOT_MODULES = {"core.pyx", "sockets.pyx", "sparkis.serve", "open_filesystem"}
+
+
+@pytest.mark.parametrize("package", ["resp_server", "state_backend", "spark_hooks", "sparkis_ui"])
+def test_docstrings_of_packages_name_existing_modules(package: str) -> None:
+    missing = []
+    for file in (ROOT / package).rglob("__init__.py"):
+        folders = [file.parent, file.parent.parent, ROOT / package, ROOT]
+        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ast.get_docstring(ast.parse(file.read_text())) or ""):
+            path = name.replace(".", "/")
+            if name not in NOT_MODULES and not any(
+                [*folder.glob(f"{path}.py*"), *folder.glob(path)] for folder in folders
+            ):
+                missing.append((file.relative_to(ROOT).as_posix(), name))
+    assert missing == []
 
 
 def test_the_site_and_the_package_name_the_same_addresses() -> None:
