@@ -192,3 +192,17 @@ cdef inline int command_of(const Specs* specs, const Word* name) noexcept nogil:
             return index - 1
         index = spec.next
     return -1
+
+
+cdef inline int command_at(const Specs* specs, const Word* words, size_t count) noexcept nogil:
+    """Return the index of a request's command, which may have a subcommand: `object|encoding`; -1: there is none."""
+    cdef uint8_t name[COMMAND_BYTES_MAX]
+    cdef Word both
+    cdef int command = command_of(specs, words)
+    if command >= 0 or count < 2 or words[0].size + 1 + words[1].size > COMMAND_BYTES_MAX:
+        return command
+    both.at, both.size = name, words[0].size + 1 + words[1].size
+    memcpy(name, words[0].at, words[0].size)
+    name[words[0].size] = c"|"
+    memcpy(name + words[0].size + 1, words[1].at, words[1].size)
+    return command_of(specs, &both)

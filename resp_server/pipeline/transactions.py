@@ -27,7 +27,7 @@ from resp_server.session.transaction import Transaction, WatchedVersion
 MULTI: Request = (b"MULTI",)
 EXEC: Request = (b"EXEC",)
 # The longest queued commands that are packed for the forwarder; in longer ones, few words are short enough for it.
-FORWARDED_BYTES_MAX = 1 << 16
+FORWARDED_BYTES_MAX = 1 << 18
 
 Watched = dict[tuple[int, bytes], WatchedVersion]
 

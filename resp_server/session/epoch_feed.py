@@ -39,6 +39,12 @@ def epochs_text(epochs: Iterable[JobEpoch]) -> bytes:
     return ",".join(f"{term}:{epoch}" for term, epoch in epochs).encode()
 
 
+def epoch_words(epochs: Mapping[str, JobEpoch]) -> list[bytes]:
+    """Return the arguments of STATE AT that name jobs' epochs."""
+    rows = ((job.encode("utf-8", "surrogateescape"), *each) for job, each in sorted(epochs.items()))
+    return [word for job, term, epoch in rows for word in (job, b"%d" % term, b"%d" % epoch)]
+
+
 def epochs_in(text: bytes) -> list[JobEpoch]:
     """Parse a result of `epochs_text`; ValueError if it is malformed."""
     pairs = [each.split(b":") for each in text.split(b",") if each]

@@ -22,7 +22,7 @@ from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.command_routes import CommandRoutes, ForwardedCommand
 from resp_server.backends.servers.compiled import forwarder
-from resp_server.backends.servers.requests import ServerRequest
+from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
 from resp_server.command.policy import Destination, Joined, Role
 from resp_server.commands import command_table
@@ -139,6 +139,7 @@ class Scene:
             send=self.sent.append,
             defer=lambda batch: batch(),
         )
+        self.cluster.epochs.newest, self.cluster.epochs.seen["here:1"] = NEW[0], {"job": (1, 1)}
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
         rows: list[tuple[str, int, int, Sequence[KeyRange], Joined | None, Role | None]] = [
             ("get", 2, 2, FIRST, None, None),
@@ -153,7 +154,7 @@ class Scene:
         assert forwarder is not None
         self.forwarder = forwarder.Forwarder(
             self.cluster,
-            SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking),
+            SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking, clock=lambda: 7),
             commands or [ForwardedCommand(*row, self.tallies[row[0]]) for row in rows],
         )
 
@@ -615,6 +616,138 @@ def test_a_transaction_over_one_connection_is_sent_as_it_is(
             assert batch.feed(b"".join(sent), 0, NEW) == len(b"".join(sent))
     assert sorted(b"".join(sink.replies).split(b"\r\n")) == sorted(replies.split(b"\r\n"))
     assert b"".join(sink.replies) == b"".join(b"+%b\r\n" % words[0] for each in forwarded for words in each)
+
+
+AT = read_point({"job": (1, 2)}, 7)
+DIVIDED = [(b"GET", b"j:1"), (b"GET", b"j:2"), (b"STRLEN", b"j:3"), (b"GET", b"j:four"), (b"ZUNION", b"1", b"j:5")]
+
+
+def divided(commands: Sequence[tuple[bytes, ...]], at: int) -> list[tuple[bytes, ...]]:
+    """Return the commands that one of the two servers gets."""
+    return [words for words in commands if slot_of(words[-1]) % 2 == at]
+
+
+def reply_to_part(commands: Sequence[tuple[bytes, ...]]) -> list[bytes]:
+    """Return a server's replies to its part of a transaction."""
+    queued = [b"+QUEUED\r\n"] * len(commands)
+    return [OK, OK, *queued, b"*%d\r\n%b" % (len(commands), b"".join(map(reply_to, commands)))]
+
+
+@given(
+    lists=st.lists(st.lists(st.sampled_from(DIVIDED), min_size=1, max_size=6), min_size=1, max_size=3),
+    between=st.booleans(),
+    protocol=st.sampled_from([2, 3]),
+    cut=st.integers(0, 1000),
+)
+def test_a_transaction_over_two_servers_is_divided(
+    lists: list[list[tuple[bytes, ...]]], between: bool, protocol: int, cut: int
+) -> None:
+    """Each server gets its commands, to be read at one epoch; the replies are those to the whole."""
+    scene, sink = Scene(), ForwarderSink()
+    single, nil = [OF_STATES] * between, b"_\r\n" if protocol == 3 else b"$-1\r\n"
+    data = b"".join(pack(words) for each in lists for words in (*single, MULTI, *each, EXEC))
+    assert scene.forwarder.forward(sink, data, protocol) == len(data)
+    for at, connection in enumerate(scene.connections if protocol == 2 else scene.newer_connections):
+        expected, replies = b"", []
+        for commands in lists:
+            part = divided(commands, at)
+            is_whole = part == commands
+            expected += b"".join(map(pack, divided(single, at)))
+            replies += map(reply_to, divided(single, at))
+            if part:
+                expected += AT * (not is_whole) + b"".join(map(pack, (MULTI, *part, EXEC)))
+                replies += reply_to_part(part)[is_whole:]
+        assert connection.asked() == expected
+        for batch in connection.batches:
+            received = b"".join(replies).replace(b"$-1\r\n", nil)
+            end = cut % (len(received) + 1)
+            took = batch.feed(received[:end], 0, NEW)
+            assert batch.feed(received[took:], 0, NEW) == len(received) - took and batch.remaining == 0
+    whole = [b"".join([*map(reply_to, single), *reply_to_part(each)[1:]]) for each in lists]
+    assert b"".join(sink.replies) == b"".join(whole).replace(b"$-1\r\n", nil)
+    assert sink.again == []
+
+
+def two_parts() -> tuple[Scene, ForwarderSink, bytes]:
+    """Forward a transaction over two servers."""
+    scene, sink = Scene(), ForwarderSink()
+    data = b"".join(map(pack, (OF_STATES, MULTI, (b"GET", of_slots(0)), (b"GET", of_slots(1)), EXEC)))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    for connection in scene.connections:
+        connection.asked()
+    return scene, sink, data
+
+
+@pytest.mark.parametrize("line", [b"-NOEPOCH job 1:1\r\n", b"-EXECABORT x\r\n", b"+PONG\r\n"])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_part_of_a_transaction_that_a_server_refuses_has_the_whole_sent_again(line: bytes, at: int) -> None:
+    scene, sink, data = two_parts()
+    single = slot_of(OF_STATES[1]) % 2
+    for number, connection in enumerate(scene.connections):
+        (batch,) = connection.batches
+        replies = [*[b"$1\r\na\r\n"] * (number == single), OK, OK, b"+QUEUED\r\n", b"*1\r\n$1\r\na\r\n"]
+        before = len(replies) - 4 + at if number == 0 else len(replies)
+        batch.feed(b"".join(replies[:before]), 0, NEW)
+        if number == 0:
+            request = batch.next_request()
+            assert request.packed == pack((b"PING",))
+            request.sink.put(request.index, line, NEW)
+            batch.feed(b"".join(replies[before + 1 :]), 0, NEW)
+        assert batch.remaining == 0
+    assert (sink.again, sink.replies) == ([data], [])
+
+
+@pytest.mark.parametrize(
+    ("item", "is_resent"),
+    [
+        (b"-MOVED 1 here:2\r\n", True),
+        (b"-TRYAGAIN x\r\n", True),
+        (b"-WRONGTYPE x\r\n", False),
+        (b"$1\r\nb\r\n:1\r\n", True),
+    ],
+)
+def test_an_item_of_a_divided_transaction_is_a_reply_unless_its_slot_has_moved(item: bytes, is_resent: bool) -> None:
+    scene, sink, data = two_parts()
+    single = slot_of(OF_STATES[1]) % 2
+    for number, connection in enumerate(scene.connections):
+        (batch,) = connection.batches
+        batch.feed(b"$1\r\na\r\n" * (number == single) + OK + OK + b"+QUEUED\r\n", 0, NEW)
+        batch.take([b"*1\r\n" + (b"$1\r\na\r\n" if number else item)], NEW)
+    first = b"$1\r\na\r\n" + OK + b"+QUEUED\r\n" * 2 + b"*2\r\n"
+    assert sink.again == [data] * is_resent
+    assert sink.replies == [first + item + b"$1\r\na\r\n"] * (not is_resent)
+
+
+def test_a_transaction_over_servers_at_different_epochs_takes_the_general_path() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    one, both = [(b"GET", of_slots(0))] * 2, [(b"GET", of_slots(0)), (b"GET", of_slots(1))]
+    scene.cluster.epochs.is_aligned = False
+    data = [b"".join(map(pack, (MULTI, *each, EXEC))) for each in (one, both)]
+    assert scene.forwarder.forward(sink, b"".join(data), 2) == len(data[0])
+    scene.cluster.epochs.is_aligned = True
+    assert scene.forwarder.forward(sink, b"".join(data), 2) == len(b"".join(data))
+
+
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_keys_of_a_divided_transaction_are_recorded_if_no_newer_epoch_was_announced(is_newest: bool) -> None:
+    scene, sink, state = Scene(), ForwarderSink(), None
+    state, keys = tracking_client(scene), [of_slots(0), of_slots(1)]
+    data = b"".join(map(pack, (MULTI, *((b"GET", key) for key in keys), EXEC)))
+    assert scene.forwarder.forward(sink, data, 2, tracking_state=state) == len(data)
+    for connection in scene.connections:
+        connection.asked()
+        announced = scene.cluster.epochs.newest_shared if is_newest else NEW
+        connection.batches[0].feed(b"".join([OK, OK, b"+QUEUED\r\n", b"*1\r\n$1\r\na\r\n"]), 0, announced)
+    assert len(sink.replies) == 1
+    assert sorted(scene.tracking.clients_by_key) == sorted(keys) * is_newest
+    assert bool(invalidated(state)) is not is_newest
+
+
+def test_a_long_transaction_is_forwarded_as_a_whole() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    data = b"".join(map(pack, [MULTI, *[(b"GET", b"j:1"), (b"GET", b"j:2")] * 1000, EXEC]))
+    assert scene.forwarder.forward(sink, data, 2) == len(data)
+    assert scene.forwarder.forward(sink, data[:-1], 2) == 0 and scene.forwarder.has_partial
 
 
 def test_the_keys_of_a_transaction_are_recorded_when_the_reply_to_exec_arrives() -> None:

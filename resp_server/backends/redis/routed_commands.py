@@ -121,10 +121,12 @@ class RoutedCommands:
     def forwardable_commands(self) -> Sequence[ForwardableCommand]:
         """Return the commands that may be forwarded, by their rows, the most used ones first."""
         found = []
-        for name in dict.fromkeys([*MOST_USED, *self._upstream_facts, *(each.name for each in self._table)]):
+        theirs = [f"{name}|{sub}" for name, facts in self._upstream_facts.items() for sub in facts.subcommands]
+        names = [*MOST_USED, *self._upstream_facts, *(each.name for each in self._table.with_subcommands()), *theirs]
+        for name in dict.fromkeys(names):
             routed = self._find(name)
             keys = None if routed is None else _forwarded_keys(routed)
-            if routed is not None and keys is not None:
+            if routed is not None and keys is not None and (keys or "|" not in name):
                 policy = routed.policy
                 found.append(ForwardableCommand(name, routed.is_read, policy.publishes, keys, policy.role))
         return found

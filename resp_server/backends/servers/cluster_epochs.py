@@ -17,6 +17,7 @@ class ClusterEpochs:
     Attributes:
         of_connections: The epochs that servers have announced over each connection.
         seen: The newest epochs that each server ever announced, by its address.
+        newest_shared: The epochs of a reply from `newest`, the same object for all servers.
         is_aligned: All ready servers are at `newest`, so the epochs of no client rule out a server.
         removed_jobs: The jobs that all servers have dropped.
         outages: The jobs that no server can read from the log.
@@ -29,12 +30,17 @@ class ClusterEpochs:
         self.is_aligned = True
         self.removed_jobs: set[str] = set()
         self.outages = Outages()
-        self._newest_shared: ReplyEpochs = (self.newest,)
+        self.newest_shared: ReplyEpochs = (self.newest,)
         self._unreported_since_s: dict[str, float] = {}
 
     def seen_of(self, address: str) -> Epochs:
         """Return the newest epochs that a server ever announced."""
         return self.seen.get(address, EMPTY_EPOCHS)
+
+    def newest_at(self, address: str) -> Epochs:
+        """Return the newest epochs of the jobs that a server has."""
+        seen = self.seen_of(address)
+        return {job: reached for job, reached in self.newest.items() if job in seen}
 
     def client_min_epochs(self, seen: Epochs) -> Epochs:
         """Return the epochs that a client has seen, of this cluster's jobs."""
@@ -42,7 +48,7 @@ class ClusterEpochs:
 
     def check_alignment(self) -> None:
         """Update `is_aligned`: whether all ready servers have reached the newest epochs."""
-        newest = self._newest_shared
+        newest = self.newest_shared
         self.is_aligned = all(each.reply_epochs is newest for each in self.of_connections.values() if each.is_ready)
 
     def count(self, announced: AnnouncedEpochs) -> None:
@@ -56,8 +62,8 @@ class ClusterEpochs:
         """Return an object with these epochs, the same one for all servers that have reached the newest epochs."""
         newest = latest(self.newest, epochs)
         if newest != self.newest:
-            self.newest, self._newest_shared = newest, (newest,)
-        return self._newest_shared if epochs == self.newest else (epochs,)
+            self.newest, self.newest_shared = newest, (newest,)
+        return self.newest_shared if epochs == self.newest else (epochs,)
 
     def record(self, address: str, job: str, reached: JobEpoch) -> None:
         """Record a server's epoch of a job, or `REMOVED`."""
@@ -91,7 +97,7 @@ class ClusterEpochs:
         for seen in self.seen.values():
             seen.pop(job, None)
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
-        self._newest_shared = (self.newest,)
+        self.newest_shared = (self.newest,)
         for each in self.of_connections.values():
             each.set_counted(self._shared(each.counted))
         self.check_alignment()

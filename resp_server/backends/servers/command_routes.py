@@ -78,11 +78,11 @@ class CommandRoutes:
     def forwarded(self) -> list[ForwardedCommand]:
         """Return the commands that the forwarder forwards, by their rows."""
         found = []
-        for name in dict.fromkeys([*MOST_USED, *(each.name for each in self._table)]):
-            route = self.of(name.encode())
-            if route is None or len(name) > FORWARDED_NAME_BYTES_MAX:
+        for name in dict.fromkeys([*MOST_USED, *(each.name for each in self._table.with_subcommands())]):
+            command = self._table.get(name.encode())
+            if command is None or len(name) > FORWARDED_NAME_BYTES_MAX or name.startswith("state|"):
                 continue
-            command, policy = route.command, route.command.policy
+            policy = command.policy
             keys = key_ranges(command.facts) if command.destination is Destination.STATES else None
             if policy.role not in FORWARDED_ROLES or not (keys or policy.role in OF_TRANSACTIONS):
                 continue
@@ -90,5 +90,6 @@ class CommandRoutes:
             most = arity if arity > 0 else CHUNK_ARGUMENTS
             is_split = policy.split is not None and policy.is_split_by_slot and keys == ALL_ARGUMENTS
             joined = policy.split.joined if policy.split is not None and is_split else None
-            found.append(ForwardedCommand(name, abs(arity), most, keys or (), joined, policy.role, route.command_stats))
+            command_stats = self._stats.command_stats(name)
+            found.append(ForwardedCommand(name, abs(arity), most, keys or (), joined, policy.role, command_stats))
         return found

@@ -41,7 +41,7 @@ cdef extern from "<strings.h>" nogil:
 from resp_server.native.core cimport (
     COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
 )
-from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve
+from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, command_of, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination, Joined, Role
@@ -49,7 +49,7 @@ from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.reply_sinks import UnansweredError, malformed_reply
-from resp_server.backends.servers.requests import SENDS_MAX, ServerRequest, send_mget_by_slots
+from resp_server.backends.servers.requests import SENDS_MAX, ServerRequest, read_point as encoded_read_point, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import PING, FrameError
 from resp_server.backends.servers.min_epochs import has_reached
@@ -64,13 +64,15 @@ LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 cdef enum:
     WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
     WORD_BYTES_MAX = 16384
-    BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies
-    ITEMS_MAX = 2048
+    BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies. A transaction that has begun may have more
+    ITEMS_MAX = 4096
+    NO_ITEM = 1 << 30  # a reply that is only checked, as are those before that to EXEC
     CONNECTIONS_MAX = 512
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
+    TRANSACTION_BYTES_MAX = 131072  # of a transaction that ends with an incomplete request (guess)
     DEPTH_MAX = 8
     RANGES_MAX = 2  # see `resp_server.command.keys`
 
@@ -88,6 +90,8 @@ cdef enum Join:
     NOT_JOINED = 0  # the request is sent as it is
     ARRAY = 1  # an MGET, sent as one STATE MGET to each server
     SUM = 2  # sent once for each key
+    QUEUED_PART = 3  # of a transaction over several servers: its item is the value that EXEC has for it
+    EXEC_PARTS = 4  # EXEC of such a transaction, an array of these values
 
 cdef struct Request:
     const uint8_t* at
@@ -301,6 +305,7 @@ cdef class ClientBatch:
     cdef bint was_caching_set  # before the requests
     cdef uint64_t full_invalidations  # of the tracking table, when the requests were sent
     cdef list noted  # the keys of state servers' replies that are not recorded yet; None: there are none
+    cdef object at_epochs  # at which transactions over several servers are read
 
     def __cinit__(self):
         self.epoch_sets = []
@@ -327,7 +332,7 @@ cdef class ClientBatch:
             self.last_epochs, self.last_epochs_id = epochs, i
         return self.last_epochs_id
 
-    cdef bint note_keys(self, const PendingReply* entry) except -1:
+    cdef bint note_keys(self, const PendingReply* entry, epochs) except -1:
         """Note the keys of a state server's reply that the client may cache; return whether they are the first ones."""
         cdef Request* request = &self.requests[entry.request]
         cdef uint32_t queued
@@ -336,6 +341,8 @@ cdef class ClientBatch:
             return False  # the keys of a queued command are read by EXEC
         if is_first:
             self.noted = []
+        if request.join == EXEC_PARTS and epochs is not self.at_epochs:  # newer invalidations may have been sent
+            self.full_invalidations = NEVER_NS
         for queued in range(entry.request - request.queued, entry.request):
             self.note_keys_of(&self.requests[queued], NULL)
         if not request.queued:
@@ -357,13 +364,13 @@ cdef class ClientBatch:
         return 0
 
     cdef int add_reply(self, const PendingReply* entry, const char* data, size_t size, epochs) except -1:
-        """Store the reply to a request, or to the keys of an MGET that one server owns."""
+        """Store the reply to a request, or to a part of it for one server; return whether it has to be sent again."""
         cdef Request* request = &self.requests[entry.request]
         cdef Item* item = &self.items[entry.item]
-        cdef int number = self.epochs_id(epochs)
+        cdef int number = self.epochs_id(self.at_epochs if request.join == EXEC_PARTS else epochs)
         cdef size_t at = self.buffer.used, i
         put(&self.buffer, data, size)
-        if request.join != ARRAY:
+        if request.join != ARRAY and request.join != EXEC_PARTS:
             item.epochs = number
             self.missing -= 1
             if request.join == NOT_JOINED or (size and data[0] == c":" and not request.is_error):
@@ -374,6 +381,8 @@ cdef class ClientBatch:
                 if item[i].number == entry.number:
                     item[i].epochs = number
                     self.missing -= 1
+        if request.join == EXEC_PARTS:
+            return not self.split_array(request, entry.number, at, at + size)
         if size and data[0] == 45:
             self.set_error(request, at, size)
         elif request.join == SUM or not self.split_array(request, entry.number, at, at + size):
@@ -411,7 +420,7 @@ cdef class ClientBatch:
             self.items[request.first].at, self.items[request.first].size = at, size
 
     cdef bint split_array(self, Request* request, uint16_t number, size_t start, size_t stop) noexcept:
-        """Split an array in the buffer into the values of the keys that were requested from one server."""
+        """Split an array in the buffer into the values that were requested from one server; False: it has others."""
         cdef const uint8_t* base = <const uint8_t*>self.buffer.data
         cdef const uint8_t* at = base + start
         cdef const uint8_t* end = base + stop
@@ -427,9 +436,12 @@ cdef class ClientBatch:
         for i in range(request.items):
             if item[i].number != number:
                 continue
-            if at == end or (at[0] != c"$" and at[0] != c"_"):
+            if at == end or (request.join == ARRAY and at[0] != c"$" and at[0] != c"_"):
                 return False
-            took = reply_bytes(at, end, 0)
+            if end - at > 11 and memcmp(at, b"-WRONGTYPE ", 11) == 0:
+                took = line_bytes(at, end)
+            else:
+                took = reply_bytes(at, end, 0)
             if took <= 0 or not count:
                 return False
             if not request.is_error:
@@ -485,7 +497,9 @@ cdef class ClientBatch:
             for i in range(request.items):
                 total += integer_in(self.buffer.data + self.items[request.first + i].at, self.items[request.first + i].size)
             return put_line(out, c":", total)
-        if request.join == ARRAY:
+        if request.join == QUEUED_PART:
+            return put(out, b"+QUEUED\r\n", 9)
+        if request.join == ARRAY or request.join == EXEC_PARTS:
             put_line(out, 42, request.items)
         for i in range(request.items):
             self.put_value(out, &self.items[request.first + i])
@@ -622,12 +636,13 @@ cdef class PipelineBatch:
         if entry.is_done:
             return 0
         entry.is_done = True
-        if client_batch.is_finished:
+        if client_batch.is_finished or entry.item == NO_ITEM:
             return 0
         try:
-            self.note_keys(entry, client_batch)
-            client_batch.add_reply(entry, data, size, epochs)
-            if not client_batch.missing:
+            self.note_keys(entry, client_batch, epochs)
+            if client_batch.add_reply(entry, data, size, epochs):
+                self.forwarder.restart(client_batch)
+            elif not client_batch.missing:
                 self.forwarder.deliver(client_batch)
         except Exception as error:
             self.forwarder.fail_batch(client_batch, error)
@@ -639,7 +654,7 @@ cdef class PipelineBatch:
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
         entry.is_done = True
         try:
-            self.note_keys(entry, client_batch)
+            self.note_keys(entry, client_batch, epochs)
             client_batch.add_long_reply(entry, reply, epochs)
             if not client_batch.missing:
                 self.forwarder.deliver(client_batch)
@@ -647,9 +662,9 @@ cdef class PipelineBatch:
             self.forwarder.fail_batch(client_batch, error)
         return self.forwarder.record_noted()
 
-    cdef int note_keys(self, const PendingReply* entry, ClientBatch client_batch) except -1:
+    cdef int note_keys(self, const PendingReply* entry, ClientBatch client_batch, epochs) except -1:
         """Note the keys of a reply, if its client tracks keys."""
-        if client_batch.tracking is not None and client_batch.note_keys(entry):
+        if client_batch.tracking is not None and client_batch.note_keys(entry, epochs):
             self.forwarder.noted.append(client_batch)
         return 0
 
@@ -725,7 +740,7 @@ cdef class PipelineBatch:
             return
         # The general path merges long replies to an MGET, and follows the errors of a transaction at a state server. The
         # reply `+PONG` arrives here if a PING replaced the request because its connection was busy with a long reply.
-        if is_array and type(reply) is not bytes:
+        if (is_array or client_batch.requests[entry.request].join == EXEC_PARTS) and type(reply) is not bytes:
             self.forwarder.restart(client_batch)
             return
         if index >= 0 and ((is_array and reply[:1] == b"+") or (is_transaction and (reply == PONG or reply[:1] == b"-"))):
@@ -783,13 +798,17 @@ cdef class Forwarder:
     cdef Word words[WORDS_MAX]
     cdef Word keys[WORDS_MAX]  # of the last request
     cdef Item items[ITEMS_MAX]
-    cdef Request requests[BATCH_REQUESTS_MAX]
+    cdef Request requests[ITEMS_MAX]
     cdef size_t item_count, request_count
+    cdef uint32_t divided  # transactions over several servers
+    cdef dict read_points  # by the number of its connection, the request that has a server read them at one epoch
+    cdef object clock_ms  # at which they are read
     cdef uint32_t new_replies[CONNECTIONS_MAX]  # expected over each connection, by its number
     cdef int used[CONNECTIONS_MAX]
     cdef int used_count
     cdef list batches
     cdef public bint has_partial, holds_upstream, holds_publishing
+    cdef size_t partial_bytes_max  # of input with an incomplete request at its end
     cdef readonly object last_command
     cdef uint64_t last_count  # requests of the batch that was sent last
     cdef object tracking  # of the client whose input is being forwarded; None: it tracks no keys
@@ -944,6 +963,7 @@ cdef class Forwarder:
         memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
         memcpy(client_batch.requests, self.requests, self.request_count * sizeof(Request))
         client_batch.item_count = client_batch.missing = self.item_count
+        client_batch.at_epochs = self.epochs.newest_shared if self.divided else NO_EPOCHS
         client_batch.request_count = client_batch.ends_at = self.request_count
         client_batch.has_writes = self.has_writes
         if self.cached:
@@ -974,11 +994,9 @@ cdef class Forwarder:
         return 0
 
     cdef bint set_caching(self, size_t count) noexcept:
-        """Return whether a request of `count` words is a CLIENT CACHING that the client's mode allows, and set it."""
+        """Set CLIENT CACHING, a request of `count` words; return whether the client's mode allows it."""
         cdef Word* words = self.words
-        if count != 3 or words[0].size != 6 or words[1].size != 7 or strncasecmp(<char*>words[0].at, b"client", 6) != 0:
-            return False
-        if strncasecmp(<char*>words[1].at, b"caching", 7) != 0:
+        if count != 3:
             return False
         if self.is_optin and words[2].size == 3 and strncasecmp(<char*>words[2].at, b"yes", 3) == 0:
             self.is_caching_set = True
@@ -1002,7 +1020,7 @@ cdef class Forwarder:
         cdef Plan* plan
         self.has_partial = self.has_states = self.has_writes = self.ends_watch = False
         self.item_count = self.request_count = 0
-        self.cache_hits, self.has_cache = 0, False
+        self.cache_hits, self.has_cache, self.divided = 0, False, 0
         self.patterns = self.patterns_of(database)
         if self.cached:
             self.cached = []
@@ -1010,17 +1028,17 @@ cdef class Forwarder:
             self.watched = []
         if self.upstream is None and database:  # without an upstream, other databases are empty
             return 0
-        while at < end and self.request_count < BATCH_REQUESTS_MAX and self.item_count < ITEMS_MAX:
+        while at < end and self.item_count < ITEMS_MAX and (multi != NULL or self.request_count < BATCH_REQUESTS_MAX):
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.has_partial = took == 0
                 break
-            command = command_of(&self.specs, self.words)
-            if command < 0 and self.tracking is not None and multi == NULL and self.set_caching(count):
+            command = command_at(&self.specs, self.words, count)
+            if command == self.caching_command and multi == NULL and self.set_caching(count):
                 self.add_caching(at, took)
                 at += took
                 continue
-            if command < 0:
+            if command < 0 or command == self.caching_command:
                 break
             plan = &self.plans[command]
             memset(&self.items[self.item_count], 0, sizeof(Item))
@@ -1035,6 +1053,8 @@ cdef class Forwarder:
                 elif not self.end_transaction(sink, begin, protocol, database, had_caching):
                     break
                 items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
+                if plan.part == RUN and self.requests[begin + 1].join == QUEUED_PART:
+                    items, self.requests[self.request_count].join = 0, EXEC_PARTS
             else:
                 items = self.add_items(sink, plan, count, at, took, protocol, database, is_of_states, multi != NULL)
                 if not items:
@@ -1044,8 +1064,12 @@ cdef class Forwarder:
             if plan.part == RUN:
                 multi = NULL
                 self.requests[self.request_count - 1].queued = self.request_count - begin - 2
+                if not items:
+                    self.requests[self.request_count - 1].first = self.requests[begin + 1].first
+                    self.requests[self.request_count - 1].items = self.request_count - begin - 2
                 self.requests[self.request_count - 1].is_recorded = self.is_recording  # CLIENT CACHING does not limit it
             at += took
+        self.partial_bytes_max = PARTIAL_BYTES_MAX if multi == NULL else TRANSACTION_BYTES_MAX
         if multi != NULL:
             self.request_count, self.item_count = begin, self.requests[begin].first
             self.has_states, self.has_writes, at = had_states, had_writes, multi
@@ -1190,12 +1214,15 @@ cdef class Forwarder:
         EXEC compares the keys that the client watches at the upstream, over its connection there.
         """
         cdef uint32_t i
+        cdef bint is_divided = False
         cdef Item* item = &self.items[self.requests[begin].first]
         if self.request_count == begin + 1:
             return False
         for i in range(begin + 2, self.request_count):
             if item[i - begin].number != item[1].number:
-                return False
+                if item[i - begin].number >= UPSTREAM or item[1].number >= UPSTREAM:
+                    return False
+                is_divided = True
         if self.upstream is not None:
             if not self.open_upstream(sink, protocol, database):
                 return False
@@ -1207,8 +1234,27 @@ cdef class Forwarder:
                 self.ends_watch, self.watched = True, []
                 self.requests[begin].has_caching = has_caching
                 self.prefixes += has_caching
+        if is_divided:
+            return self.divide(begin)
         item[0].slot, item[0].number = item[1].slot, item[1].number
         item[self.request_count - begin].slot, item[self.request_count - begin].number = item[1].slot, item[1].number
+        return True
+
+    cdef bint divide(self, uint32_t begin) except -1:
+        """Have each server get its commands of a transaction; False if the servers may not be at the same epochs.
+
+        MULTI and the commands are answered here.
+        """
+        cdef uint32_t i
+        if not self.epochs.is_aligned or self.epochs.outages.common:
+            return False
+        if not self.divided:
+            self.read_points, self.clock_ms = {}, self.server.clock()
+        self.divided += 1
+        memset(&self.items[self.requests[begin].first], 0, sizeof(Item))
+        self.cached.append(OK)
+        for i in range(begin + 1, self.request_count):
+            self.requests[i].join = QUEUED_PART
         return True
 
     cdef bint set_watched(self) except -1:
@@ -1246,6 +1292,7 @@ cdef class Forwarder:
         self.new_replies[UPSTREAM] += self.prefixes
         for i in range(self.used_count):
             number = self.used[i]
+            self.new_replies[number] += 3 * self.divided  # STATE AT, MULTI, EXEC
             connection = self.connection_of(number, open_connections)
             if connection is None:
                 return False
@@ -1296,6 +1343,11 @@ cdef class Forwarder:
                     self.send_mget(client_batch, i, self.used[j])
             elif request.join == SUM:
                 self.send_each_key(client_batch, i)
+            elif request.join == EXEC_PARTS:
+                for j in range(self.used_count):
+                    self.send_part(client_batch, i, self.used[j])
+            elif request.join == QUEUED_PART:
+                continue
             elif client_batch.items[request.first].number:
                 number = client_batch.items[request.first].number
                 batch = <PipelineBatch>self.batches[number]
@@ -1334,6 +1386,32 @@ cdef class Forwarder:
                 put(&batch.out, at, took)
             at += took
         return batch.add(client_batch, index, request.first, 0, number, start)
+
+    cdef int send_part(self, ClientBatch client_batch, uint32_t run, uint16_t number) except -1:
+        """Append those commands of a transaction whose keys one server has, to be read at the newest epochs."""
+        cdef Request* requests = client_batch.requests
+        cdef PipelineBatch batch = <PipelineBatch>self.batches[number]
+        cdef uint32_t i, begin = run - requests[run].queued - 1
+        cdef Item* item
+        cdef bytes read_point = None
+        for i in range(begin + 1, run):
+            item = &client_batch.items[requests[i].first]
+            if item.number != number:
+                continue
+            if read_point is None:
+                read_point = self.read_points.get(number)
+                if read_point is None:
+                    read_point = self.read_points[number] = encoded_read_point(self.epochs.newest_at(batch.connection.key.address), self.clock_ms)
+                put(&batch.out, PyBytes_AS_STRING(read_point), PyBytes_GET_SIZE(read_point))
+                put(&batch.out, requests[begin].at, requests[begin].size)
+                batch.add(client_batch, run, NO_ITEM, 0, number, batch.out.used)
+                batch.add(client_batch, run, NO_ITEM, 0, number, batch.out.used)
+            put(&batch.out, requests[i].at, requests[i].size)
+            batch.add(client_batch, run, NO_ITEM, 0, number, batch.out.used)
+        if read_point is not None:
+            put(&batch.out, requests[run].at, requests[run].size)
+            batch.add(client_batch, run, requests[run].first, 0, number, batch.out.used)
+        return 0
 
     cdef int send_each_key(self, ClientBatch client_batch, uint32_t index) except -1:
         """Append a request for each key of a request whose replies are added up."""
@@ -1610,7 +1688,7 @@ cdef class ClientForwarder(InputInterceptor):
 
     def store_partial(self, bytes data):
         """Store data that is the start of a request; return whether it was stored."""
-        if not self.forwarder.has_partial or PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
+        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > self.forwarder.partial_bytes_max:
             return False
         self.partial_request, self.has_partial = data, True
         return True

@@ -16,7 +16,7 @@ from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.forwarding.reply_splitter import array_in_order, pack
 from resp_server.protocol.errors import ReplyError, internal_error
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, epoch_words
 from state_backend.model.slots import slot_of
 
 # A request is sent at most twice: the second time after its connection was lost.
@@ -116,6 +116,11 @@ class DiscardSink(ReplySink):
 
     def fail(self, index: int, error: Exception) -> None:
         internal_error(error)
+
+
+def read_point(epochs: Epochs, clock_ms: int) -> bytes:
+    """Return the encoded request after which a server reads the next transaction at these epochs and clock reading."""
+    return pack((b"STATE", b"AT", *epoch_words(epochs), b"%d" % clock_ms))
 
 
 def send_mget_by_slots(

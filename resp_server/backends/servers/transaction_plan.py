@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from resp_server.backends.servers.request_policy import split_in_steps
-from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
+from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest, read_point
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
@@ -95,7 +95,7 @@ class ServerTransaction(ReplySink):
         connection = self._connection(protocol)
         if len(self.packed) > COMMANDS_MAX:
             raise GenericError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
-        words = [pack((b"STATE", b"AT", *_words_of(epochs), b"%d" % clock_ms)), PACKED_MULTI, *self.packed, PACKED_EXEC]
+        words = [read_point(epochs, clock_ms), PACKED_MULTI, *self.packed, PACKED_EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
             words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
@@ -249,11 +249,3 @@ class TransactionPlanner:
             found = ServerTransaction(len(plan.transactions), cluster_index, cluster, key[1])
             plan.transactions[key] = found
         return found
-
-
-def _words_of(epochs: dict[str, JobEpoch]) -> list[bytes]:
-    return [
-        each
-        for job, (term, epoch) in epochs.items()
-        for each in (job.encode("utf-8", "surrogateescape"), b"%d" % term, b"%d" % epoch)
-    ]
