@@ -76,7 +76,10 @@ cdef class Core:
     cdef object view
     cdef uint64_t routes_version, renewal
     cdef object now  # the view's clock reading in milliseconds
-    cdef int64_t now_ms  # the same
+    cdef int64_t now_ms  # the same, or in a transaction after STATE AT, `read_ms`
+    cdef int64_t read_ms  # the clock reading of the next transaction; 0: there was no STATE AT
+    cdef object read_epochs, epochs, epoch_words  # see `FastPath`; what it returned for the renewal `epochs_renewal`
+    cdef uint64_t epochs_renewal
     cdef int64_t monotonic_ms
     cdef list jobs
     cdef dict job_by_prefix
@@ -159,6 +162,7 @@ cdef class Core:
     cdef int reply_to(self, Request* request) except -2
     cdef int reply_to_keys(self, Request* request) except -2
     cdef int reply_without_key(self, Request* request) except -2
+    cdef int set_read_point(self, const Word* words, size_t count) except -2
     cdef int reply_of_encoding(self, int found, const Record* record) except -2
     cdef int reply_of_dump(self, int found, const Record* record) except -2
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2

@@ -29,7 +29,7 @@ from resp_server.native.records cimport (
 )
 from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
 from resp_server.native.wire cimport (
-    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_of, cut, number_line, put, put_line, reserve, write_line
+    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, write_line
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport (
@@ -39,6 +39,7 @@ from state_backend.native.lookup cimport (
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
+from resp_server.session.transaction import ReadPoint
 from state_backend.model.errors import StoreError
 
 cdef extern from *:
@@ -115,6 +116,7 @@ cdef enum:
     KEY_COUNT  # of all jobs
     ALL_TEXTS
     ONE_TEXT
+    READ_POINT  # OK, and the next transaction reads at these epochs
 
 # Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
 # keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
@@ -196,6 +198,7 @@ ROWS = (
     (b"client|id", 0, 0, ANY_KIND, NOTHING, CLIENT_ID, False),
     (b"client|caching", 1, 1, ANY_KIND, NOTHING, CACHING, False),
     (b"time", 0, 0, ANY_KIND, NOTHING, CLOCK, True),
+    (b"state|at", 1, -1, ANY_KIND, NOTHING, READ_POINT, False),
     (b"dbsize", 0, 0, ANY_KIND, ALL_KEYS, KEY_COUNT, False),
     (b"scan", 1, 5, ANY_KIND, ALL_KEYS, TEXTS, True),
     (b"keys", 1, 1, ANY_KIND, ALL_KEYS, ALL_TEXTS, True),
@@ -330,26 +333,6 @@ cdef int put_double_text(Output* out, const char* text, size_t size, bint is_res
     put(out, b",", 1)
     put(out, text, size)
     return put(out, b"\r\n", 2)
-
-
-cdef inline int command_at(const Word* words, size_t count) noexcept nogil:
-    """Return the number of a request's command; -1 for one that the core does not answer."""
-    cdef uint8_t name[COMMAND_BYTES_MAX]
-    cdef Word both
-    cdef int command = command_of(&specs, words)
-    if command >= 0 or count < 2:
-        return command
-    if not (
-        is_word(words, b"state", 5) or is_word(words, b"object", 6) or is_word(words, b"client", 6) or is_word(words, b"memory", 6)
-    ):
-        return command
-    both.at, both.size = name, words[0].size + 1 + words[1].size
-    if both.size > COMMAND_BYTES_MAX:
-        return -1
-    memcpy(name, words[0].at, words[0].size)
-    name[words[0].size] = c"|"
-    memcpy(name + words[0].size + 1, words[1].at, words[1].size)
-    return command_of(&specs, &both)
 
 
 # --- dumps ------------------------------------------------------------------------------------------------------------
@@ -597,7 +580,9 @@ cdef class JobPages:
     cdef Pages pages
     cdef bint is_readable
     cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
-    cdef int64_t now_ms  # at least the epoch's clock
+    cdef int64_t now_ms  # at least the epoch's clock, for the clock reading `read_ms`
+    cdef int64_t read_ms
+    cdef object snapshot
     cdef object missing_slots  # slots that the store lacks; None: none
 
     def __init__(self, name):
@@ -622,7 +607,7 @@ cdef class Core:
         cdef const uint8_t* begun
         cdef Lookahead* lookahead
         cdef uint32_t first, end_request
-        self.limit, self.queued = self.out.used + OUTPUT_BYTES_MAX, 0
+        self.limit, self.queued, self.read_ms = self.out.used + OUTPUT_BYTES_MAX, 0, 0
         memset(self.answered, 0, COMMANDS * sizeof(uint64_t))
         self.is_resp3, self.is_incomplete, self.is_full = protocol >= 3, False, False
         while at < end and self.out.used < self.limit:
@@ -716,16 +701,18 @@ cdef class Core:
         """Move a job to its newest epoch, once per buffer; False if its pages cannot be read."""
         cdef JobPages job = <JobPages>self.jobs[index]
         if job.renewal == self.renewal:
+            if job.is_readable and job.read_ms != self.now_ms:
+                job.read_ms, job.now_ms = self.now_ms, job.snapshot.clock_at(self.now_ms)
             return job.is_readable
         try:
-            snapshot = self.view.snapshot_of(job.name)
+            job.snapshot = snapshot = self.view.snapshot_of(job.name)
         except StoreError:
             return False
-        job.pages = snapshot.pages
+        job.pages, job.read_ms = snapshot.pages, self.now_ms
         job.is_readable = job.pages is not None
         job.missing_slots = self.view.slots_missing(job.name)
         if job.is_readable:
-            job.now_ms = snapshot.now_ms
+            job.now_ms = snapshot.clock_at(self.now_ms)
         job.renewal = self.renewal
         return job.is_readable
 
@@ -764,6 +751,9 @@ cdef class Core:
         cdef size_t count = 0
         cdef Py_ssize_t took
         cdef Word* words
+        cdef Request* request
+        cdef int64_t view_ms = self.now
+        self.now_ms = self.read_ms or view_ms
         while True:
             words = self.words + self.word_count
             self.is_out_of_room = not self.has_room()
@@ -775,6 +765,11 @@ cdef class Core:
                 break
             if not self.add_request(at, words, count, rules):
                 break
+            request = &self.requests[self.request_count - 1]
+            if rows[request.command].shape == READ_POINT:  # the next requests are read at its clock reading
+                integer(&self.words[request.first_word + request.words - 1], &self.now_ms)
+            elif request.command == EXEC:
+                self.now_ms = view_ms
             at += took
         return at
 
@@ -794,7 +789,7 @@ cdef class Core:
     cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1:
         """Set a request's command and arguments; False if the core does not answer it. words: those after `word_count`."""
         cdef int64_t key_count = 0
-        cdef int command = command_at(words, count)
+        cdef int command = command_at(&specs, words, count)
         cdef size_t names
         if command < 0:
             return False
@@ -813,7 +808,7 @@ cdef class Core:
         request.command, request.words = command, <uint32_t>(count - names)
         request.first_word = <uint32_t>(self.word_count + names)
         if rules is not None:
-            if rows[command].part == ALL_KEYS:  # it is about the keys that the user may read
+            if rows[command].part == ALL_KEYS or rows[command].shape == READ_POINT:  # about the keys that the user may read
                 return False
             if not rules.allow(command, words + names, request.keys):
                 return False
@@ -821,7 +816,7 @@ cdef class Core:
 
     cdef bint may_answer(self, const Word* words, size_t count) noexcept:
         """Return whether a request may be answered if there is a filter of keys, by its command and its first key."""
-        cdef int command = command_at(words, count)
+        cdef int command = command_at(&specs, words, count)
         cdef size_t first_key
         if command < 0:
             return False
@@ -854,7 +849,7 @@ cdef class Core:
             took = cut(at, end, self.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 break
-            command = command_at(self.words, count)
+            command = command_at(&specs, self.words, count)
             if not is_all and command >= 0:
                 if requests:
                     break
@@ -1072,6 +1067,7 @@ cdef class Core:
         cdef int outcome
         cdef const uint8_t* end = stopped
         self.is_cut = False
+        self.now_ms = self.read_ms or self.now
         while i < end_request:
             request = &self.requests[i]
             before, hits, misses, last = self.out.used, self.hits, self.misses, i
@@ -1110,6 +1106,8 @@ cdef class Core:
             self.last_command = self.requests[i].command
             if is_recorded:
                 self.record_keys(&self.requests[i])
+        if is_transaction and self.read_ms:
+            self.session.read_point, self.read_ms, self.now_ms = None, 0, self.now
         return 0
 
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
@@ -1128,7 +1126,7 @@ cdef class Core:
 
     cdef bint may_run_transaction(self) except -1:
         """Return whether the core may run the client's transactions; those of a client that watches keys it may not."""
-        if self.session.watched or self.session.read_point is not None:
+        if self.session.watched or (self.session.read_point is not None and not self.read_ms):
             return False
         return self.key_filter is None or self.key_filter.admits_transaction_of(self.session)
 
@@ -1159,7 +1157,7 @@ cdef class Core:
             if took <= 0 or not self.admit(&request, self.words, count, rules):
                 break
             is_exec = request.command == EXEC
-            if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE):
+            if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE, READ_POINT):
                 break
             if self.is_node and not self.note_slots(&request, transaction.slots):
                 break
@@ -1265,7 +1263,7 @@ cdef class Core:
                     return GENERAL
         put_line(self.out, c"*", end_request - first)
         for i in range(first, end_request):
-            if rows[self.requests[i].command].shape == CACHING or self.reply_to(&self.requests[i]) == GENERAL:
+            if rows[self.requests[i].command].shape in (CACHING, READ_POINT) or self.reply_to(&self.requests[i]) == GENERAL:
                 return GENERAL
         return ANSWERED
 
@@ -1351,6 +1349,8 @@ cdef class Core:
                 return GENERAL
             self.is_caching_set = True
             return put(out, b"+OK\r\n", 5) + ANSWERED
+        if shape == READ_POINT:
+            return self.set_read_point(word, request.words - 1)
         if shape == DATABASE:  # the core answers clients of database 0
             return put(out, b"+OK\r\n", 5) + ANSWERED if word.size == 1 and word.at[0] == c"0" else GENERAL
         if shape == KEY_COUNT:
@@ -1365,6 +1365,28 @@ cdef class Core:
         put(out, b"*2\r\n", 4)
         put_bulk(out, line + 1, write_line(line, c"$", clock_ms // 1000) - 3)
         return put_bulk(out, line + 1, write_line(line, c"$", clock_ms % 1000 * 1000) - 3) + ANSWERED
+
+    cdef int set_read_point(self, const Word* words, size_t count) except -2:
+        """Reply to a STATE AT with the view's own epochs: `count` words, and a clock reading."""
+        cdef size_t i
+        cdef int64_t clock_ms = 0
+        cdef bytes expected
+        if self.session.epoch_feed is None or not integer(&words[count], &clock_ms) or clock_ms <= 0:
+            return GENERAL
+        if self.epochs_renewal != self.renewal:
+            self.epochs, self.epoch_words = self.read_epochs()
+            self.epochs_renewal = self.renewal
+        if <size_t>len(self.epoch_words) != count:
+            return GENERAL
+        for i in range(count):
+            expected = self.epoch_words[i]
+            if <size_t>PyBytes_GET_SIZE(expected) != words[i].size:
+                return GENERAL
+            if memcmp(PyBytes_AS_STRING(expected), words[i].at, words[i].size) != 0:
+                return GENERAL
+        self.session.read_point = ReadPoint(self.epochs, clock_ms)
+        self.read_ms = self.now_ms = clock_ms
+        return put(self.out, b"+OK\r\n", 5) + ANSWERED
 
     cdef int reply_of_encoding(self, int found, const Record* record) except -2:
         """Reply with the encoding that Redis would choose for a small record (see `commands.object`)."""
@@ -2365,6 +2387,7 @@ cdef class FastPath:
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
         self.core.count_keys, self.core.read_clock, self.core.report = count_keys, server.clock, server.report
+        self.core.read_epochs = server.epochs_now
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError

@@ -25,6 +25,7 @@ cdef struct Spec:  # a command, and the minimum and maximum of words in its requ
     uint32_t size
     uint32_t least
     uint32_t most
+    uint8_t words  # of the name, which may be a container's and a subcommand's: `object|encoding`
     uint8_t next  # the index + 1 of the next command whose name has the same hash; 0: none
 
 cdef struct Specs:
@@ -160,7 +161,7 @@ cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most
         raise ValueError(f"at most {SPECS_MAX} commands have a row")
     spec = &specs.rows[index]
     case_bits = <uint8_t*>spec.case_bits
-    spec.size, spec.least, spec.most = len(name), least, most
+    spec.size, spec.least, spec.most, spec.words = len(name), least, most, 1 + (b"|" in name)
     memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
     for i in range(COMMAND_BYTES_MAX):
         case_bits[i] = 0x20 if c"a" <= padded[i] <= c"z" else 0
@@ -195,13 +196,15 @@ cdef inline int command_of(const Specs* specs, const Word* name) noexcept nogil:
 
 
 cdef inline int command_at(const Specs* specs, const Word* words, size_t count) noexcept nogil:
-    """Return the index of a request's command, which may have a subcommand: `object|encoding`; -1: there is none."""
+    """Return the index of a request's command; -1: none of the commands has its first word, or its first two words."""
     cdef uint8_t name[COMMAND_BYTES_MAX]
     cdef Word both
     cdef int command = command_of(specs, words)
-    if command >= 0 or count < 2 or words[0].size + 1 + words[1].size > COMMAND_BYTES_MAX:
-        return command
-    both.at, both.size = name, words[0].size + 1 + words[1].size
+    if command >= 0:
+        return command if specs.rows[command].words == 1 else -1
+    both.at, both.size = name, words[0].size + 1 + words[1].size if count > 1 else COMMAND_BYTES_MAX + 1
+    if both.size > COMMAND_BYTES_MAX:
+        return -1
     memcpy(name, words[0].at, words[0].size)
     name[words[0].size] = c"|"
     memcpy(name + words[0].size + 1, words[1].at, words[1].size)

@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
@@ -31,7 +31,7 @@ from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epochs_text
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epoch_words, epochs_text
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -40,7 +40,7 @@ from resp_server.settings.server import ServerConfig
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
-from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.keyspace import UNREADABLE, Keyspace, KeyspaceView, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
@@ -270,6 +270,14 @@ class ServerContext:
         """Return what following connections have to know by now."""
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
         return Told(self.view.term_epochs(), version, self.view.logs, self.held_jobs.stalled_epochs())
+
+    def epochs_now(self) -> tuple[Mapping[str, JobEpoch], Sequence[bytes]]:
+        """Return the epochs of all readable jobs in the view, and the arguments of a STATE AT that names them."""
+        for _ in self.view.snapshots():
+            pass
+        found = {job: reached for job, reached in self.view.term_epochs().items() if reached not in (None, UNREADABLE)}
+        epochs = cast("dict[str, JobEpoch]", found)
+        return epochs, epoch_words(epochs)
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Begin STATE FOLLOW for a session; return the current epochs as pushes.

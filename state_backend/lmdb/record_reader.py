@@ -66,7 +66,7 @@ class RecordReader(Snapshot):
         self._on_close: Callable[[], None] | None = None  # set in a snapshot that `at_time` returned
         self.version = self._txn.id()
         self._clock_ms = self.applied.clock_ms
-        self._now_ms = self._reading(now_ms)
+        self._now_ms = self.clock_at(now_ms)
         self._environment = environment
         self._file = file
         self._can_read = False
@@ -96,9 +96,9 @@ class RecordReader(Snapshot):
             self._meta = None
             self.version = version
             self._clock_ms = self.applied.clock_ms
-        self._now_ms = self._reading(now_ms)
+        self._now_ms = self.clock_at(now_ms)
 
-    def _reading(self, now_ms: int) -> int:
+    def clock_at(self, now_ms: int) -> int:
         """Return the clock reading of this snapshot: a store of a past moment has that moment's."""
         if self._as_of_ms is not None:
             now_ms = self._as_of_ms
@@ -113,7 +113,7 @@ class RecordReader(Snapshot):
     def at_time(self, now_ms: int, on_close: Callable[[], None]) -> Self:
         self._read_meta()
         copied = copy(self)
-        copied._now_ms, copied._on_close = self._reading(now_ms), on_close
+        copied._now_ms, copied._on_close = self.clock_at(now_ms), on_close
         copied._pages, copied._pages_version = None, -1  # this snapshot's `_pages` change with its renewals
         return copied
 

@@ -443,7 +443,7 @@ async def _answered(
     sent = replies_in(b"".join(wire.sent))
     told = [each for each in sent if each.type == ">"]
     replies = [each for each in sent if each.type != ">"]
-    assert all(each.value[0].value == b"invalidate" for each in told)
+    assert all(each.value[0].value in (b"invalidate", b"epoch") for each in told)
     output_bytes = stats.output_bytes - sum(len(each.raw) for each in told)
     counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, output_bytes, commands)
     return (
@@ -478,6 +478,14 @@ def apply(store: LmdbStore, turn: int) -> None:
 )
 # What the core looks up behind what it leaves is not answered by it, and so not counted by it.
 @example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [])
+@example(
+    [[b"GET", b"j:v:0"], [b"OBJECT|ENCODING", b"j:v:0"], [b"object|encoding", b"x", b"j:v:0"]],
+    b"",
+    [],
+    False,
+    NO_CLUSTER,
+    [],
+)
 # A node refuses a transaction over several slots, however it arrives.
 @example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [])
 @example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
@@ -518,6 +526,36 @@ def test_a_client_that_tracks_keys_may_cache_the_same_ones_as_without_the_core(
     data = requests([[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", *options.split()], *sent])
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     given_all = ServerConfig(), [data[start:end] for start, end in pairwise(ends)], False, NO_CLUSTER, ()
+    with patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600):
+        assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+
+
+clocks = st.sampled_from([NOW_MS, NOW_MS - 3_600_000, NOW_MS + 1_000, NOW_MS + 3_600_000, 1, 0, 1 << 50])
+# Groups of requests before an epoch: a transaction at a clock reading, in which it may be interrupted, and others.
+at_clocks = st.tuples(clocks, st.lists(reads, max_size=4), st.sampled_from([b"EXEC", b"EXEC", b"DISCARD", b"PING"]))
+within_epoch = st.lists(st.one_of(at_clocks, reads.map(lambda read: [read]), transactions), max_size=5)
+
+
+def at_epoch(epoch: int, group: Any) -> list[list[bytes]]:
+    """Return a group's requests; a tuple is a transaction after STATE AT."""
+    if not isinstance(group, tuple):
+        return list(group)
+    clock_ms, queued, last = group
+    return [[b"STATE", b"AT", b"j", b"1", b"%d" % epoch, b"%d" % clock_ms], [b"MULTI"], *queued, [last]]
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(st.lists(within_epoch, min_size=1, max_size=4), st.booleans())
+@example(
+    [[(NOW_MS + 3_600_000, [[b"HGETALL", b"j:m:ttl"], [b"GET", b"j:v:0"]], b"EXEC"), [[b"HGETALL", b"j:m:ttl"]]]], True
+)
+@example([[(NOW_MS + 3_600_000, [[b"HGETALL", b"j:m:ttl"]] * 300, b"EXEC")] * 4], True)
+def test_a_transaction_after_state_at_reads_at_its_clock_as_without_the_core(epochs: Any, follows: bool) -> None:
+    """A connection that follows the epochs is a proxy's; the core leaves STATE AT of others to the general path."""
+    chunks = [requests([[b"STATE", b"FOLLOW"]] * follows)]
+    for epoch, groups in enumerate(epochs, 1):
+        chunks.append(requests([request for group in groups for request in at_epoch(epoch, group)]))
+    given_all = ServerConfig(), chunks, False, NO_CLUSTER, ()
     with patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600):
         assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
 
@@ -591,6 +629,12 @@ def test_the_core_compares_many_keys_with_many_patterns_of_a_user() -> None:
     assert left_to_general_path([requests([[b"MGET", *[b"j:v:0"] * 1_000]])], rules) == []
     slow = [b"EXISTS", b"j:v:" + b"a" * 3_000]
     assert left_to_general_path([requests([slow])], [b"resetkeys", b"~*" + b"a" * 1_000 + b"b", b"~j:v:*"]) == [slow]
+
+
+def test_the_core_leaves_no_transaction_of_a_proxy_at_its_own_epoch_to_the_general_path() -> None:
+    follow = [b"STATE", b"FOLLOW"]
+    transaction = [[b"STATE", b"AT", b"j", b"1", b"1", b"%d" % NOW_MS], *TRANSACTION]
+    assert left_to_general_path([requests([follow]), requests(transaction * 300)]) == [follow]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ cdef extern from "<strings.h>" nogil:
 from resp_server.native.core cimport (
     COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
 )
-from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, command_of, cut, number_line, put, put_line, reserve
+from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination, Joined, Role
