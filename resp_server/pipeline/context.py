@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
@@ -275,8 +275,8 @@ class ServerContext:
         """Return the epochs of all readable jobs in the view, and the arguments of a STATE AT that names them."""
         for _ in self.view.snapshots():
             pass
-        found = {job: reached for job, reached in self.view.term_epochs().items() if reached not in (None, UNREADABLE)}
-        epochs = cast("dict[str, JobEpoch]", found)
+        found = self.view.term_epochs().items()
+        epochs = {job: reached for job, reached in found if reached is not None and reached != UNREADABLE}
         return epochs, epoch_words(epochs)
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
