@@ -78,7 +78,7 @@ cdef class Core:
     cdef object now  # the view's clock reading in milliseconds
     cdef int64_t now_ms  # the same, or in a transaction after STATE AT, `read_ms`
     cdef int64_t read_ms  # the clock reading of the next transaction; 0: there was no STATE AT
-    cdef object read_epochs, epochs, epoch_words  # see `FastPath`; what it returned for the renewal `epochs_renewal`
+    cdef object epochs_now, read_point_at, epoch_words  # the server's function; what it returned for the renewal `epochs_renewal`
     cdef uint64_t epochs_renewal
     cdef int64_t monotonic_ms
     cdef list jobs

@@ -39,7 +39,6 @@ from state_backend.native.lookup cimport (
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
-from resp_server.session.transaction import ReadPoint
 from state_backend.model.errors import StoreError
 
 cdef extern from *:
@@ -1374,7 +1373,7 @@ cdef class Core:
         if self.session.epoch_feed is None or not integer(&words[count], &clock_ms) or clock_ms <= 0:
             return GENERAL
         if self.epochs_renewal != self.renewal:
-            self.epochs, self.epoch_words = self.read_epochs()
+            self.read_point_at, self.epoch_words = self.epochs_now()
             self.epochs_renewal = self.renewal
         if <size_t>len(self.epoch_words) != count:
             return GENERAL
@@ -1384,7 +1383,7 @@ cdef class Core:
                 return GENERAL
             if memcmp(PyBytes_AS_STRING(expected), words[i].at, words[i].size) != 0:
                 return GENERAL
-        self.session.read_point = ReadPoint(self.epochs, clock_ms)
+        self.session.read_point = self.read_point_at(clock_ms)
         self.read_ms = self.now_ms = clock_ms
         return put(self.out, b"+OK\r\n", 5) + ANSWERED
 
@@ -2387,7 +2386,7 @@ cdef class FastPath:
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
         self.core.count_keys, self.core.read_clock, self.core.report = count_keys, server.clock, server.report
-        self.core.read_epochs = server.epochs_now
+        self.core.epochs_now = server.epochs_now
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError

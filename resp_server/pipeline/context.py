@@ -7,6 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from resp_server.acl.rules import Reason
@@ -31,7 +32,7 @@ from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, JobEpoch, Told, epoch_words, epochs_text
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epoch_words, epochs_text
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -271,13 +272,13 @@ class ServerContext:
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
         return Told(self.view.term_epochs(), version, self.view.logs, self.held_jobs.stalled_epochs())
 
-    def epochs_now(self) -> tuple[Mapping[str, JobEpoch], Sequence[bytes]]:
-        """Return the epochs of all readable jobs in the view, and the arguments of a STATE AT that names them."""
+    def epochs_now(self) -> tuple[Callable[[int], ReadPoint], Sequence[bytes]]:
+        """Return what makes a read point of the view's epochs, for a clock reading, and STATE AT's arguments for them."""
         for _ in self.view.snapshots():
             pass
         found = self.view.term_epochs().items()
         epochs = {job: reached for job, reached in found if reached is not None and reached != UNREADABLE}
-        return epochs, epoch_words(epochs)
+        return partial(ReadPoint, epochs), epoch_words(epochs)
 
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Begin STATE FOLLOW for a session; return the current epochs as pushes.
