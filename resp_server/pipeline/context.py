@@ -273,7 +273,7 @@ class ServerContext:
         return Told(self.view.term_epochs(), version, self.view.logs, self.held_jobs.stalled_epochs())
 
     def epochs_now(self) -> tuple[Callable[[int], ReadPoint], Sequence[bytes]]:
-        """Return what makes a read point of the view's epochs, for a clock reading, and STATE AT's arguments for them."""
+        """Return what makes a read point of the view's epochs, for a clock reading, and STATE AT's arguments."""
         for _ in self.view.snapshots():
             pass
         found = self.view.term_epochs().items()
