@@ -69,7 +69,8 @@ state_key = "dash/<account>/apdex"
 database = 2
 
 [[rule]]
-keys = "paged:<client>:<n>"
+name = "cached in database 1, too"
+keys = "cached:<client>:<n>"
 owner = "upstream"
 cache = "tracking"
 database = 1

@@ -50,7 +50,7 @@ CHOSEN = {
     "B": PREFERRED,
     "U": ["board/9<tag>"],
     "D": MOVED,
-    "Q": ["cached:<client>:1<tag>", "paged:<client>:1<tag>"],
+    "Q": ["cached:<client>:1<tag>"],
     "DB": ["0", "0", "1", "2", "2", "99", "x", ""],
 }
 

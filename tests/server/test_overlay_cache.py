@@ -7,17 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from random import Random
 
 import pytest
 
-from compat.conformance.servers import Running
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
 from tests.server.swap import Swap
 
-RULES = """
+TIMED = """
 [[rule]]
 name = "pages"
 keys = "page:<n>"
@@ -25,7 +23,7 @@ owner = "upstream"
 cache = "10m"
 """
 # Keys that are cached exactly until they change.
-EXACT = """
+RULES = f"""{TIMED}
 [[rule]]
 keys = "exact:<n>"
 owner = "upstream"
@@ -33,26 +31,9 @@ cache = "tracking"
 """
 
 
-class CachingSwap(Swap):
-    """A swap whose proxy caches some keys of the upstream."""
-
-    def start_swap(self, *options: str, is_ready: bool = True) -> Running:
-        routes = self.folder / "routes.toml"
-        routes.write_text(RULES + EXACT)
-        made = super().start_swap("--routes", str(routes), *options, is_ready=is_ready)
-        if is_ready:
-            eventually(lambda: self.info(made)["upstream_key_changes"] == "on")
-        return made
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachingSwap]:
-    with ExitStack() as stack:
-        yield CachingSwap(tmp_path_factory.mktemp("swap"), stack)
-
-
 @pytest.fixture
-def direct(swap: CachingSwap) -> Iterator[Connection]:
+def direct(swap: Swap) -> Iterator[Connection]:
+    eventually(lambda: swap.info()["upstream_key_changes"] == "on")
     with swap.upstream.connect() as connection:
         connection.call("MSET", "page:1", "one", "page:2", "two", "other", "mine")
         connection.call("DEL", "page:hash", "page:list")
@@ -61,7 +42,7 @@ def direct(swap: CachingSwap) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def client(swap: CachingSwap, direct: Connection) -> Iterator[Connection]:
+def client(swap: Swap, direct: Connection) -> Iterator[Connection]:
     with swap.proxy.connect() as connection:
         # The upstream reports changes in their order: the proxy has got those of the fixture, too.
         number = connection.call("GET", "page:last").plain
@@ -76,12 +57,12 @@ def forget(client: Connection) -> None:
     assert client.call("STATE", "RELOAD").plain >= 1
 
 
-def hits(swap: CachingSwap) -> int:
+def hits(swap: Swap) -> int:
     return int(swap.info()["cache_hits"])
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_cache_answers_repeated_read_without_upstream(swap: CachingSwap, client: Connection, protocol: int) -> None:
+def test_cache_answers_repeated_read_without_upstream(swap: Swap, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["HGETALL", "page:hash"], ["hget", "page:hash", "f"], ["EXISTS", "page:none"]]
     lines += [["MGET", "page:1", "page:2", "page:none", "page:1"], ["EXISTS", "page:none", "page:1"]]
@@ -100,7 +81,7 @@ def test_cache_answers_repeated_read_without_upstream(swap: CachingSwap, client:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_cached_replies_keep_order_of_requests(swap: CachingSwap, client: Connection, protocol: int) -> None:
+def test_cached_replies_keep_order_of_requests(swap: Swap, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["GET", "page:none"], ["MGET", "page:1", "page:2"]]  # they are cached
     others = [["GET", "other"], ["GET", "job:speed:1"], ["PING"], ["SET", "other", "mine"], ["SET", "page:3", "three"]]
@@ -118,9 +99,7 @@ def test_cached_replies_keep_order_of_requests(swap: CachingSwap, client: Connec
     assert hits(swap) == before + sum(each < len(lines) for each in drawn)
 
 
-def test_cached_reply_of_several_keys_ends_when_one_changes(
-    swap: CachingSwap, client: Connection, direct: Connection
-) -> None:
+def test_cached_reply_of_several_keys_ends_when_one_changes(swap: Swap, client: Connection, direct: Connection) -> None:
     for prefix in ("page", "exact"):
         both = [f"{prefix}:1", f"{prefix}:2"]
         direct.call("MSET", both[0], "one", both[1], "two")
@@ -134,7 +113,7 @@ def test_cached_reply_of_several_keys_ends_when_one_changes(
         eventually(lambda both=both: client.call("MGET", *both).plain == [b"direct", b"own"])  # type: ignore[misc]
 
 
-def test_cache_has_only_reads_of_its_rules_keys(swap: CachingSwap, client: Connection) -> None:
+def test_cache_has_only_reads_of_its_rules_keys(swap: Swap, client: Connection) -> None:
     lines = [["GET", "other"], ["MGET", "page:1", "other"], ["TTL", "page:1"], ["SRANDMEMBER", "page:x"]]
     lines += [["LRANGE", "page:1", 0, 1], ["SORT_RO", "page:x"], ["EVAL_RO", "return 1", 1, "page:1"]]  # type: ignore[list-item]
     before = hits(swap)
@@ -162,7 +141,7 @@ def test_cache_has_only_reads_of_its_rules_keys(swap: CachingSwap, client: Conne
     ids=lambda lines: " ".join(lines[0][:1] + lines[-1][:1]),
 )
 def test_write_ends_cached_reply_before_later_reads_of_its_client(
-    swap: CachingSwap, client: Connection, direct: Connection, write: list[list[str]]
+    swap: Swap, client: Connection, direct: Connection, write: list[list[str]]
 ) -> None:
     assert client.call("GET", "page:1").plain == client.call("GET", "page:1").plain == b"one"
     client.send(b"".join(request(*line) for line in [*write, ["GET", "page:1"], ["GET", "page:1"]]))
@@ -170,7 +149,7 @@ def test_write_ends_cached_reply_before_later_reads_of_its_client(
     assert replies[-1].plain == replies[-2].plain == direct.call("GET", "page:1").plain
 
 
-def test_cache_never_answers_older_value_than_own_write(swap: CachingSwap, client: Connection) -> None:
+def test_cache_never_answers_older_value_than_own_write(swap: Swap, client: Connection) -> None:
     is_over = threading.Event()
 
     def read() -> None:
@@ -197,7 +176,7 @@ def test_cache_never_answers_older_value_than_own_write(swap: CachingSwap, clien
             each.join()
 
 
-def test_change_at_upstream_ends_cached_reply(swap: CachingSwap, client: Connection, direct: Connection) -> None:
+def test_change_at_upstream_ends_cached_reply(swap: Swap, client: Connection, direct: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
     direct.call("SET", "page:1", "changed")
     eventually(lambda: client.call("GET", "page:1").plain == b"changed")
@@ -205,9 +184,7 @@ def test_change_at_upstream_ends_cached_reply(swap: CachingSwap, client: Connect
     eventually(lambda: client.call("GET", "page:1").plain is None)
 
 
-def test_cache_is_not_read_by_clients_that_watch_or_track(
-    swap: CachingSwap, client: Connection, direct: Connection
-) -> None:
+def test_cache_is_not_read_by_clients_that_watch_or_track(swap: Swap, client: Connection, direct: Connection) -> None:
     client.call("GET", "page:1")
     with swap.proxy.connect() as other:
         other.call("HELLO", 3)
@@ -223,10 +200,10 @@ def test_cache_is_not_read_by_clients_that_watch_or_track(
     client.call("UNWATCH")
 
 
-def test_cache_without_tracking_ends_by_time(swap: CachingSwap, direct: Connection) -> None:
+def test_cache_without_tracking_ends_by_time(swap: Swap, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
     routes = swap.folder / "timed.toml"
-    routes.write_text(RULES)
+    routes.write_text(TIMED)
     proxy = swap.start_at(f"redis://plain:secret@127.0.0.1:{swap.upstream.port}", "--routes", str(routes))
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "page:1").plain == b"one")
@@ -235,7 +212,9 @@ def test_cache_without_tracking_ends_by_time(swap: CachingSwap, direct: Connecti
         direct.call("SET", "page:1", "not seen")
         assert client.call("GET", "page:1").plain == b"one"
         assert client.call("SET", "page:1", "own").plain == b"OK" and client.call("GET", "page:1").plain == b"own"
-        routes.write_text(RULES + EXACT)
+        client.send(b"MULTI\r\nSET page:1 again\r\nGET job:speed:1\r\nEXEC\r\nGET page:1\r\n")
+        assert [client.read().plain for _ in range(5)][3:] == [[b"OK", b"10"], b"again"]
+        routes.write_text(RULES)
         refused = client.call("STATE", "RELOAD").plain
         assert b"the rule 'exact:<n>' has cache = 'tracking', which needs CLIENT TRACKING at the upstream" in refused
         assert b"NOPERM" in refused and swap.info(proxy)["ownership_rules"] == "1"
@@ -248,7 +227,7 @@ def test_cache_without_tracking_ends_by_time(swap: CachingSwap, direct: Connecti
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_exact_cache_ends_with_change_not_by_time(
-    swap: CachingSwap, client: Connection, direct: Connection, protocol: int
+    swap: Swap, client: Connection, direct: Connection, protocol: int
 ) -> None:
     client.call("HELLO", protocol)
     direct.call("SET", "exact:1", "one")
@@ -272,7 +251,7 @@ def numbers_in(reply: Reply) -> list[int]:
     return [int(each) for each in values if isinstance(each, bytes) and each.isdigit() and int(each) > 1000]
 
 
-def test_exact_cache_never_answers_older_value_after_newer_one(swap: CachingSwap, direct: Connection) -> None:
+def test_exact_cache_never_answers_older_value_after_newer_one(swap: Swap, direct: Connection) -> None:
     """Values grow, by a client of the upstream. Clients of the proxy read them by all kinds of reads."""
     is_over = threading.Event()
     wrong: list[list[int]] = []
@@ -305,7 +284,7 @@ def test_exact_cache_never_answers_older_value_after_newer_one(swap: CachingSwap
 
 
 def test_exact_cache_is_empty_while_upstream_reports_no_changes(
-    swap: CachingSwap, client: Connection, direct: Connection
+    swap: Swap, client: Connection, direct: Connection
 ) -> None:
     direct.call("SET", "exact:3", "one")
     assert client.call("GET", "exact:3").plain == client.call("GET", "exact:3").plain == b"one"
@@ -317,7 +296,7 @@ def test_exact_cache_is_empty_while_upstream_reports_no_changes(
     eventually(lambda: client.call("GET", "exact:3").plain == b"two")
 
 
-def test_lost_upstream_ends_cached_replies(swap: CachingSwap, client: Connection) -> None:
+def test_lost_upstream_ends_cached_replies(swap: Swap, client: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
     swap.signal_upstream(signal.SIGKILL)
     eventually(lambda: client.call("GET", "page:1").is_error)

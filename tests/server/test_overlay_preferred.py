@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
-from compat.conformance.servers import Running
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
@@ -19,33 +16,10 @@ from tests.server.swap import ABSENT, OLD, VALUES, Swap
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
 
-class PreferringSwap(Swap):
-    """A swap whose proxy prefers the states for some keys."""
-
-    def start_swap(self, *options: str, is_ready: bool = True) -> Running:
-        routes = self.folder / "routes.toml"
-        routes.write_text(RULES)
-        return super().start_swap("--routes", str(routes), *options, is_ready=is_ready)
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreferringSwap]:
-    with ExitStack() as stack:
-        yield PreferringSwap(tmp_path_factory.mktemp("swap"), stack)
-
-
-@pytest.fixture
-def client(swap: PreferringSwap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        connection.call("SET", "a", "mine")
-        yield connection
-
-
-def test_preferred_key_of_new_state_hides_upstreams(swap: PreferringSwap, client: Connection) -> None:
+def test_preferred_key_of_new_state_hides_upstreams(swap: Swap, client: Connection) -> None:
     states = [StateDescriptor("total", key_format="sum:<x>", value="n")]
     assert client.call("SET", "sum:1", "written").plain == b"OK"
-    (swap.folder / "routes.toml").write_text(RULES + '[[rule]]\nkeys = "sum:<x>"\nowner = "prefer-state"\n')
-    assert client.call("STATE", "RELOAD").plain == 2
+    swap.use_rules(RULES + '[[rule]]\nkeys = "sum:<x>"\nowner = "prefer-state"\n')
     with LogWriter(swap.log, "other", states, "first-of-other") as writer:
         assert client.call("GET", "sum:1").plain == b"written"
         writer.publish([Change("total", Op.PUT, b"sum:1", value=b"1")])
@@ -55,10 +29,9 @@ def test_preferred_key_of_new_state_hides_upstreams(swap: PreferringSwap, client
     assert swap.info()["ownership_waiting"] == ""
 
 
-def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: PreferringSwap, client: Connection) -> None:
+def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: Swap, client: Connection) -> None:
     client.call("SET", "flip:1", "upstream's")
-    (swap.folder / "routes.toml").write_text(RULES + '[[rule]]\nkeys = "flip:<x>"\nowner = "prefer-state"\n')
-    assert client.call("STATE", "RELOAD").plain == 2
+    swap.use_rules(RULES + '[[rule]]\nkeys = "flip:<x>"\nowner = "prefer-state"\n')
     states = [StateDescriptor("flip", key_format="flip:<x>", value="n")]
     found: set[bytes] = set()
     with LogWriter(swap.log, "flips", states, "first-of-flips") as writer:
@@ -90,7 +63,7 @@ def test_preferred_key_read_without_states_command_is_upstreams_unless_states_ha
     )
 
 
-def test_preferred_key_of_states_survives_paused_upstream(swap: PreferringSwap) -> None:
+def test_preferred_key_of_states_survives_paused_upstream(swap: Swap) -> None:
     with swap.proxy.connect() as client:
         swap.signal_upstream(signal.SIGSTOP)
         try:

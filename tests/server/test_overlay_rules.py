@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from compat.conformance.servers import Running, child_environment
+from compat.conformance.servers import child_environment
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.swap import OLD, Swap
@@ -30,39 +29,10 @@ owner = "state"
 """
 
 
-class RuledSwap(Swap):
-    """A swap with a rules file."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.routes = folder / "routes.toml"
-        self.routes.write_text(RULES)
-        super().__init__(folder, stack, "--routes", str(self.routes))
-
-    def wait_until_ready(self, proxy: Running) -> None:
-        with proxy.connect() as client:
-            for key, value in ((b"job:speed:1", b"10"), (b"job:speed:5", b"50"), (b"dash/7/apdex", b"0.9")):
-                eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
-            eventually(lambda: not client.call("GET", "nobody's").is_error)
-
-
-@pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuledSwap]:
-    with ExitStack() as stack:
-        yield RuledSwap(tmp_path_factory.mktemp("swap"), stack)
-
-
 @pytest.fixture(autouse=True)
-def _rules_as_before(swap: RuledSwap) -> Iterator[None]:
+def _rules_as_before(swap: Swap) -> Iterator[None]:
     yield
-    swap.routes.write_text(RULES)
-    with swap.proxy.connect() as client:
-        assert client.call("STATE", "RELOAD").plain == 2
-
-
-@pytest.fixture
-def client(swap: RuledSwap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
-        yield connection
+    swap.use_rules(RULES)
 
 
 def test_rules_override_key_formats(client: Connection) -> None:
@@ -77,7 +47,7 @@ def test_rules_override_key_formats(client: Connection) -> None:
     )
 
 
-def test_reload_changes_owners_and_fails_exec_of_watchers(swap: RuledSwap, client: Connection) -> None:
+def test_reload_changes_owners_and_fails_exec_of_watchers(swap: Swap, client: Connection) -> None:
     with swap.proxy.connect() as watcher:
         assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
         swap.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
@@ -90,7 +60,7 @@ def test_reload_changes_owners_and_fails_exec_of_watchers(swap: RuledSwap, clien
     assert swap.info()["ownership_rules"] == "1"
 
 
-def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: RuledSwap, client: Connection) -> None:
+def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: Swap, client: Connection) -> None:
     swap.routes.write_text('[[rule]]\nkeys = "job:<x>"\nowner = "upstream"\n[[rule]]\nkeys = "a*"\n')
     done = sparkis(swap.proxy, "reload")
     assert done.returncode == 1
@@ -100,7 +70,7 @@ def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: RuledSwap, c
     assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
 
 
-def test_sighup_reloads_rules(swap: RuledSwap, client: Connection) -> None:
+def test_sighup_reloads_rules(swap: Swap, client: Connection) -> None:
     swap.routes.write_text('[[rule]]\nkeys = "a*"\n')
     os.kill(swap.proxy.process.pid, signal.SIGHUP)
     swap.routes.write_text("")
@@ -108,7 +78,7 @@ def test_sighup_reloads_rules(swap: RuledSwap, client: Connection) -> None:
     eventually(lambda: client.call("GET", "job:speed:2").plain == b"20")
 
 
-def test_rule_decides_new_job_without_confirm(swap: RuledSwap, client: Connection) -> None:
+def test_rule_decides_new_job_without_confirm(swap: Swap, client: Connection) -> None:
     client.call("SET", "session:ada", "precious")
     start_job(swap, "greedy", "session:<user>", "session:ada")
     eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
@@ -119,7 +89,7 @@ def test_rule_decides_new_job_without_confirm(swap: RuledSwap, client: Connectio
     assert swap.info()["ownership_waiting"] == ""
 
 
-def test_reload_needs_admin_and_rules(tmp_path: Path, swap: RuledSwap) -> None:
+def test_reload_needs_admin_and_rules(tmp_path: Path, swap: Swap) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~* +@all -@admin\nuser boss on >boss ~* +@all\n")
     proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
@@ -132,7 +102,7 @@ def test_reload_needs_admin_and_rules(tmp_path: Path, swap: RuledSwap) -> None:
         )
 
 
-def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: RuledSwap) -> None:
+def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: Swap) -> None:
     path = tmp_path / "routes.toml"
     path.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n[[rule]]\nkeys = "b"\n')
     program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
@@ -145,7 +115,7 @@ def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: RuledSwap) -> 
     assert alone.returncode != 0 and "--routes has no use without --upstream" in alone.stderr
 
 
-def test_writes_rule_drops_or_passes_writes(swap: RuledSwap, client: Connection) -> None:
+def test_writes_rule_drops_or_passes_writes(swap: Swap, client: Connection) -> None:
     swap.routes.write_text(
         '[[rule]]\nkeys = "job:speed:1"\nowner = "state"\nwrites = "drop"\n'
         '[[rule]]\nkeys = "job:speed:3"\nowner = "state"\nwrites = "pass"\n'
