@@ -26,6 +26,7 @@ cdef struct Combination:  # what a request asks for
     double weights[SETS_MAX]  # of the keys in their order
     int aggregate
     bint has_scores
+    int64_t limit  # of the number of members; 0: none
 
 cdef struct ScoredMember:
     Item item  # the first field, so that members are sorted as items are

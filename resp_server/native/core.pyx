@@ -2076,6 +2076,7 @@ cdef class Core:
                 members[kept] = members[i]
                 kept += 1
         if count < 0 or row.shape == COUNT_IN_ALL:
+            kept = min(kept, wanted.limit) if wanted.limit else kept
             return put_line(self.out, c":", kept) + ANSWERED if count >= 0 else GENERAL
         if row.kind == SORTED_SET:
             qsort(members, kept, sizeof(ScoredMember), by_score)
@@ -2089,9 +2090,9 @@ cdef class Core:
         cdef Word* words = &self.words[request.first_word]
         cdef int shape = rows[request.command].shape
         cdef size_t keys = request.keys, at = keys, i
-        cdef bint has_weights = shape in (IN_ANY, IN_ALL), is_sorted = rows[request.command].kind == SORTED_SET
-        wanted.aggregate, wanted.has_scores = SUM, False
-        if keys > SETS_MAX or (keys < request.words and (not is_sorted or shape == COUNT_IN_ALL)):
+        cdef bint has_weights = shape in (IN_ANY, IN_ALL), is_counted = shape == COUNT_IN_ALL
+        wanted.aggregate, wanted.has_scores, wanted.limit = SUM, False, 0
+        if keys > SETS_MAX or (keys < request.words and rows[request.command].kind == SET and not is_counted):
             return False
         for i in range(keys):
             wanted.weights[i] = 1.0
@@ -2106,7 +2107,11 @@ cdef class Core:
                 wanted.aggregate = LOWEST if is_word(&words[at], b"min", 3) else HIGHEST if is_word(&words[at], b"max", 3) else SUM
                 if wanted.aggregate == SUM and not is_word(&words[at], b"sum", 3):
                     return False
-            elif is_word(&words[at], b"withscores", 10):
+            elif is_counted and request.words - at > 1 and is_word(&words[at], b"limit", 5):
+                at += 1
+                if not integer(&words[at], &wanted.limit) or wanted.limit < 0:
+                    return False
+            elif not is_counted and is_word(&words[at], b"withscores", 10):
                 wanted.has_scores = True
             else:
                 return False
