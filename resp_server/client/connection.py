@@ -188,17 +188,20 @@ class Connection(ConnectionFields, asyncio.Protocol):
         except Exception as error:
             self.close_on_error(error)
 
-    def requests_received(self, requests: list[Request], size_bytes: int, data: bytes) -> None:
+    def requests_received(
+        self, requests: list[Request], size_bytes: int, data: bytes, incomplete: IncompleteReply | None
+    ) -> None:
         """Handle requests that the compiled core parsed.
 
         Args:
             size_bytes: Their size.
             data: The input after them.
+            incomplete: The incomplete reply to the request before them; None: that was answered.
         """
         try:
             self._server_context.stats.input_bytes += size_bytes + len(data)
             self.session.input_bytes += size_bytes + len(data)
-            self.input.requests, self.input.data = requests, data
+            self.input.requests, self.input.data, self.input.incomplete = requests, data, incomplete
             self._answer_input(size_bytes)
         except Exception as error:
             self.close_on_error(error)
@@ -387,6 +390,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
             frame = self._server_context.pending_pushes(epoch_feed) + frame
         if not self.reply.allows_push:
             self.output.delay(frame)
+        elif self.session.pushed is not None:
+            self.session.pushed.append(frame)
         elif self._turn_output is not None:
             self._turn_output.append(frame)
         else:
@@ -546,6 +551,11 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _answer_batch(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before, session, client_input = len(out), self.session, self.input
+        incomplete, client_input.incomplete = client_input.incomplete, None
+        if incomplete is not None:
+            return self._start_incomplete(incomplete, out, before)
+        if session.is_closing:
+            return False
         has_unparsed = not client_input.requests and (client_input.data or client_input.parser.has_buffered_requests)
         if has_unparsed and client_input.answer_or_parse(session, out):
             return client_input.has_requests

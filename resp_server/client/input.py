@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from resp_server.limits import PARTIAL_BYTES_MAX
+from resp_server.pipeline.pipeline import release_reply
+from resp_server.protocol.replies import IncompleteReply
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
@@ -23,6 +25,7 @@ class ClientInput:
     Attributes:
         requests: Those that are parsed. None: there are none.
         data: The bytes after them.
+        incomplete: The incomplete reply, of a command that the compiled core called, before them. None: there is none.
     """
 
     __slots__ = (
@@ -30,6 +33,7 @@ class ClientInput:
         "_has_partial_request",
         "_transport",
         "data",
+        "incomplete",
         "is_polled",
         "is_reading",
         "parser",
@@ -45,13 +49,15 @@ class ClientInput:
         self.is_polled = is_polled
         self.requests: list[Request] | None = None
         self.data = b""
+        self.incomplete: IncompleteReply | None = None
         self._has_partial_request = False  # the compiled core found that `data` is an incomplete request
         self.is_reading = True
 
     @property
     def has_requests(self) -> bool:
         """Return whether there may be requests to answer."""
-        return bool(self.requests or (self.data and not self._has_partial_request) or self.parser.has_buffered_requests)
+        has_data = bool(self.data) and not self._has_partial_request
+        return bool(self.requests or has_data or self.incomplete is not None or self.parser.has_buffered_requests)
 
     @property
     def unparsed_bytes(self) -> int:
@@ -65,7 +71,8 @@ class ClientInput:
 
     def clear(self) -> None:
         """Drop the input."""
-        self.requests, self.data = None, b""
+        release_reply(self.incomplete)
+        self.requests, self.data, self.incomplete = None, b"", None
 
     def take_data(self) -> bytes:
         """Return the bytes, and clear them."""
@@ -73,18 +80,18 @@ class ClientInput:
         return data
 
     def answer_or_parse(self, session: Session, out: list[bytes]) -> bool:
-        """Let the compiled core answer the bytes, and parse the rest; return whether the core replied."""
+        """Let the compiled core answer the bytes, and parse the rest; return whether the core replied, or called."""
         parser, data = self.parser, self.data
         if self._compiled is not None and not parser.buffered_bytes:
             reply, requests, self.data = self._compiled.answer(session, data)
-            self.requests = requests
+            self.requests, self.incomplete = requests, self._compiled.take_incomplete()
             self._has_partial_request = self._compiled.is_incomplete and 0 < len(self.data) <= PARTIAL_BYTES_MAX
             if reply:
                 out.append(reply)
-            if reply or requests or self._has_partial_request:
-                return bool(reply)
+            if reply or requests or self.incomplete is not None or self._has_partial_request:
+                return bool(reply) or self.incomplete is not None
         parser.is_restricted = not session.is_authenticated
-        self.requests, self.data = parser.feed(data), b""
+        self.requests, self.data = parser.feed(self.data), b""
         return False
 
     def set_reading(self, is_reading: bool) -> None:

@@ -19,7 +19,7 @@ from resp_server.protocol.errors import (
     unknown_subcommand,
     wrong_arity,
 )
-from resp_server.protocol.replies import Frames, Reply
+from resp_server.protocol.replies import Frames, Reply, encode
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class CommandTable:
                 raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
         # The encoded rows of COMMAND and COMMAND DOCS, by kind, name and protocol version; 0.6 MB for all.
         self.rows: dict[tuple[str, str, int], Frames] = {}
+        self._help: dict[str, Frames] = {}
         self._commands = {name.encode(): _row(name, each, declared) for name, each in facts.items()}
 
     def __iter__(self) -> Iterator[Command]:
@@ -169,9 +170,15 @@ class CommandTable:
         found = self._commands.get(request[0].lower())
         return found is not None and found.policy.keeps_caching
 
-    def help(self, container: str) -> list[Reply]:
+    def help(self, container: str) -> Frames:
+        """Return the reply to `CLIENT HELP`, which is made once: in both versions of the protocol it is the same."""
+        if container not in self._help:
+            self._help[container] = Frames(encode(self.help_lines(container), 2))
+        return self._help[container]
+
+    def help_lines(self, container: str) -> list[Reply]:
         """Return the lines of `CLIENT HELP`: the subcommands that are served, with their summaries."""
-        lines = [f"{container.upper()} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"]
+        lines: list[Reply] = [f"{container.upper()} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"]
         for name, each in self._commands[container.encode()].subcommands.items():
             if each.handler is not None:
                 arguments = "".join(f" {_help_text(argument)}" for argument in each.facts.arguments)

@@ -17,12 +17,15 @@ from resp_server.command.handler import OneOrMore, command, integer, worker_quer
 from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, ReplyError, client_text
-from resp_server.protocol.replies import OK, Reply, ReplySet
+from resp_server.protocol.replies import OK, Frames, Reply, ReplySet, encode
+from resp_server.session.session import RESP2
 
 GENPASS_BITS = 256
 GENPASS_BITS_MAX = 4096
 LOG_ENTRIES = 10
 CATEGORY_BYTES_MAX = 128
+# The reply to ACL CAT; the same in both versions of the protocol.
+CATEGORY_NAMES = Frames(encode([each.encode() for each in CATEGORIES], RESP2))
 
 
 @command("acl|whoami")
@@ -66,7 +69,7 @@ def _selector(selector: Selector) -> dict[bytes, Reply]:
 def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
     """Lists the ACL categories, or the commands inside a category."""
     if category is None:
-        return [each.encode() for each in CATEGORIES]
+        return CATEGORY_NAMES
     category_name = category.decode("latin-1").lower()
     if category_name not in CATEGORIES:
         raise GenericError(f"Unknown category '{client_text(category[:CATEGORY_BYTES_MAX])}'")

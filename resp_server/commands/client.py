@@ -12,7 +12,7 @@ from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, ReplyError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session
-from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
+from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.session.tracking import TrackingState
 
 NOT_TRACKED = TrackingState()
@@ -146,20 +146,17 @@ def _session_id(argument: bytes) -> int:
 
 def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     """Return a connection's line of CLIENT LIST. Fields about Redis' own buffers are 0."""
-    transaction = session.transaction
+    transaction, subscribed = session.transaction, session.subscriptions
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
-    subscribed = session.subscriptions or Subscriptions()
-    channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
+    channels = patterns = shard_channels = 0
+    if subscribed is not None:
+        channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
     state = session.tracking_state or NOT_TRACKED
-    flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
-    flags += "t" * state.is_on + "R" * state.is_broken + "B" * state.is_bcast + "r" * session.is_readonly
-    flags = "O" * session.is_monitor + "b" * session.is_paused + flags
-    flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = server.clients.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={client_text(session.name)} age={(now_ms - session.created_ms) // 1000} "
-        f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} "
+        f"idle={(now_ms - session.active_ms) // 1000} flags={_flags(session, state)} db={session.db} "
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
@@ -167,6 +164,15 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
         f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)} "
         f"tot-net-in={session.input_bytes} tot-net-out={session.output_bytes} tot-cmds={session.calls}\n"
     )
+
+
+def _flags(session: Session, state: TrackingState) -> str:
+    """Return the letters of a connection's flags."""
+    flags = "O" * session.is_monitor + "b" * session.is_paused + "P" * (session.subscriptions is not None)
+    flags += "x" * (session.transaction is not None)
+    if state is not NOT_TRACKED:
+        flags += "t" * state.is_on + "R" * state.is_broken + "B" * state.is_bcast
+    return flags + "r" * session.is_readonly + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
 
 
 @command("client|kill")

@@ -17,6 +17,10 @@ from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 
+# Keys that are read at once (guess: well below a millisecond).
+KEYS_AT_ONCE_MAX = 32
+
+
 def _node_view(context: CommandContext) -> NodeView:
     """Return this node's view of the cluster; GenericError outside a cluster, before arguments are checked."""
     if context.server.is_single_node:
@@ -137,6 +141,9 @@ def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise GenericError("Invalid slot")
+    keys = _few_keys_in(context, number)
+    if keys is not None:
+        return len(keys)
     return sliced_reply(
         context, lambda view: ([len(keys)] for keys in _keys_in(context.visibility_of(view), number)), int
     )
@@ -149,6 +156,9 @@ def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) ->
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise GenericError("Invalid slot or number of keys")
+    keys = _few_keys_in(context, number)
+    if keys is not None:
+        return keys[:keys_max]
     return sliced_reply(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
 
 
@@ -166,6 +176,12 @@ def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
         yield [key for key in keys if slot_of(key) == slot]
         if not cursor or slot_at(cursor) != slot:
             return
+
+
+def _few_keys_in(context: CommandContext, slot: int) -> list[bytes] | None:
+    """Return the keys of a slot if they are few, as in most slots; None: they have to be read in steps."""
+    cursor, keys = context.visibility.scan(slot << HASH_BITS, KEYS_AT_ONCE_MAX)
+    return None if cursor and slot_at(cursor) == slot else [key for key in keys if slot_of(key) == slot]
 
 
 def _at_most(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[bytes]]:

@@ -87,6 +87,8 @@ def tls_file(field: str) -> Readable:
 
 def settings_of(server: ServerContext) -> Mapping[str, Readable]:
     """Return the settings of a server; some exist only with TLS or in a cluster."""
+    if server.config.tls is None and server.cluster is None:
+        return SETTINGS
     settings = dict(SETTINGS)
     if server.config.tls is not None:
         settings |= {name: tls_file(field) for name, field in TLS_FIELDS.items()}
@@ -104,6 +106,8 @@ PATTERNS_AT_ONCE = 16
 def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
     settings = settings_of(context.server)
+    if len(patterns) == 1 and (found := settings.get(patterns[0].decode("latin-1"))) is not None:
+        return {patterns[0]: found.render(context.server).encode()}
     if len(patterns) <= PATTERNS_AT_ONCE:
         arguments = [argument for chunk in _matching_settings(context.server, settings, patterns) for argument in chunk]
         return dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -178,8 +182,9 @@ def _failed(name: str, reason: str) -> GenericError:
 
 @worker_query("configure")
 def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
-    """Change settings of this process."""
-    server.configure(changes)
+    """Change settings of this process, unless they have these values. A password also resets the default user."""
+    if "password" in changes or any(getattr(server.config, name) != value for name, value in changes.items()):
+        server.configure(changes)
 
 
 @command("config|resetstat")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command.handler import command, integer
 from resp_server.pipeline.context import CommandContext
@@ -22,6 +24,8 @@ from state_backend import VERSION
 INT32_MAX = 2**31 - 1
 # A client's name, and its library's name and version (guess: Redis has no limit).
 CLIENT_NAME_BYTES_MAX = 256
+VERSION_OF_REDIS, OWN_VERSION = REDIS_VERSION.encode(), VERSION.encode()
+PRINTABLE = re.compile(rb"[!-~]*")
 
 
 @command("ping")
@@ -112,14 +116,14 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
     session.protocol = protocol
     return {
         b"server": b"redis",
-        b"version": REDIS_VERSION.encode(),
+        b"version": VERSION_OF_REDIS,
         b"proto": protocol,
         b"id": session.id,
         b"mode": b"standalone" if context.server.cluster is None else b"cluster",
         b"role": b"replica" if context.server.is_replica else b"master",
         b"modules": [],
         **context.server.hello_fields,
-        b"sparkis_version": VERSION.encode(),  # clients look fields up by name, and ignore others
+        b"sparkis_version": OWN_VERSION,  # clients look fields up by name, and ignore others
     }
 
 
@@ -165,7 +169,7 @@ def check_length(name: str, argument: bytes) -> None:
 
 
 def _is_printable(argument: bytes) -> bool:
-    return all(0x21 <= code <= 0x7E for code in argument)
+    return PRINTABLE.fullmatch(argument) is not None
 
 
 def library_text(attribute: bytes, argument: bytes) -> bytes:

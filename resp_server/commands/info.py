@@ -14,6 +14,7 @@ from resp_server.command.handler import command, worker_query
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.metrics.process_stats import ProcessStats
+from resp_server.metrics.stats import Stats
 from resp_server.native import CORE
 from resp_server.net import event_loop
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -60,12 +61,22 @@ def info(context: CommandContext, *names: bytes) -> Reply:
 @worker_query("process stats")
 def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics."""
+    return _stats_of(server, server.stats).to_json()
+
+
+@worker_query("process memory")
+def process_memory(server: ServerContext, nothing: None) -> Mapping[str, Any]:
+    """Return this process's statistics without those of commands, which are many."""
+    return _stats_of(server, Stats()).to_json()
+
+
+def _stats_of(server: ServerContext, stats: Stats) -> ProcessStats:
     sessions, tracking = server.sessions.values(), server.tracking
     watch_counts = [len(each.watched) for each in sessions if each.watched]
     pending_output = [server.clients.output_bytes(each.id) for each in sessions]
     channels, patterns, shard_channels = (len(server.message_bus.pubsub.names(kind)) for kind in SubscriptionKind)
-    own = ProcessStats.of_this_process(server.stats, len(sessions), server.process.memory_at_start)
-    own = replace(
+    own = ProcessStats.of_this_process(stats, len(sessions), server.process.memory_at_start)
+    return replace(
         own,
         output_bytes=sum(pending_output),
         largest_output_bytes=max(pending_output, default=0),
@@ -81,7 +92,6 @@ def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
         patterns=patterns,
         shard_channels=shard_channels,
     )
-    return own.to_json()
 
 
 def _requested_sections(names: list[str]) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resp_server.command.handler import command, worker_query
-from resp_server.commands.info import process_stats
+from resp_server.commands.info import process_memory
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.replies import OK, Reply, Verbatim
@@ -38,7 +38,7 @@ NO_ISSUE = "Hi Sam, I can't find any memory issue in your instance. I can only a
 @command("memory|stats")
 def memory_stats(context: CommandContext) -> Reply:
     """Returns details about memory usage."""
-    return context.server.gather(process_stats, None, lambda responses: _stats(context, _total(responses)))
+    return context.server.gather(process_memory, None, lambda responses: _stats(context, _total(responses)))
 
 
 def _total(responses: Sequence[Mapping[str, Any]]) -> ProcessStats:
@@ -90,7 +90,7 @@ def stored_bytes(context: CommandContext) -> tuple[int, int]:
 def memory_doctor(context: CommandContext) -> Reply:
     """Outputs a memory problems report."""
     return context.server.gather(
-        process_stats, None, lambda responses: Verbatim(report(_total(responses), *stored_bytes(context)).encode())
+        process_memory, None, lambda responses: Verbatim(report(_total(responses), *stored_bytes(context)).encode())
     )
 
 

@@ -167,7 +167,8 @@ class Stats:
         """Count from zero again; the `CommandStats` objects stay the same."""
         self.collect()
         for command_stats in self.commands.values():
-            command_stats.reset()
+            if command_stats.is_used:
+                command_stats.reset()
         for name in SUMS:
             setattr(self, name, 0)
         self.errors.clear()

@@ -203,17 +203,30 @@ cdef class Core:
     ) except -2
 
 cdef class SessionFields:
-    cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded
+    cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded, can_call
     cdef public int protocol
     cdef public object user, transaction, tracking_state, epoch_feed, active_ms, last_command
+    cdef public list pushed  # pushes to the client while a command's function is called for it; None: none is called
     cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around
 
 cdef class ConnectionFields:
     cdef public bint is_idle  # it is admitted, and nothing waits: no output, and no input but what the round will answer
     cdef public SessionFields session
 
+cdef class CalledCommand:
+    cdef object command, command_stats, function, name
+    cdef size_t name_words, least, most
+    cdef bint takes_words, keeps_caching, is_for_subscribers
+    cdef uint64_t calls, nanoseconds
+    cdef uint64_t times[64]
+    cdef int collect(self) except -1
+
 cdef class FastPath:
     cdef object server, stats, make_rules, record_slow
+    cdef public object caller
+    cdef object incomplete
+    cdef readonly bint needs_turn
+    cdef list counted  # the called commands that were counted since the last call of `collect`
     cdef Core core
     cdef Output output
     cdef list command_stats_of, names
@@ -231,5 +244,10 @@ cdef class FastPath:
     cdef Rules rules_of(self, object user)
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list remaining_requests(self, session, const uint8_t* data, size_t size, size_t* took)
-    cdef bytes track(self, SessionFields session, tracking_state)
+    cdef size_t answer_compiled(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
+    cdef int push_before(self, SessionFields session, Output* out, size_t before, bytes pushes=*) except -1
+    cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0
+    cdef CalledCommand called_of(self, size_t count, list request)
+    cdef int64_t call(self, SessionFields session, context, CalledCommand called, list request, Output* out) except -1
+    cdef int collect_called(self) except -1
     cdef int count(self, int64_t elapsed_ns) noexcept

@@ -15,7 +15,23 @@ class SessionFields: ...
 class ConnectionFields: ...
 class InputInterceptor: ...
 
+class CalledCommand:
+    def __init__(
+        self,
+        command: Any,
+        command_stats: Any,
+        name_words: int,
+        least: int,
+        most: int,
+        takes_words: bool,
+        keeps_caching: bool,
+        is_for_subscribers: bool,
+    ) -> None: ...
+
 class FastPath:
+    caller: Any
+    needs_turn: bool
+
     @property
     def is_full(self) -> bool: ...
     @property
@@ -27,6 +43,7 @@ class FastPath:
         record_slow: Callable[[Any, bytes, int], None],
         count_keys: Callable[[Any, Any], int | None],
     ) -> None: ...
+    def take_incomplete(self) -> Any: ...
     def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]: ...
 
 def untrack(words: list[Any]) -> None: ...

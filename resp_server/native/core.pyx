@@ -37,6 +37,7 @@ from state_backend.native.lookup cimport (
 )
 
 from resp_server.protocol.doubles import double_text
+from resp_server.protocol.replies import Frames, OK, Pending, Sliced, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
 from state_backend.model.errors import StoreError
@@ -285,6 +286,8 @@ cdef uint64_t POSITIONS = <uint64_t>1 << 48, KEY_POSITIONS = <uint64_t>1 << 46
 # Elements of a record of which some are chosen at random; the highest offset of a bit.
 cdef enum:
     RANDOM_MAX = 512
+# Functions that are called for one client before others have their turn (guess: below a turn's time, as it ends after a call).
+cdef int64_t CALLED_NS_MAX = 1_000_000
 cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -332,6 +335,19 @@ cdef int put_double_text(Output* out, const char* text, size_t size, bint is_res
     put(out, b",", 1)
     put(out, text, size)
     return put(out, b"\r\n", 2)
+
+
+cdef int put_reply(Output* out, reply, int protocol) except -1:
+    """Write a reply; the most frequent kinds need no Python function."""
+    kind = type(reply)
+    if kind is bytes:
+        return put_bulk(out, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+    if kind is int:
+        return put_line(out, c":", reply)
+    if reply is OK:
+        return put(out, b"+OK\r\n", 5)
+    encoded = reply.frames if kind is Frames else encode(reply, protocol)
+    return put(out, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
 
 
 # --- dumps ------------------------------------------------------------------------------------------------------------
@@ -2380,11 +2396,43 @@ cdef class InputInterceptor:
         return 0
 
 
+cdef class CalledCommand:
+    """A command whose function the core calls (see `pipeline.called`), and its counters since the last `FastPath.collect`.
+
+    name_words, least, most: the number of words in its name, and in its requests. takes_words: its function takes the words
+    after the name as they are. keeps_caching: see `command.policy`. is_for_subscribers: a client with subscriptions may call it.
+    """
+
+    def __init__(
+        self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, bint keeps_caching,
+        bint is_for_subscribers
+    ):
+        self.command, self.command_stats, self.function = command, command_stats, command.handler.body
+        self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
+        self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
+
+    cdef int collect(self) except -1:
+        """Add the counts to the command's statistics."""
+        cdef int bits
+        self.command_stats.calls += self.calls
+        self.command_stats.nanoseconds += self.nanoseconds
+        took = self.command_stats.took
+        for bits in range(64):
+            if self.times[bits]:
+                took[bits] += self.times[bits]
+                self.times[bits] = 0
+        self.calls = self.nanoseconds = 0
+
+
 cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
     make_rules: makes the `Rules` of a user. record_slow: records slow requests. count_keys: returns the number of all keys
-    that a user sees in a view, or None. (A proxy's fast path needs none of these.)
+    that a user sees in a view, or None. (A proxy's fast path needs none of these.) caller: the `pipeline.called.Caller` of the
+    commands that it calls; None: it calls none.
+
+    After `answer_front`, needs_turn: the connection continues in a turn, even if no input is left. incomplete: the reply that is
+    to be completed then, or None.
     """
 
     def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None):
@@ -2400,9 +2448,15 @@ cdef class FastPath:
         for command, name in enumerate(NAMES):
             self.core.needs_state[command] = "loading" not in server.table.get(name).facts.flags
         self.stats.collectors.append(self.collect)
+        self.counted = []
 
     def __dealloc__(self):
         free(self.output.data)
+
+    def take_incomplete(self):
+        """Return the incomplete reply of the command that was called last, or None; it is returned once."""
+        incomplete, self.incomplete = self.incomplete, None
+        return incomplete
 
     @property
     def is_full(self):
@@ -2435,7 +2489,7 @@ cdef class FastPath:
         took: the bytes that `answer_front` answered; the bytes of the parsed requests are added.
         """
         cdef const uint8_t* at = data + took[0]
-        if took[0] == size or self.core.is_full or self.core.is_incomplete or not session.is_authenticated:
+        if took[0] == size or self.core.is_full or self.core.is_incomplete or self.needs_turn or not session.is_authenticated:
             return []  # before authentication, the parser limits the length of a request
         requests = self.core.cut_words(&at, data + size, not self.was_tried)
         took[0] = at - data
@@ -2501,20 +2555,33 @@ cdef class FastPath:
 
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests at the front of a buffer, and append the replies to `out`; return the requests' size."""
-        cdef Rules rules = None
+        cdef Core core = self.core
+        cdef size_t took = 0, called = 1
+        self.needs_turn, self.incomplete = False, None
+        while called and not self.needs_turn:
+            took += self.answer_compiled(session, data + took, size - took, out)
+            if took == size or core.is_incomplete or core.is_full:
+                break
+            called = self.call_all(session, data + took, size - took, out)
+            took += called
+            if took == size or core.is_incomplete or core.is_full:
+                break
+        return took
+
+    cdef size_t answer_compiled(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
+        """Answer requests at the front of a buffer with the core, as `answer_front` does."""
+        cdef Rules rules
         cdef size_t before = out.used, took
         cdef uint64_t hits = self.core.hits, misses = self.core.misses
         cdef int64_t started_ns, elapsed_ns
         cdef Core core = self.core
-        cdef bytes pushes
         server = self.server
         core.is_incomplete = core.is_full = self.was_tried = False
-        tracking_state, epoch_feed = session.tracking_state, None
         if not core.has_lookahead(data):
             if not (session.can_use_checked_fast_path or session.can_queue) or not self.begin():
                 return 0
-            epoch_feed, rules = session.epoch_feed, self.rules_of(session.user)
-        core.begin_tracking(tracking_state)
+        rules = self.rules_of(session.user)
+        core.begin_tracking(session.tracking_state)
         self.was_tried = True
         started_ns = monotonic_ns()
         core.out, core.monotonic_ms, core.session = out, started_ns // 1_000_000, session
@@ -2537,34 +2604,119 @@ cdef class FastPath:
         session.last_command = self.names[core.last_command]
         if elapsed_ns >= self.slow_ns:
             self.record_slow(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
-        if tracking_state is not None or epoch_feed is not None:
-            pushes = b"" if tracking_state is None else self.track(session, tracking_state)
-            if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
-                pushes = server.pending_pushes(epoch_feed) + pushes
-            if pushes:
-                reserve(out, PyBytes_GET_SIZE(pushes))
-                memmove(out.data + before + PyBytes_GET_SIZE(pushes), out.data + before, out.used - before)
-                memcpy(out.data + before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
-                out.used += PyBytes_GET_SIZE(pushes)
+        if session.tracking_state is not None:
+            session.tracking_state.is_caching_set = core.is_caching_set
+        self.push_before(session, out, before)
+        if core.keys_read:  # recording may evict keys, whose invalidations are sent after the replies
+            record_reads(server.tracking, session.tracking_state, core.keys_read)
         return took
 
-    cdef bytes track(self, SessionFields session, tracking_state):
-        """Return a client's pending invalidations, to be sent before its replies, then record the keys that it has read.
-
-        Recording may evict keys. Their invalidations are sent after the replies, so the order matters.
-        """
-        cdef Core core = self.core
-        cdef bytes pushes = b""
-        server = self.server
-        tracking_state.is_caching_set = core.is_caching_set
-        if tracking_state.has_pending:
+    cdef int push_before(self, SessionFields session, Output* out, size_t before, bytes pushes=b"") except -1:
+        """Write pushes, and a client's pending ones, in front of the replies that were written from `before` on."""
+        server, tracking_state, epoch_feed = self.server, session.tracking_state, session.epoch_feed
+        if tracking_state is not None and tracking_state.has_pending:
             if tracking_state.redirect:
                 server.clients.push_invalidations(tracking_state)
             else:
-                pushes = server.pending_invalidations(session)
-        if core.keys_read:
-            record_reads(server.tracking, tracking_state, core.keys_read)
-        return pushes
+                pushes += server.pending_invalidations(session)
+        if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
+            pushes = server.pending_pushes(epoch_feed) + pushes
+        if pushes:
+            reserve(out, PyBytes_GET_SIZE(pushes))
+            memmove(out.data + before + PyBytes_GET_SIZE(pushes), out.data + before, out.used - before)
+            memcpy(out.data + before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
+            out.used += PyBytes_GET_SIZE(pushes)
+        return 0
+
+    cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0:
+        """Call the functions of the commands at the front of a buffer, as `answer_front` answers them."""
+        cdef Core core = self.core
+        cdef const uint8_t* at = start
+        cdef const uint8_t* end = start + size
+        cdef size_t count = 0, before = out.used
+        cdef Py_ssize_t took
+        cdef int64_t ends_ns = 0
+        cdef CalledCommand called
+        cdef list request
+        if self.caller is None or not session.can_call:
+            return 0
+        core.drop_lookaheads()  # a function may change anything
+        context = None
+        while at < end and session.can_call and self.incomplete is None:
+            took = cut(at, end, core.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            core.is_incomplete = took == 0 and at > start
+            request = []
+            called = self.called_of(count, request) if took > 0 else None
+            if called is None or not called.least <= count <= called.most:
+                break
+            if session.subscriptions is not None and not called.is_for_subscribers:
+                break
+            if not session.user.is_unrestricted and session.user.denial(called.command, request) is not None:
+                break
+            if context is None:
+                context, ends_ns = self.caller.begin(session), monotonic_ns() + CALLED_NS_MAX
+                if context is None:
+                    break
+            at += took
+            core.is_full = self.call(session, context, called, request, out) >= ends_ns or out.used - before > OUTPUT_BYTES_MAX
+            session.calls += 1
+            if core.is_full:
+                core.is_full = at < end
+                break
+        self.needs_turn = context is not None and (not session.can_call or self.incomplete is not None)
+        return at - start
+
+    cdef CalledCommand called_of(self, size_t count, list request):
+        """Return the command of the request that was cut, and add its words to a list; None: no function is called for it."""
+        cdef const Word* words = self.core.words
+        cdef size_t i
+        request.append(PyBytes_FromStringAndSize(<const char*>words[0].at, words[0].size))
+        found = self.caller.commands[request[0]]
+        for i in range(1, count if found is not None else 1):
+            request.append(PyBytes_FromStringAndSize(<const char*>words[i].at, words[i].size))
+        if found is None or type(found) is CalledCommand:
+            return found
+        return found[request[1] if count > 1 else None]
+
+    cdef int64_t call(self, SessionFields session, context, CalledCommand called, list request, Output* out) except -1:
+        """Call a command's function, and write its reply; return the time then."""
+        cdef size_t before = out.used
+        cdef int64_t started_ns = monotonic_ns(), now_ns
+        cdef uint64_t elapsed_ns
+        cdef list pushed = []
+        session.last_command, session.pushed = called.name, pushed
+        try:
+            if called.takes_words:
+                reply = called.function(context, *request[called.name_words:])
+            else:
+                reply = called.command.execute(context, [request])[0]
+            if isinstance(reply, (Sliced, Pending)):
+                self.incomplete = reply
+            else:
+                put_reply(out, reply, session.protocol)
+        except Exception as error:
+            called.command_stats.failed += 1
+            out.used = before
+            reply = self.caller.error_reply(error)
+            put(out, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+        session.pushed = None
+        now_ns = monotonic_ns()
+        elapsed_ns = now_ns - started_ns
+        if session.can_call and self.incomplete is None and <int64_t>elapsed_ns < self.server.slow_ns:
+            if not called.calls:
+                self.counted.append(called)
+            called.calls += 1
+            called.nanoseconds += elapsed_ns
+            called.times[64 - count_leading_zeros(elapsed_ns | 1)] += 1
+        else:
+            called.command_stats.calls += 1
+            self.caller.record(context, called.command, called.command_stats, request, reply, elapsed_ns)
+            if session.replies_suppressed:
+                out.used = before
+        if session.tracking_state is not None and not called.keeps_caching:
+            session.tracking_state.is_caching_set = False
+        self.push_before(session, out, before, b"".join(pushed))
+        return now_ns
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
         """Count the calls that the core just answered, and return their number; each gets the same share of the time."""
@@ -2603,3 +2755,11 @@ cdef class FastPath:
         stats.hits += core.hits
         stats.misses += core.misses
         core.hits = core.misses = 0
+        self.collect_called()
+
+    cdef int collect_called(self) except -1:
+        """Add the counts of called commands to the server's statistics."""
+        cdef CalledCommand called
+        for called in self.counted:
+            called.collect()
+        self.counted.clear()

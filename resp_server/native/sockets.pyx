@@ -514,18 +514,21 @@ cdef class Transport:
         """Answer input: the partial request and the bytes after it."""
         cdef Poller poller = self.poller
         cdef size_t took = 0, answered, before = poller.out.used
+        cdef bint needs_turn = False
         protocol = self.protocol
         cdef bint is_idle = poller.fast_path is not None and self.connection is not None and self.connection.is_idle
         if is_idle and not self.has_partial_request():
+            self.connection.session.input_bytes += size  # first: CLIENT INFO shows it
             took = poller.fast_path.answer_front(self.connection.session, <const uint8_t*>data, size, &poller.out)
+            self.connection.session.input_bytes -= size - took
             if took:
                 poller.input_bytes += took
-                self.connection.session.input_bytes += took
                 self.connection.session.output_bytes += poller.out.used - before
                 self.claim_replies(before)
-            if took == size:
+            needs_turn = poller.fast_path.needs_turn
+            if took == size and not needs_turn:
                 return self.drop_partial()
-            if size - took <= PARTIAL_BYTES_MAX and (
+            if not needs_turn and size - took <= PARTIAL_BYTES_MAX and (
                 poller.fast_path.core.is_incomplete or poller.fast_path.core.is_full
             ):
                 self.store_partial(data + took, size - took)
@@ -534,15 +537,17 @@ cdef class Transport:
                     self.requeue()
                 return 0
         self.drop_partial()
-        if self.interceptor is not None and self.interceptor.intercept(<const uint8_t*>data + took, size - took):
-            return 0
+        if self.interceptor is not None and not needs_turn:
+            if self.interceptor.intercept(<const uint8_t*>data + took, size - took):
+                return 0
         if poller.fast_path is not None:
             poller.fast_path.drop_lookaheads()  # the general path may change anything now
             poller.fast_path.expire_view()
-        if is_idle and self.interceptor is None:
-            answered = took
+        if is_idle and (needs_turn or self.interceptor is None):
+            answered, incomplete = took, poller.fast_path.take_incomplete()
             requests = poller.fast_path.remaining_requests(self.connection.session, <const uint8_t*>data, size, &took)
-            protocol.requests_received(requests, took - answered, PyBytes_FromStringAndSize(data + took, size - took))
+            rest = PyBytes_FromStringAndSize(data + took, size - took)
+            protocol.requests_received(requests, took - answered, rest, incomplete)
         else:
             protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
         return 0

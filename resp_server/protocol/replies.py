@@ -203,6 +203,8 @@ def encode(reply: Reply, protocol: int) -> bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if kind is int:
         return b":%d\r\n" % reply
+    if isinstance(reply, Frames):
+        return reply.frames
     out: list[bytes] = []
     _write(reply, protocol >= 3, out)
     return b"".join(out)
@@ -243,6 +245,8 @@ def _write(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
         out.append(encode_header(dict, len(reply), 2 + is_resp3))
         for pair in reply.items():
             _write_items(pair, is_resp3, out)
+    elif kind is Frames:
+        out.append(reply.frames)
     elif kind is float:
         text = double_text(reply)
         out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
@@ -268,8 +272,6 @@ def _write_pairs(pairs: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> No
 def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
     protocol = 2 + is_resp3
     match reply:
-        case Frames(frames):
-            out.append(frames)
         case DoubleText(text):
             out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
         case PackedPairs(count, body):

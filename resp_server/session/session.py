@@ -34,6 +34,7 @@ if TYPE_CHECKING or native.core is None:
             "active_ms",
             "calls",
             "can_be_forwarded",
+            "can_call",
             "can_queue",
             "can_use_checked_fast_path",
             "can_use_fast_path",
@@ -42,6 +43,7 @@ if TYPE_CHECKING or native.core is None:
             "last_command",
             "output_bytes",
             "protocol",
+            "pushed",
             "tracking_state",
             "transaction",
             "user",
@@ -62,6 +64,9 @@ class Session(SessionFields):
         can_queue: As `can_use_checked_fast_path`, but the client has a transaction.
         can_be_forwarded: As `can_use_fast_path`, but in any database, and the client may track keys. Only a proxy's
             compiled code uses it: the forwarder keeps databases apart.
+        can_call: The core may call the functions of commands (`pipeline.called`): the client is authenticated as a user
+            without a rate limit, and not closing; its replies are on; it has no transaction.
+        pushed: The pushes to the client while the core calls a command for it; None: it calls none.
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
             one.
         is_paused: CLIENT PAUSE stopped the client.
@@ -115,6 +120,7 @@ class Session(SessionFields):
         self.is_closing = False
         self.subscriptions: Subscriptions | None = None
         self.tracking_state: TrackingState | None = None
+        self.pushed: list[bytes] | None = None
         self.is_at_replica = False
         self.is_observed = False
         self.is_monitor = False
@@ -139,17 +145,18 @@ class Session(SessionFields):
     def _update_flags(self) -> None:
         """Update the fields that are derived from others."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
-        is_forwardable = (
+        can_run = (
             self.is_authenticated
             and self.reply_mode is ReplyMode.ON
             and self.user.rate_limiter is None
             and not self.is_closing
-            and (self.is_readonly or not self.is_at_replica)
             and not self.is_observed
-            and self.subscriptions is None
         )
+        is_redirected = self.is_at_replica and not self.is_readonly
+        is_forwardable = can_run and not is_redirected and self.subscriptions is None
         self.can_queue = is_forwardable and self.transaction is not None and self.db == 0
         is_forwardable = is_forwardable and self.transaction is None
+        self.can_call = can_run and self.transaction is None
         self.can_be_forwarded = is_forwardable and self.user.is_unrestricted
         self.can_use_checked_fast_path = is_forwardable and self.db == 0
         self.can_use_fast_path = self.can_be_forwarded and self.db == 0 and self.tracking_state is None

@@ -486,3 +486,54 @@ def test_clients_that_always_send_take_turns(start: Callable[..., Any], monkeypa
     eventually(lambda: len(turns) >= 8)
     for at in (0, 4):
         assert sorted(turns[at : at + 4]) == [1, 2, 3, 4]
+
+
+def test_a_user_may_not_read_a_key_behind_others_of_one_round(start: Callable[..., Any]) -> None:
+    running = start()
+    admin, *peers = (running.connect() for _ in range(4))
+    assert admin.ask("ACL", "SETUSER", "few", "on", "nopass", "~job:v:1", "+@all") == b"OK"
+    for peer in peers:
+        assert peer.ask("AUTH", "few", "x") == b"OK"
+    denied = b"-NOPERM No permissions to access a key\r\n"
+    running.call(lambda: [peer.send(get(1) + get(2) + get(1)) for peer in peers])  # found in one round
+    for peer in peers:
+        peer.answers(b"", bulk(b"1") + denied + bulk(b"1"))
+
+
+def test_commands_about_the_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
+    peer = start().connect()
+    peer.send(asked(b"COMMAND", b"DOCS", b"GET") + asked(b"ECHO", b"end"))
+    docs = peer.read_until(bulk(b"end")).removesuffix(bulk(b"end"))
+    name, named = asked(b"CLIENT", b"GETNAME"), bulk(b"ann")
+    off, on = asked(b"CLIENT", b"REPLY", b"OFF"), asked(b"CLIENT", b"REPLY", b"ON")
+    first, zeroth = asked(b"SELECT", b"1"), asked(b"SELECT", b"0")
+    wrong = b"-ERR wrong number of arguments for 'client|getname' command\r\n"
+    queued = b"+OK\r\n" + b"+QUEUED\r\n" * 2 + b"*2\r\n"
+    cases = [
+        (asked(b"CLIENT", b"SETNAME", b"ann"), b"+OK\r\n"),
+        (get(1) + name + get(2) + name * 2, bulk(b"1") + named + bulk(b"2") + named * 2),
+        (name + asked(b"COMMAND", b"DOCS", b"GET") * 2 + name + get(1), named + docs * 2 + named + bulk(b"1")),
+        (asked(b"CLIENT", b"GETNAME", b"more") + name, wrong + named),
+        (asked(b"CLIENT", b"REPLY", b"SKIP") + name * 2 + get(1), named + bulk(b"1")),
+        (off + name * 2 + get(1) + on + name, b"+OK\r\n" + named),
+        (first + name + get(1) + zeroth + get(1), b"+OK\r\n" + named + b"$-1\r\n+OK\r\n" + bulk(b"1")),
+        (asked(b"MULTI") + name + get(1) + asked(b"EXEC") + name, queued + named + bulk(b"1") + named),
+        (asked(b"CLIENT", b"PAUSE", b"0") + name + get(1), b"+OK\r\n" + named + bulk(b"1")),
+        (name + asked(b"RESET") + name, named + b"+RESET\r\n$-1\r\n"),
+    ]
+    for sent, expected in cases:
+        peer.answers(sent, expected)
+        for byte in sent[:-1]:
+            peer.send(bytes([byte]))
+        peer.answers(sent[-1:], expected if b"RESET" not in sent else b"$-1\r\n+RESET\r\n$-1\r\n")
+    peer.send(name + asked(b"QUIT") + name + get(1))
+    assert peer.read_all() == b"$-1\r\n+OK\r\n"
+
+
+def test_one_client_s_costly_commands_leave_turns_to_others(start: Callable[..., Any]) -> None:
+    running = start()
+    greedy, other = running.connect(), running.connect()
+    greedy.send(asked(b"ACL", b"CAT", b"read") * 2_000)
+    other.answers(get(5), bulk(b"5"))
+    greedy.send(PING)
+    assert greedy.read_until(PONG).count(b"\r\nget\r\n") == 2_000

@@ -134,7 +134,15 @@ class OverlayBackend:
         self._clients = ClientLogins(server, self.own, self._logins, self._dedicated, ownership, cached, subscriptions)
         self._transactions = OverlayTransactions(server.table, servers, self._sender, self._dedicated)
         self._long = LongRequests(self._sender)
+        servers.call_commands(self.may_call)
         self._follow(upstream)
+
+    def may_call(self, command: Command) -> bool:
+        """Return whether the proxy runs a command itself, and the upstream has nothing to do for it."""
+        routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
+        is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
+        is_own = routed is not None and routed.destination is Destination.LOCAL and self._servers.may_call(command)
+        return is_own and not (is_login or listens(command.policy) or role in (Role.RESET, Role.CLIENT_UNBLOCK))
 
     def _follow(self, upstream: Upstream) -> None:
         """Have the upstream report what it is and the state that is lost with a connection."""

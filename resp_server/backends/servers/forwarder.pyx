@@ -1582,11 +1582,11 @@ cdef class StoredReads(FastPath):
     cdef bint look_ahead(self, SessionFields session, const uint8_t* data, size_t size) except -1:
         return self.may_answer(session, data, size) and FastPath.look_ahead(self, session, data, size)
 
-    cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
+    cdef size_t answer_compiled(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
         if not self.core.has_lookahead(data) and not self.may_answer(session, data, size):
             self.core.is_incomplete = self.core.is_full = False
             return 0
-        return FastPath.answer_front(self, session, data, size, out)
+        return FastPath.answer_compiled(self, session, data, size, out)
 
     cdef int expire_view(self) noexcept:
         self.is_fresh = False

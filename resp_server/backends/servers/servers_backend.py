@@ -24,6 +24,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
+from resp_server.pipeline.called import Caller, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.long_requests import too_long
@@ -71,6 +72,7 @@ class ServersBackend:
         if only is not None and forwarder is not None:
             self._stored_reads = forwarder.StoredReads(server)
             self._stored_reads.use(self.forwarder, only.stores)
+            self.call_commands(self.may_call)
         if self._stored_reads is not None and only is not None and only.stores is not None:
             only.stores.follow(only.epochs)
             only.stores.on_changed = partial(self._stores_changed, only)
@@ -84,6 +86,16 @@ class ServersBackend:
         """Invalidate changed keys. This runs within a reader's request, which an exception must not fail."""
         if not self._server.attempt(cluster.on_changed, keys):
             self._server.cut_caching_clients()
+
+    def call_commands(self, may_call: Callable[[Command], bool]) -> None:
+        """Have the compiled core call the commands for which this holds."""
+        if self._stored_reads is not None:
+            self._stored_reads.caller = Caller(self._server, may_call)
+
+    @staticmethod
+    def may_call(command: Command) -> bool:
+        """Return whether the proxy runs a command itself, as a server does."""
+        return may_be_called(command) and command.destination is Destination.LOCAL and not command.policy.is_internal
 
     def poll(self, poller: Any) -> None:
         """Use the compiled core's epoll for the connections to servers."""

@@ -15,6 +15,7 @@ from resp_server.acl.rules import KeyAccess, User
 from resp_server.acl.visibility import Visibility
 from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
+from resp_server.pipeline.called import Caller
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
@@ -40,6 +41,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     fast_path: FastPath = native.core.FastPath(
         server, lambda user: rules_of(user, server.table), record_slow, count_keys
     )
+    fast_path.caller = Caller(server)
     return fast_path
 
 

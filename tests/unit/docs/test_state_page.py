@@ -17,7 +17,7 @@ SECTION = re.compile(
 )
 INTERNAL = re.compile(r"^\| `(STATE \w+)", re.MULTILINE)
 STATE = command_table().find([b"STATE"])
-HELP = dict(zip(*[iter(command_table().help("state")[1:])] * 2, strict=True))
+HELP = dict(zip(*[iter(command_table().help_lines("state")[1:])] * 2, strict=True))
 
 
 @pytest.mark.parametrize(("title", "syntax", "since", "complexity", "categories", "text"), SECTION.findall(PAGE))

@@ -366,7 +366,7 @@ def test_help_lists_what_is_served(client: Any) -> None:
     helped = client.ask("CLIENT HELP")
     assert b"+CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n" in helped
     assert b"+SETNAME <connection-name>\r\n+    Sets the connection name.\r\n" in helped
-    assert "LOAD" not in client.server.table.help("script")
+    assert "LOAD" not in client.server.table.help_lines("script")
 
 
 def test_client_list_has_a_line_per_connection(client: Any) -> None:
@@ -479,10 +479,22 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
 def test_table_is_packed_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
+    client.server.table.rows.clear()
     sliced = client.pipeline.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
     assert [len(chunk) for chunk in sliced.chunks] == [per_row] * rows
+
+
+def test_rows_that_are_cached_come_at_once_and_are_the_same(client: Any) -> None:
+    for words in ("COMMAND", "COMMAND INFO get nope client", "COMMAND DOCS get", "COMMAND DOCS", "COMMAND LIST"):
+        client.server.table.rows.clear()
+        for version in (2, 3):
+            client.ask(f"HELLO {version}")
+            first = client.ask(words)
+            assert client.ask(words) == first
+    listed = client.pipeline.answer(client.call, [[b"COMMAND"]], [])
+    assert listed is None
 
 
 @pytest.mark.parametrize(

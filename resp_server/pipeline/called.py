@@ -1,0 +1,102 @@
+"""The commands whose functions the compiled core calls itself, so that their requests need no pipeline.
+
+They are Redis' commands about the connection or the server: they have no key, and are not about transactions. The core
+finds the command by its name as typed, and checks the number of words and the user's rights. It calls the function,
+encodes the reply, and counts the call. Requests with an error in their form, or that the user may not send, are left to
+the pipeline, and so are those of a client for which the pipeline has more to do (`Session.can_call`). Each function is
+called after all effects of the requests before it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from resp_server import native
+from resp_server.command.table import Command
+from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.effects import record
+from resp_server.pipeline.error_replies import error_reply
+from resp_server.session.session import Session
+
+# Cached spellings of a name (`GETNAME`, `getname`, `GetName`).
+SPELLINGS_MAX = 1024
+
+
+def may_be_called(command: Command) -> bool:
+    """Return whether a command is about the connection or the server."""
+    facts, handler = command.facts, command.handler
+    is_of_redis = handler is not None and handler.own is None  # proxies send ours over connections that they share
+    return is_of_redis and not facts.key_specs and facts.group != "transactions"
+
+
+class CalledCommands(dict[bytes | None, Any]):
+    """The called commands by their name as typed; None for all others.
+
+    A container's value is the table of its subcommands; there None is the container itself.
+    """
+
+    def __init__(self, commands: Mapping[bytes, Command], called_of: Callable[[Command], Any]) -> None:
+        super().__init__()
+        self._commands, self._called_of = commands, called_of
+        self._found: dict[bytes, Any] = {}
+
+    def __missing__(self, typed: bytes) -> Any:
+        name = typed.lower()
+        if name not in self._found and name in self._commands:
+            self._found[name] = self._find(self._commands[name])
+        found = self._found.get(name)
+        if len(self) < SPELLINGS_MAX:
+            self[typed] = found
+        return found
+
+    def _find(self, command: Command) -> Any:
+        called = self._called_of(command)
+        if not command.subcommands:
+            return called
+        found = CalledCommands(command.subcommands, self._called_of)
+        found[None] = called
+        return found
+
+
+class Caller:
+    """What the core needs to call commands for the clients of a server.
+
+    Args:
+        may_call: Whether the process itself answers a command, with nothing to do beside its function.
+    """
+
+    def __init__(self, server: ServerContext, may_call: Callable[[Command], bool] = may_be_called) -> None:
+        self._server, self._may_call = server, may_call
+        self.commands = CalledCommands({each.name.encode(): each for each in server.table}, self._called_of)
+        self.record = record
+
+    def _called_of(self, command: Command) -> Any:
+        if command.handler is None or not self._may_call(command):
+            return None
+        assert native.core is not None
+        arity, parameters = command.facts.arity, command.handler.parameters
+        takes_words = parameters.needs_no_conversion and not (parameters.has_name or parameters.is_batch)
+        most = sys.maxsize if parameters.count_max is None or not takes_words else command.words + parameters.count_max
+        return native.core.CalledCommand(
+            command,
+            self._server.stats.command_stats(command.name),
+            command.words,
+            abs(arity),
+            arity if arity > 0 else most,
+            takes_words,
+            command.policy.keeps_caching,
+            command.policy.channels is not None,
+        )
+
+    def begin(self, session: Session) -> CommandContext | None:
+        """Return the context for a client's commands; None: they may have to wait until a job is opened."""
+        if self._server.loading_waits.may_occur:
+            return None
+        session.active_ms = self._server.view.now_ms
+        return CommandContext(session, self._server)
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return an encoded error reply, and count it."""
+        return error_reply(self._server, error)
