@@ -16,7 +16,6 @@ from resp_server.protocol.errors import GenericError, client_text, cluster_disab
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
-
 # Keys that are read at once (guess: well below a millisecond).
 KEYS_AT_ONCE_MAX = 32
 
