@@ -493,8 +493,7 @@ def test_rows_that_are_cached_come_at_once_and_are_the_same(client: Any) -> None
             client.ask(f"HELLO {version}")
             first = client.ask(words)
             assert client.ask(words) == first
-    listed = client.pipeline.answer(client.call, [[b"COMMAND"]], [])
-    assert listed is None
+            assert client.pipeline.answer(client.call, [words.encode().split()], []) is None
 
 
 @pytest.mark.parametrize(
