@@ -30,10 +30,10 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from tests.builders import put_value, write_log
+from tests.server.commands import Start
+from tests.server.conftest import start as start
 from tests.server.nodes import HALVES, Nodes
 from tests.server.swap import Swap
-from tests.server.test_signals import Start
-from tests.server.test_signals import start as start
 
 USERS = """\
 user default off

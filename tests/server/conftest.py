@@ -27,6 +27,7 @@ from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Store
 from tests.builders import apply_epoch
+from tests.server.commands import Command, Start
 from tests.server.redis_cluster import RedisCluster
 from tests.server.swap import Swap
 
@@ -172,6 +173,20 @@ def kind_of_sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.param == "asyncio":
         monkeypatch.setattr(native, "sockets", None)
     return str(request.param)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start commands, which end with the test."""
+    running: list[Command] = []
+
+    def started(*arguments: object) -> Command:
+        running.append(Command(*arguments))
+        return running[-1]
+
+    yield started
+    for each in reversed(running):
+        each.end()
 
 
 @pytest.fixture(scope="session")

@@ -32,8 +32,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Keyspace
-from tests.server.test_signals import Start
-from tests.server.test_signals import start as start
+from tests.server.commands import Start
 
 TOKEN = "a secret"
 HOUR_S = 3600.0

@@ -36,8 +36,7 @@ from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Keyspace
 from state_backend.store.store import Snapshot
 from tests.builders import put_value, write_log
-from tests.server.test_signals import Start
-from tests.server.test_signals import start as start
+from tests.server.commands import Start
 
 LOW, HIGH, QUARTER = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383"), SlotSet.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")

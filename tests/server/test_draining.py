@@ -19,9 +19,8 @@ from resp_server.programs.draining import SAME_SIGNAL_S
 from resp_server.registry.registry_file import read_registry_file
 from state_backend.log.filesystems import open_filesystem
 from tests.builders import put_value, value_state, write_log
+from tests.server.commands import Start
 from tests.server.restarts import GET, VALUE, Readers, activated, socket_unit
-from tests.server.test_signals import Start
-from tests.server.test_signals import start as start
 
 READS = 2_000
 LARGE = b"x" * 1_000_000

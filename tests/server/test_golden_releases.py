@@ -24,8 +24,7 @@ from state_backend.lmdb.store import _boot_id
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.slot_set import ALL, SlotSet
 from tests.golden_releases import NEWER, RELEASES, extracted, raise_format
-from tests.server.test_signals import Command, Start
-from tests.server.test_signals import start as start
+from tests.server.commands import Command, Start
 
 STARTED = r"started @ 127\.0\.0\.1:(\d+)"
 

@@ -19,9 +19,8 @@ from compat.conformance.servers import Running, child_environment, free_port, re
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import ABSENT, OLD, VALUES, Swap
+from tests.server.swap import ABSENT, OLD, VALUES, Swap, sparkis
 from tests.server.test_overlay_check import check
-from tests.server.test_overlay_rules import sparkis
 
 OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
 COPIES = [*VALUES, ABSENT]

@@ -8,8 +8,7 @@ import threading
 
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
-from tests.server.swap import Swap
-from tests.server.test_overlay_rules import sparkis
+from tests.server.swap import Swap, sparkis
 
 PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 RULES = ""  # at first

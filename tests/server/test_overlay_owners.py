@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
-from compat.conformance.servers import Running
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from spark_hooks.cli import main
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
-from tests.server.swap import OLD, Swap
-
-
-def sparkis(proxy: Running, command: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a `sparkis` command at a proxy, in this process: most of the time of another is its start."""
-    line = [command, "--url", f"redis://127.0.0.1:{proxy.port}", *words]
-    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
-        code = main(line)
-    return subprocess.CompletedProcess(line, code, output.getvalue(), errors.getvalue())
-
-
-def start_job(swap: Swap, job: str, key_format: str, *keys: str) -> None:
-    """Publish a job with one state."""
-    states = [StateDescriptor("total", key_format=key_format, value="n")]
-    with LogWriter(swap.log, job, states, f"first-of-{job}") as writer:
-        writer.publish([Change("total", Op.PUT, key.encode(), value=b"of the state") for key in keys])
+from tests.server.swap import OLD, Swap, sparkis, start_job
 
 
 def test_release_gives_keys_to_upstream_and_confirm_takes_them_back(swap: Swap, client: Connection) -> None:

@@ -16,6 +16,15 @@ from tests.server.swap import ABSENT, OLD, VALUES, Swap
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
 
+def test_preferred_key_write_is_hidden_while_states_have_the_key(swap: Swap, client: Connection) -> None:
+    client.send(b"SET job:speed:7 new\r\nGET job:speed:7\r\nSET job:speed:900 1\r\nINCR job:speed:900\r\n")
+    client.send(b"GET job:speed:900\r\nDEL job:speed:900 job:speed:7\r\nGET job:speed:900\r\nGET job:speed:7\r\n")
+    assert [client.read().plain for _ in range(8)] == [b"OK", b"70", b"OK", 2, b"2", 2, None, b"70"]
+    assert client.call("MSET", "job:speed:5", "x", "dash/7/apdex", "y").is_error
+    with swap.upstream.connect() as upstream:
+        assert upstream.call("GET", "job:speed:5").plain == OLD
+
+
 def test_preferred_key_of_new_state_hides_upstreams(swap: Swap, client: Connection) -> None:
     states = [StateDescriptor("total", key_format="sum:<x>", value="n")]
     assert client.call("SET", "sum:1", "written").plain == b"OK"

@@ -52,6 +52,20 @@ def test_preferred_field_alias_without_states_command_is_upstreams_unless_states
     assert client.call("GETRANGE", "board/1/score", 0, 0).plain == b"1"
 
 
+def test_preferred_alias_is_watched_at_both_backends(swap: Swap, client: Connection) -> None:
+    for name, state_key in (("board/5/score", b"golden:byAccount:5"), ("board/5/apdex", b"golden:facts:5")):
+        with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
+            assert client.call("WATCH", name).plain == b"OK"
+            upstream.call("SET", name, "an old copy")
+            client.send(b"MULTI\r\nGET a\r\nEXEC\r\n")
+            assert [client.read().plain for _ in range(3)][-1] is None
+            assert client.call("WATCH", name, "a").plain == b"OK"
+            publish(swap, score(5, b"5") if b"by" in state_key else fact(5, b"5"))
+            eventually(lambda name=name, reader=reader: reader.call("GET", name).plain == b"5")  # type: ignore[misc]
+            client.send(b"MULTI\r\nGET a\r\nEXEC\r\n")
+            assert [client.read().plain for _ in range(3)][-1] is None
+
+
 def test_preferred_alias_has_notifications_of_both_backends(swap: Swap) -> None:
     expected = {(b"__keyspace@0__:board/6/score", b"set"), (b"__keyspace@0__:board/6/apdex", b"set")}
     with swap.upstream.connect() as upstream, swap.proxy.connect() as client:

@@ -14,8 +14,7 @@ import pytest
 from compat.conformance.servers import child_environment
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import OLD, Swap
-from tests.server.test_overlay_owners import sparkis, start_job
+from tests.server.swap import OLD, Swap, sparkis, start_job
 
 RULES = """
 [[rule]]

@@ -15,8 +15,7 @@ import redis
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, Swap
-from tests.server.test_overlay_rules import sparkis
+from tests.server.swap import ABSENT, OLD, Swap, sparkis
 
 RULES = """
 [[rule]]

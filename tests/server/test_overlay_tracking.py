@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -79,6 +80,53 @@ def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
     for client in clients:
         eventually(partial(client.holds_only, confirmed))
         client.close()
+
+
+PIPELINES = [
+    ["GET a"],
+    ["GET b"],
+    ["MGET a c"],
+    ["CLIENT CACHING YES"],
+    ["CLIENT CACHING NO"],
+    ["CLIENT ID"],
+    ["STRLEN d"],
+]
+PIPELINES += [["MULTI", "GET a", "STRLEN d", "EXEC"], ["CLIENT CACHING YES", "MULTI", "PTTL b", "GET b", "EXEC"]]
+
+
+@pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"], ["ON", "OPTOUT"]], ids=" ".join)
+def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
+    swap: Swap, client: Connection, direct: Connection, options: list[str]
+) -> None:
+    """The same pipelines give the same replies, and the same keys are invalidated after them."""
+    choice = random.Random(5)
+    with swap.upstream.connect() as alone:
+        alone.call("HELLO", 3)
+        for connection in (client, alone):
+            assert connection.call("CLIENT", "TRACKING", *options).plain == b"OK"
+        for turn in range(60):
+            lines = [line for group in choice.choices(PIPELINES, k=choice.randrange(1, 9)) for line in group]
+            data = b"".join(request(*line.split(" ")) for line in lines)
+            found = []
+            for connection in (client, alone):
+                connection.send(data)
+                replies = [next(frame for frame in iter(connection.read, None) if frame.type != ">") for _ in lines]
+                found.append([each.raw for each, line in zip(replies, lines, strict=True) if line != "CLIENT ID"])
+            assert found[0] == found[1], lines
+            direct.call("MSET", *(word for key in "abcd" for word in (key, turn)))
+            direct.call("SET", "marker", turn)
+            told = []
+            for connection in (client, alone):
+                keys: set[bytes] = set()
+                connection.send(request("PING") + request("CLIENT", "CACHING", "YES") + request("GET", "marker"))
+                while (frame := connection.read()).plain != b"%d" % turn:
+                    keys |= set(frame.plain[1]) if frame.type == ">" else set()
+                direct.call("SET", "marker", f"old {turn}")
+                while b"marker" not in keys:
+                    keys |= set(connection.read().plain[1])
+                direct.call("SET", "marker", turn)
+                told.append(keys)
+            assert told[0] == told[1], lines
 
 
 @pytest.mark.parametrize("line", ["SET a 2", "DEL a", "FLUSHDB", "EVAL return(redis.call('set',KEYS[1],3)) 1 a"])

@@ -32,9 +32,8 @@ from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, STATES, VALUES
-from tests.server.test_overlay_owners import sparkis
-from tests.server.test_signals import Command
+from tests.server.commands import Command
+from tests.server.swap import ABSENT, OLD, STATES, VALUES, sparkis
 
 PROGRAM = ("-m", "resp_server.programs.serve")
 
