@@ -121,7 +121,8 @@ class PipelinedConnection(Generic[InFlight]):
 
     def begin_batch(self, batch: Any) -> None:
         """Open a batch of the forwarder, which is sent at the end of the round, in order. The connection is open."""
-        self._close_batch()
+        if self.batch is not None:
+            self._close_batch()
         if not self._out:
             self._at_end_of_round(self._flush)
         self._in_flight.append(batch)

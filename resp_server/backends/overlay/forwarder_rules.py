@@ -79,7 +79,7 @@ class ForwarderRules:
     def _connection_of(self, client: int, protocol: int, database: int) -> UpstreamConnection | NodeConnections | None:
         """Return a client's connection to a database; None: the general path opens one, or replies an error."""
         databases = self._logins.of(client)
-        if not databases.is_open(database):
+        if database and not databases.is_open(database):
             return None
         return databases.of(database).connection_for_forwarder(client, protocol)
 

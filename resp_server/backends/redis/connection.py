@@ -149,6 +149,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         self._queue: list[UpstreamRequest] = []  # they wait until the connection is open
         self._queued_bytes = 0
         self._opened_s = self._received_s = 0.0
+        self._has_received = False  # since the last call of `is_late`
         self._pause_s = 0.0
         self._is_stopping = False
 
@@ -168,10 +169,6 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 
     def _at_end_of_round(self, then: Callable[[], None]) -> None:
         self._pool.at_end_of_round(then)
-
-    def begin_batch(self, batch: Any) -> None:
-        batch.sent_s = self._pool.clock()
-        super().begin_batch(batch)
 
     def add(self, request: UpstreamRequest) -> None:
         """Send a request now, or after the connection was opened. It gets TRYAGAIN at once if the breaker is open."""
@@ -211,10 +208,18 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._connecting = self._loop.create_task(self._connect())
 
     def is_late(self, now_s: float, timeout_s: float) -> bool:
-        """Return whether the oldest request has waited longer than `timeout_s`, and nothing was received meanwhile."""
+        """Return whether the oldest request has waited longer than `timeout_s`, and nothing was received meanwhile.
+
+        This is called often. What the forwarder has sent or received since the last call counts as of now: it reads no
+        clock for each request.
+        """
+        if self._has_received:
+            self._has_received, self._received_s = False, now_s
         if not self._in_flight or self._in_flight[0].is_blocking:
             return False
-        return now_s > max(self._in_flight[0].sent_s, self._received_s) + timeout_s
+        first = self._in_flight[0]
+        first.sent_s = first.sent_s or now_s
+        return now_s > max(first.sent_s, self._received_s) + timeout_s
 
     def cut(self, reason: str) -> None:
         """Close the connection, if it is open, and open it again."""
@@ -232,7 +237,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         self._refuse_queued()
 
     def _write(self, out: Sequence[bytes]) -> None:
-        if self._link is not None and size_of(out) > TURN_BYTES_MAX:
+        text = out[0] if len(out) == 1 else b""
+        if self._link is not None and text and len(text) <= TURN_BYTES_MAX:
+            self._link.write(text)
+        elif self._link is not None and size_of(out) > TURN_BYTES_MAX:
             self._link.write_texts(out)
         else:
             super()._write(out)
@@ -243,7 +251,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 
     def receive_batch_replies(self, data: bytes) -> bytes:
         """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
-        self._received_s = self._pool.clock()
+        self._has_received = True
         return self.take_batch_replies(data, NO_EPOCHS)
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:

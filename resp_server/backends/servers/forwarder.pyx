@@ -1311,7 +1311,8 @@ cdef class Forwarder:
             number = self.used[i]
             if self.batches[number] is None:
                 connection = self.connection_of(number, open_connections)
-                batch = PipelineBatch(self, connection, self.cluster.deadline_s(), REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
+                deadline_s = self.cluster.deadline_s() if number < UPSTREAM else 0.0  # the upstream's pool has another limit
+                batch = PipelineBatch(self, connection, deadline_s, REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
                 connection.begin_batch(batch)
                 self.batches[number] = batch
         return True
