@@ -1,4 +1,4 @@
-"""Golden folders of released versions; `scripts/golden_release.py` makes them, and says what is in them."""
+"""Golden folders of released versions. `scripts/golden_release.py` makes them, and lists their content."""
 
 from __future__ import annotations
 

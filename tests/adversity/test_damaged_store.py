@@ -1,4 +1,4 @@
-"""The file of a store is damaged under a running `sparkis serve`: nobody reads anything wrong, and it mends itself."""
+"""The file of a store is damaged under a running `sparkis serve`: no client reads a wrong value, and it is rebuilt."""
 
 from __future__ import annotations
 

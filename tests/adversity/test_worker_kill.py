@@ -1,4 +1,4 @@
-"""Workers and their master are killed under load: values stay right, who was cut comes back, nothing is left over."""
+"""Workers and their master are killed under load: values stay right, clients reconnect, and no process is left over."""
 
 from __future__ import annotations
 

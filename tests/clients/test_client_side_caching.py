@@ -1,4 +1,4 @@
-"""The caches of real clients, at a server that is a node of a cluster, and at a proxy: they hold, and are told."""
+"""The caches of real clients, at a node of a cluster and at a proxy: they keep values, and get invalidations."""
 
 from __future__ import annotations
 

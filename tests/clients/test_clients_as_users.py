@@ -1,4 +1,4 @@
-"""redis-py as users that may do some things: who it is, what it may not, and how it manages others."""
+"""redis-py as users with few rights: whoami, the commands that they may not run, and the management of other users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every line of `deviations.toml` names a difference that is there; what is not there any more has to go from it."""
+"""Every line of `deviations.toml` names a difference that exists; a line about an old difference fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a password: who is let in, what is answered before that, and in which order it is checked."""
+"""With a password: AUTH, the replies before it, and the order of the checks are those of Redis."""
 
 from __future__ import annotations
 

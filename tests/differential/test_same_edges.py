@@ -1,4 +1,4 @@
-"""Small print that programs meet: what is echoed, what is looked at first, which keys a request names."""
+"""Details that programs meet: echoed names, the order of checks, the keys of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLIENT KILL: by each filter, who is cut and what the killer is told are as on a real server."""
+"""CLIENT KILL: each filter disconnects the same clients, with the same replies, as at Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyspace notifications: an epoch's changes are told as the commands that do the same are told by Redis."""
+"""Keyspace notifications: the changes of an epoch have the events of the Redis commands that do the same."""
 
 from __future__ import annotations
 

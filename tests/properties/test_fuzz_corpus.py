@@ -1,4 +1,4 @@
-"""Inputs that a fuzzer made: each is answered with whole replies, a protocol error or nothing, in whatever chunks."""
+"""Inputs that a fuzzer made, in any chunks: each gets whole replies, a protocol error, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a server sends, and however it is cut: the same whole replies come out of it, up to what is none."""
+"""Any bytes of a server, in any chunks, give the same whole replies, up to the first byte that is no reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State servers come, go, hang and load; whatever happens, who is asked answers, and in the end nothing moves."""
+"""State servers come, go, hang and load: each asked server leads to an answer, and in the end nothing moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No client holds a value that is not the current one, once it took all that it was told before a reply.
+"""No client keeps an outdated value after it has read all invalidations before a reply.
 
 The oracle is a dictionary: what each key holds now. Clients keep what they read; replies may take a while, and hold
 what was there when they began.

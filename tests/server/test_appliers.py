@@ -1,4 +1,4 @@
-"""Followers and their real appliers: what is wanted comes to be held, and what is said to be held can be read."""
+"""Followers and their real appliers: wanted slots are held, and the slots that are reported as held are readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""STATE FOLLOW: what is told of epochs is told before the first reply from them, and nowhere within a reply."""
+"""STATE FOLLOW: an epoch is pushed before the first reply from it, and never within a reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception in any command's code is that request's answer: nobody else notices, at a server and at a proxy.
+"""An exception in a command's code is the reply to that request alone, at a server and at a proxy.
 
 For every command and subcommand of the table its body, or what looks at its arguments before that, is made to raise.
 """

@@ -1,4 +1,4 @@
-"""MONITOR and CLIENT PAUSE: all requests are looked at one by one for as long as somebody wants that, and no longer."""
+"""MONITOR and CLIENT PAUSE: while one of them is active, and only then, each request takes the general path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many changes at once, told in batches: reads go on meanwhile, and nothing that waits grows without a limit."""
+"""Many changes at once are notified in batches: reads continue meanwhile, and each queue has a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy with an upstream: whose key it is decides who answers, and what needs more is refused in clear words."""
+"""A proxy with an upstream: the owner of a key answers, and a request that needs both backends gets a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies that others have to be asked for first: the client's next requests wait, nobody else does."""
+"""Replies that need other workers first: only the next requests of the same client wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user that asks for more than its rate is slowed down, and is not told anything but its answers."""
+"""A user beyond its rate is delayed, and sees nothing but its replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry over its listener: what servers, drivers and people may ask, and what is pushed to whom."""
+"""A registry over its listener: the requests of servers, drivers and people, and the pushes to each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long replies and slow readers: nobody else waits, and nothing grows without bound."""
+"""Long replies and slow readers delay no other client, and no buffer grows without a limit."""
 
 from __future__ import annotations
 

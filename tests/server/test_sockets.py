@@ -1,4 +1,4 @@
-"""Clients' sockets, on the compiled core's own epoll and on asyncio's: whoever sends and takes what, and however."""
+"""Clients' sockets, on the core's own epoll and on asyncio's: any chunks of input, slow readers, disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control connections of a server that ends while somebody waits for an answer."""
+"""The control connections of a server that ends while a client waits for a reply."""
 
 from __future__ import annotations
 

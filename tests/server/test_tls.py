@@ -1,4 +1,4 @@
-"""TLS at a server of one process and of two: real clients, real certificates, and what is no TLS at all."""
+"""TLS at a server of one process and of two: real clients, real certificates, and bytes that are no TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever has the token gets in at a registry's port and a server's control port, whatever strangers do there."""
+"""A client with the token gets in at a registry's port and at a server's control port, despite many without it."""
 
 from __future__ import annotations
 

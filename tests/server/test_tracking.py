@@ -1,4 +1,4 @@
-"""Client-side caching: what clients that track are told, and where it stands among the replies."""
+"""Client-side caching: the invalidations of tracking clients, and their place among the replies."""
 
 from __future__ import annotations
 

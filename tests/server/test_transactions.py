@@ -1,4 +1,4 @@
-"""Transactions on a server whose epochs go on: what is read at one epoch, what is bounded, what is let go."""
+"""Transactions on a server whose epochs continue: reads at one epoch, limits, and views that are closed."""
 
 from __future__ import annotations
 

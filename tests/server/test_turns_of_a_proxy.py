@@ -1,4 +1,4 @@
-"""No turn of a proxy's event loop is long, whatever one client sends: as at a server, and what a proxy alone does."""
+"""No turn of a proxy's event loop is long for any requests of one client: those of a server, and those of a proxy."""
 
 from __future__ import annotations
 

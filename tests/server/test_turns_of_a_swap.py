@@ -1,4 +1,4 @@
-"""No turn of a proxy with an upstream is long, whatever one client sends; and what is answered in steps is right."""
+"""No turn of a proxy with an upstream is long for any requests of one client; replies in steps are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No turn of a server's loop is long, whatever one client sends: every command at its largest, what an attack found."""
+"""No turn of a server's loop is long for any requests of one client: every command at its largest, known attacks."""
 
 from __future__ import annotations
 

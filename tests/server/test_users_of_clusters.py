@@ -1,4 +1,4 @@
-"""Nodes and proxies with a file of users: clients are who the file says, and the parts know each other all the same."""
+"""Nodes and proxies with a file of users: clients have its users, and the parts stay connected to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users of a server with several processes: who may do what is the same in all of them, at once."""
+"""Users of a server with several processes: all processes have the same users at once."""
 
 from __future__ import annotations
 

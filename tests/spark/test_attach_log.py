@@ -1,4 +1,4 @@
-"""Where an attachment cannot simply go on: gaps, checkpoints that were set back, logs of others; what is refused."""
+"""Attachments that cannot simply continue: gaps, rewound checkpoints, logs of other queries; errors."""
 
 from __future__ import annotations
 

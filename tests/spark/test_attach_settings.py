@@ -1,4 +1,4 @@
-"""`sparkis.attach` and how a query's state is laid out: what is read, and what is refused by the setting's name."""
+"""`sparkis.attach` and the settings of a query's state: those that are read, and those that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query changes between two runs on one checkpoint: what is compatible goes on, the rest is refused at the start."""
+"""A query changes between two runs on one checkpoint: compatible changes continue, others are refused at the start."""
 
 from __future__ import annotations
 

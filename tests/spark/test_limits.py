@@ -1,4 +1,4 @@
-"""The longest keys, fields and values, and the largest maps, from Spark to a client; what is longer is refused."""
+"""The longest keys, fields and values, and the largest maps, from Spark to a client; longer ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query that begins anew, with a new checkpoint, is shown once it has caught up: nobody reads half a replay."""
+"""A query with a new checkpoint is shown once it has caught up: no client reads half a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a driver serves has users, rates and notifications as `serve` is told: wherever clients ask."""
+"""The servers of a driver have the users, rates and notifications that `serve` gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What grows without end is told from what goes up and down."""
+"""Endless growth is distinguished from growth that goes up and down."""
 
 from __future__ import annotations
 

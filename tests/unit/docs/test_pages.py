@@ -1,4 +1,4 @@
-"""The pages of the site: every link works, every page is in the navigation, and what is not there is told of."""
+"""The pages of the site: every link works, every page is in the navigation, and missing files are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process tells the C library about freed memory."""
+"""The settings of the C library about freed memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The captured command table: how additions are laid over it, and that what is shipped is what was captured."""
+"""The captured command table: additions are merged into it, and the shipped table is the captured one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that are put off leave room for whoever asks for little."""
+"""Delayed turns leave room for clients with small requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topology: what is read, what is refused, what a node says of it, and whom it sends clients to."""
+"""A topology: its file, its errors, the replies of a node about it, and the redirects of clients."""
 
 from __future__ import annotations
 

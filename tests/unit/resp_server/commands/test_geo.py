@@ -1,4 +1,4 @@
-"""Searches of places: small ones at once, large ones in steps; what they look at, and what is held meanwhile."""
+"""Searches of places: small ones at once, large ones in steps; the scanned members, and the memory of a search."""
 
 from __future__ import annotations
 

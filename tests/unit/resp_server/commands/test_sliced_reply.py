@@ -1,4 +1,4 @@
-"""Sets, sorted sets and what is made of several keys: small ones at once, large ones in steps, to the same replies."""
+"""Sets, sorted sets and their combinations: small ones at once, large ones in steps, with the same replies."""
 
 from __future__ import annotations
 

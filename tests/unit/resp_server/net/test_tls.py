@@ -1,4 +1,4 @@
-"""Certificates, keys and CAs: what is refused and how, who trusts whom, and what a changed file does."""
+"""Certificates, keys and CAs: refused files, trust, and changed files."""
 
 from __future__ import annotations
 

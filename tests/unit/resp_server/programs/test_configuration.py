@@ -1,4 +1,4 @@
-"""Options from a file and from the environment: which is stronger, what is a mistake, and where a mistake is."""
+"""Options from a file and from the environment: their precedence, mistakes, and the place of a mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state server is told on its command line, and what it records_reads of itself."""
+"""The options of a state server, and its record of its identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions over columns have Spark's results, and what is not computed is refused."""
+"""Expressions over columns have Spark's results, and unsupported ones are refused."""
 
 from __future__ import annotations
 

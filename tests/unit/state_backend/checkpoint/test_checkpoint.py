@@ -1,4 +1,4 @@
-"""A checkpoint as a whole: what is missing, unknown or damaged is an error that names it."""
+"""A checkpoint as a whole: missing, unknown and damaged parts are errors that name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change about a job's states while its checkpoint stays, and what is refused."""
+"""Changes of a job's states while its checkpoint stays: the allowed ones, and the refused ones."""
 
 from __future__ import annotations
 

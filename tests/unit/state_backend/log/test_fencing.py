@@ -1,4 +1,4 @@
-"""A job has one writer at a time: who may take it over, when, and what becomes of the writer before."""
+"""A job has one writer at a time: the takeover of a job, its conditions, and the end of the former writer."""
 
 from __future__ import annotations
 

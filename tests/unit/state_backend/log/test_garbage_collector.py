@@ -1,4 +1,4 @@
-"""What a sweep removes, and what it leaves alone, whoever else is at work and wherever it is stopped."""
+"""The files that a sweep removes and those that it keeps, beside other writers and after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log's identity: the first writer gives it, nobody changes it."""
+"""A log's identity: the first writer gives it, and no later one changes it."""
 
 from __future__ import annotations
 

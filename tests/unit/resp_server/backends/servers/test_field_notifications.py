@@ -1,4 +1,4 @@
-"""Events of names of fields: which fields are read for whom, and the messages that the replies give."""
+"""Events of aliases of fields: the fields that are read for each subscriber, and the messages of the replies."""
 
 from __future__ import annotations
 
