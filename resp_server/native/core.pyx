@@ -2185,7 +2185,7 @@ cdef class Core:
             return GENERAL
         self.count_lookup(found == LIVE)
         self.scratch.used = 0
-        reserve(&self.scratch, size * sizeof(Item))
+        reserve(&self.scratch, (size + 1) * sizeof(Item))
         items, at = <Item*>self.scratch.data, items_start(record) if size else 0
         for i in range(size):
             if next_item(record, i, &at, &items[i]) == GENERAL:

@@ -163,7 +163,6 @@ def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:
         assert scene.reads.answer(session, data)[0]
         changes: list[Callable[[Session], None]] = [
             lambda each: each.select(1),
-            Session.begin_transaction,
             lambda each: each.set_observed(True),
         ]
         for change in changes:

@@ -1614,6 +1614,10 @@ cdef class StoredReads(FastPath):
             self.server.report(error)
         return self.may_read
 
+    def collect(self):
+        self.core.hits = self.core.misses = 0  # the servers' hits are counted, and the forwarder does not know its own
+        FastPath.collect(self)
+
 
 cdef class ClientForwarder(InputInterceptor):
     """Forwards the forwardable requests of one client of a proxy, and sends it the replies.
