@@ -11,8 +11,10 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.model.slots import SLOTS, slot_of
 
-# A failover begins after this time without an answer.
-NODE_TIMEOUT_MS = "1000"
+# A failover begins after this time without an answer. Nodes find each other sooner with a short time; afterwards a busy
+# machine must not seem to be a lost node.
+NODE_TIMEOUT_MS = 1000
+PATIENT_TIMEOUT_MS = 5_000
 
 
 class RedisCluster:
@@ -31,6 +33,11 @@ class RedisCluster:
             self.call(node, "CLUSTER", "SET-CONFIG-EPOCH", at + 1)
             self._meet(node)
         self.wait_until_ok()
+        self._set_timeout(PATIENT_TIMEOUT_MS)
+
+    def _set_timeout(self, timeout_ms: int) -> None:
+        for node in self.nodes:
+            self.call(node, "CONFIG", "SET", "cluster-node-timeout", timeout_ms)
 
     @property
     def url(self) -> str:
@@ -45,7 +52,7 @@ class RedisCluster:
         if self._tls:
             self.tls_ports.append(free_port())
             options += ("--tls-cluster", "yes", "--tls-port", str(self.tls_ports[-1]), *self._tls)
-        server = redis_server(folder, *options, "--cluster-node-timeout", NODE_TIMEOUT_MS)
+        server = redis_server(folder, *options, "--cluster-node-timeout", str(NODE_TIMEOUT_MS))
         node = self._stack.enter_context(server)
         self._bus_ports[node.port] = bus_port
         return node
@@ -62,10 +69,12 @@ class RedisCluster:
         eventually(lambda: self.id(node).encode() in self.call(first, "CLUSTER", "NODES"))
         eventually(lambda: b"cluster_state:ok" in self.call(node, "CLUSTER", "INFO"))
         self.nodes.append(node)
+        self._set_timeout(PATIENT_TIMEOUT_MS)
         return node
 
     def start_replica(self, master: Running) -> Running:
-        """Start a replica, and wait until it has the master's data."""
+        """Start a replica, and wait until it has the master's data. From now on a lost master is soon replaced."""
+        self._set_timeout(NODE_TIMEOUT_MS)
         node = self._start()
         self._meet(node)
         eventually(lambda: self.call(node, "CLUSTER", "REPLICATE", self.id(master)) == b"OK")
