@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 cdef enum:
     NUMBER_LINE_BYTES = 24  # a type byte, a sign, 19 digits and a line end are 23
-    COMMAND_BYTES_MAX = 16
+    COMMAND_BYTES_MAX = 24
     SPECS_MAX = 255
     NAME_HASHES = 512
 
@@ -20,8 +20,8 @@ cdef struct Output:
     size_t size
 
 cdef struct Spec:  # a command, and the minimum and maximum of words in its requests, as the module counts them
-    uint64_t name[2]  # in lower case, padded with zeros
-    uint64_t case_bits[2]  # of its letters: the bit that tells upper from lower case
+    uint64_t name[3]  # in lower case, padded with zeros
+    uint64_t case_bits[3]  # of its letters: the bit that tells upper from lower case
     uint32_t size
     uint32_t least
     uint32_t most
@@ -147,7 +147,7 @@ cdef inline uint32_t name_hash(const uint64_t* name) noexcept nogil:
     """Return a hash of a name in any case, padded with zeros."""
     cdef uint64_t bits = 0x2020202020202020ULL
     cdef uint64_t mixed = (name[0] | bits) * 0x9E3779B97F4A7C15ULL ^ (name[1] | bits) * 0xC2B2AE3D27D4EB4FULL
-    return <uint32_t>(mixed >> 55)
+    return <uint32_t>((mixed ^ (name[2] | bits) * 0x165667B19E3779F9ULL) >> 55)
 
 
 cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most) except -1:
@@ -174,12 +174,12 @@ cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most
 
 cdef inline int command_of(const Specs* specs, const Word* name) noexcept nogil:
     """Return the index of the command with a name, in any case; -1: none of the commands has it."""
-    cdef uint64_t typed[2]
+    cdef uint64_t typed[3]
     cdef const Spec* spec
     cdef int index
     if name.size > COMMAND_BYTES_MAX:
         return -1
-    typed[0] = typed[1] = 0
+    typed[0] = typed[1] = typed[2] = 0
     memcpy(typed, name.at, name.size)
     index = specs.first[name_hash(typed)]
     while index:
@@ -189,6 +189,7 @@ cdef inline int command_of(const Specs* specs, const Word* name) noexcept nogil:
             spec.size == name.size
             and (typed[0] | spec.case_bits[0]) == spec.name[0]
             and (typed[1] | spec.case_bits[1]) == spec.name[1]
+            and (typed[2] | spec.case_bits[2]) == spec.name[2]
         ):
             return index - 1
         index = spec.next

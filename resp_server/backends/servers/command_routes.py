@@ -14,7 +14,7 @@ from resp_server.pipeline.immediate import SPELLINGS_MAX
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS
 
 # The forwarder leaves commands with longer names to the general path.
-FORWARDED_NAME_BYTES_MAX = 16
+FORWARDED_NAME_BYTES_MAX = 24
 
 
 class CommandRoute(NamedTuple):
