@@ -744,6 +744,15 @@ def test_keys_of_a_divided_transaction_are_recorded_if_no_newer_epoch_was_announ
     assert bool(invalidated(state)) is not is_newest
 
 
+def test_a_transaction_that_exceeds_the_room_of_a_batch_is_not_forwarded_with_those_before_it() -> None:
+    scene, sink = Scene(), ForwarderSink()
+    short = b"".join(map(pack, [MULTI, (b"GET", of_slots(0)), (b"GET", of_slots(1)), EXEC])) * 63
+    for count in (3_900, 4_000, 5_000):
+        last = b"".join(map(pack, [MULTI, *[(b"GET", of_slots(0))] * count, EXEC]))
+        took = scene.forwarder.forward(sink, short + last, 2)
+        assert took == len(short) or (count < 4_000 and took == len(short + last))
+
+
 def test_a_long_transaction_is_forwarded_as_a_whole() -> None:
     scene, sink = Scene(), ForwarderSink()
     data = b"".join(map(pack, [MULTI, *[(b"GET", b"j:1"), (b"GET", b"j:2")] * 1000, EXEC]))

@@ -1028,7 +1028,7 @@ cdef class Forwarder:
             self.watched = []
         if self.upstream is None and database:  # without an upstream, other databases are empty
             return 0
-        while at < end and self.item_count < ITEMS_MAX and (multi != NULL or self.request_count < BATCH_REQUESTS_MAX):
+        while at < end and self.item_count < ITEMS_MAX and self.request_count < (BATCH_REQUESTS_MAX if multi == NULL else ITEMS_MAX):
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.has_partial = took == 0
