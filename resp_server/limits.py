@@ -11,6 +11,10 @@ PARTIAL_BYTES_MAX = 32 << 10
 # Values or members that are looked up in one step (measured: 256 values take 0.5 ms, 256 members of a set 0.2 ms).
 LOOKUPS_PER_STEP = 256
 
+# Requests that are read while their clients leave replies unread; beyond it, such a client is not read. With the
+# compiled core it is of all clients, without it of each. (Guess; Redis' limit of one client's query buffer.)
+AHEAD_BYTES_MAX = 1 << 30
+
 # The longest wait for subscribers whose output exceeds `output_pause_bytes`, and the interval of looking at it.
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01

@@ -2,8 +2,9 @@
 
 A round is one iteration of the event loop. A turn is one call that answers requests of one client. It ends when no
 request is left, or when its time or its output is used up. The client's other requests wait for its next turn, and the
-server does not read the client's socket meanwhile. The server does not read it either while the client does not read
-its replies. So one client makes the server buffer at most one input buffer and about one turn's output.
+server does not read the client's socket meanwhile. While the client does not read its replies, its requests are read,
+and wait: most clients send a whole pipeline before they read, and one that cannot send would never read. So one client
+makes the server buffer about one turn's output, and requests up to a limit.
 
 Without the compiled core, the short requests of all clients are answered together at the end of a round (see
 `client.round`). All other requests are answered in turns.
@@ -36,6 +37,7 @@ from resp_server.client.output import ClientOutput
 from resp_server.client.turn_scheduler import LONG_INPUT_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.unfinished_reply import UnfinishedReply
 from resp_server.client.write_queue import WriteQueue
+from resp_server.limits import AHEAD_BYTES_MAX
 from resp_server.net.transports import isolated, unread_bytes
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.pipeline import Pipeline, release_reply
@@ -229,7 +231,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return  # not admitted, or closing
         self.session.input_bytes += len(data)
         self.input.add(data)
-        if self.reply.pending is not None or isinstance(self._next_turn, ScheduledTurn):
+        if not self.output.is_writable:
+            self.input.set_reading(self._reads_ahead)
+        elif self.reply.pending is not None or isinstance(self._next_turn, ScheduledTurn):
             self.input.set_reading(self.reply.is_blocking and len(self.input.data) < BLOCKED_INPUT_BYTES_MAX)
         if self._next_turn is None and self.output.is_writable:
             self._answer_or_defer(self.input.unparsed_bytes)
@@ -250,7 +254,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.output.is_writable = self.is_idle = False
-        self.input.set_reading(False)
+        self.input.set_reading(self._reads_ahead)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Return whether to buffer input while the client leaves replies unread; a polled transport does so itself."""
+        return not (self.input.is_polled or self._is_ending) and self.input.unparsed_bytes < AHEAD_BYTES_MAX
 
     def resume_writing(self) -> None:
         self.output.is_writable = True
@@ -509,7 +518,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self.output.close()
             return
         is_waiting &= not self.reply.is_blocking
-        self.input.set_reading(is_writable and not has_work and not is_waiting and not self._is_ending)
+        if is_writable:
+            self.input.set_reading(not has_work and not is_waiting and not self._is_ending)
         if has_work and is_writable:
             self._next_turn = self._turn_scheduler.defer(self._turn)
 

@@ -35,6 +35,8 @@ cdef class Poller:
     cdef bint is_in_round, is_scheduled
     cdef int run_callbacks(self) except -1
     cdef uint64_t input_bytes, output_bytes
+    cdef size_t ahead_bytes  # input of all sockets that was read ahead
+    cdef public size_t ahead_bytes_max
     cdef uint64_t reads_done, writes_done, rounds, rounds_ns  # since the last call of `count`
     cdef int run_round(self, int64_t began_ns) except -1
     cdef int resume(self, int64_t ends_ns) except -1
@@ -61,6 +63,8 @@ cdef class Transport:
     cdef bint is_at_end  # the peer has closed its side
     cdef char* partial  # input that is not answered yet, such as an incomplete request
     cdef size_t partial_bytes, partial_size
+    cdef char* ahead  # input that was read while the client has too many unread replies; it is answered after `partial`
+    cdef size_t ahead_from, ahead_bytes, ahead_size
     cdef char* unsent
     cdef size_t unsent_from, unsent_bytes, unsent_size
     cdef size_t sealed_bytes  # encrypted already, and not taken by the client yet
@@ -72,6 +76,10 @@ cdef class Transport:
     cdef int update_events(self) except -1
     cdef int take_turn(self, uint32_t events) except -1
     cdef int read(self) except -1
+    cdef bint may_read_ahead(self) noexcept
+    cdef int read_ahead(self) except -1
+    cdef ssize_t take_ahead(self, char* into, size_t room) noexcept
+    cdef int drop_ahead(self) noexcept
     cdef ssize_t receive(self, char* into, size_t room) except -2
     cdef ssize_t transmit(self, const char* data, size_t size) except -2
     cdef int answer_input(self) except -1

@@ -9,8 +9,8 @@ Epoll is edge-triggered: it reports a socket once when new input arrives. So a t
 socket notes that, and gets a turn without an event. Rounds follow each other for a millisecond while input arrives;
 then the event loop's other work runs.
 
-A client that does not read its replies is not read either (back-pressure): its output is buffered, and above a limit
-the connection is told to pause.
+A client that does not read its replies gets no more (back-pressure): its output is buffered, and above a limit the
+connection is told to pause. Its socket is read ahead meanwhile, up to a limit (see `client.connection`).
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
@@ -26,6 +26,8 @@ import os
 import ssl
 
 from resp_server.native.core cimport ConnectionFields, FastPath, InputInterceptor
+
+from resp_server.limits import AHEAD_BYTES_MAX
 
 cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
@@ -59,7 +61,7 @@ cdef class Poller:
     """The sockets of one event loop. fast_path: answers requests before the connections do; None: it is not built."""
 
     def __cinit__(self, loop, server, FastPath fast_path=None, bint has_peer_processes=False):
-        self.has_peer_processes = has_peer_processes
+        self.has_peer_processes, self.ahead_bytes_max = has_peer_processes, AHEAD_BYTES_MAX
         self.callbacks = []
         self.loop, self.server, self.stats, self.fast_path = loop, server, server.stats, fast_path
         self.transports, self.unsent_transports, self.closed = set(), [], []
@@ -308,6 +310,7 @@ cdef class Transport:
 
     def __dealloc__(self):
         free(self.partial)
+        free(self.ahead)
         free(self.unsent)
 
     # -- the interface of asyncio's transports ------------------------------------------------------------------------
@@ -361,7 +364,7 @@ cdef class Transport:
     def resume_reading(self):
         self.reads_input = True
         self.update_events()
-        if self.has_records:  # epoll does not report these
+        if self.has_records or self.has_input or self.ahead_bytes:  # epoll does not report these
             self.has_input = True
             self.requeue()
             self.poller.schedule_run()
@@ -404,7 +407,7 @@ cdef class Transport:
         cdef uint32_t wanted = 0
         if self.is_closed:
             return 0
-        if self.reads_input and not self.is_ending:
+        if (self.reads_input and not self.is_ending) or self.may_read_ahead():
             wanted |= EPOLLIN | EPOLLRDHUP | EPOLLET
         if self.is_blocked:
             wanted |= EPOLLOUT | EPOLLET
@@ -452,10 +455,13 @@ cdef class Transport:
         if self.is_unfinished or self.input_bytes:
             return 0  # earlier input is answered first
         if not self.reads_input or self.is_ending:
-            return 0  # sending detects a closed peer; once registered again, epoll reports the input again
-        poller.reads_done += 1
+            return self.read_ahead()
         self.input = poller.input + poller.input_used
-        got = self.receive(self.input + self.partial_bytes, room)
+        if self.ahead_bytes:
+            got = self.take_ahead(self.input + self.partial_bytes, room)
+        else:
+            poller.reads_done += 1
+            got = self.receive(self.input + self.partial_bytes, room)
         if got <= 0:
             return self.read_end() if got == 0 else 0
         if self.partial_bytes:
@@ -464,6 +470,48 @@ cdef class Transport:
         poller.input_used += self.input_bytes
         poller.unanswered.append(self)
         return poller.answer_batch() if poller.input_used >= BATCH_BYTES else 0
+
+    cdef bint may_read_ahead(self) noexcept:
+        """Return whether to read input that is answered once the client has read its replies."""
+        return self.is_paused and not self.is_ending and self.poller.ahead_bytes < self.poller.ahead_bytes_max
+
+    cdef int read_ahead(self) except -1:
+        """Read a part of the input ahead, if it may be; once the socket is registered again, epoll reports the rest."""
+        cdef ssize_t got
+        cdef char* grown
+        if not self.may_read_ahead():
+            return self.update_events()
+        if self.ahead_size < self.ahead_bytes + INPUT_BYTES:
+            grown = <char*>realloc(self.ahead, 2 * self.ahead_bytes + INPUT_BYTES)
+            if grown == NULL:
+                raise MemoryError
+            self.ahead, self.ahead_size = grown, 2 * self.ahead_bytes + INPUT_BYTES
+        self.poller.reads_done += 1
+        got = self.receive(self.ahead + self.ahead_bytes, INPUT_BYTES)
+        if got > 0 and not self.is_closed:
+            self.ahead_bytes += got
+            self.poller.ahead_bytes += got
+        if got == 0:
+            self.has_input = True  # the end of the input comes after what was read ahead
+        elif self.has_input:
+            self.requeue()
+        return 0
+
+    cdef ssize_t take_ahead(self, char* into, size_t room) noexcept:
+        """Take input that was read ahead; return the number of bytes."""
+        cdef size_t size = min(room, self.ahead_bytes - self.ahead_from)
+        memcpy(into, self.ahead + self.ahead_from, size)
+        self.ahead_from += size
+        if self.ahead_from == self.ahead_bytes:
+            self.drop_ahead()
+        self.has_input = True
+        return size
+
+    cdef int drop_ahead(self) noexcept:
+        self.poller.ahead_bytes -= self.ahead_bytes
+        free(self.ahead)
+        self.ahead, self.ahead_from, self.ahead_bytes, self.ahead_size = NULL, 0, 0, 0
+        return 0
 
     cdef ssize_t receive(self, char* into, size_t room) except -2:
         """Read input, and update `has_input`; return the number of bytes.
@@ -666,6 +714,7 @@ cdef class Transport:
         if self.registered_events:
             epoll_ctl(self.poller.descriptor, EPOLL_CTL_DEL, self.descriptor, NULL)
         self.is_closed = True
+        self.drop_ahead()
         self.partial_bytes = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
         self.poller.closed.append(self)  # an event of this round may still point to it
         self.poller.transports.discard(self)

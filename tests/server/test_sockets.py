@@ -15,6 +15,7 @@ import pytest
 
 from compat.waiting import eventually
 from resp_server import native
+from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.settings.server import OUTPUT_LIMITS
 from state_backend.codec import packed_map
@@ -155,25 +156,42 @@ def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Ca
     assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
 
 
-def test_client_that_reads_nothing_is_not_read_and_gets_all_replies_later(start: Callable[..., Any]) -> None:
+# A reply of 50 KiB, and a request of 30 KB.
+PAIR, PAIR_REPLIES = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
+
+
+def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
     running = start()
     slow, other = running.connect(), running.connect()
-    pair, answer = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
+    slow.send(PAIR * 1_000)  # it ends though nothing is read
+    other.answers(PING, PONG)
+    assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
+    assert slow.read(1_000 * len(PAIR_REPLIES)) == PAIR_REPLIES * 1_000
+    slow.answers(PING, PONG)
+
+
+def test_a_client_with_too_many_unread_replies_and_requests_is_not_read(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "AHEAD_BYTES_MAX", 2 << 20)
+    running = start()
+    if running.server._poller is not None:
+        running.server._poller.ahead_bytes_max = 2 << 20
+    slow, other = running.connect(), running.connect()
     slow.socket.setblocking(False)
     sent = quiet = 0
     while quiet < 20:  # nothing more of it is read
         before = sent
         with suppress(BlockingIOError):
             while sent < 60 << 20:
-                sent += slow.socket.send(pair[sent % len(pair) :])
+                sent += slow.socket.send(PAIR[sent % len(PAIR) :])
         other.answers(PING, PONG)
         quiet = quiet + 1 if sent == before else 0
     assert sent < 60 << 20
-    assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
     slow.socket.setblocking(True)
-    got = slow.read(sent // len(pair) * len(answer))
-    assert got == answer * (sent // len(pair))
-    slow.answers(pair[sent % len(pair) :], answer)
+    got = slow.read(sent // len(PAIR) * len(PAIR_REPLIES))
+    assert got == PAIR_REPLIES * (sent // len(PAIR))
+    slow.answers(PAIR[sent % len(PAIR) :], PAIR_REPLIES)
 
 
 def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) -> None:
@@ -182,6 +200,7 @@ def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) ->
         (get(1) * 3, bulk(b"1") * 3),
         (get(1) + asked(b"ECHO", b"a"), bulk(b"1") + bulk(b"a")),
         (GET_LARGE * 200, bulk(LARGE) * 200),
+        (PAIR * 500, PAIR_REPLIES * 500),
         (get(1) + get(2)[:-3], bulk(b"1")),
         (b"", b""),
     ]:
