@@ -350,8 +350,6 @@ cdef int put_reply(Output* out, reply, int protocol) except -1:
     return put(out, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
 
 
-# --- dumps ------------------------------------------------------------------------------------------------------------
-
 # The types of small records in RDB, by their forms.
 cdef uint8_t[5] RDB_TYPES = [0, 4, 1, 2, 5]
 cdef uint64_t crc64_table[256]
@@ -362,8 +360,7 @@ for _byte, _checksum in enumerate(checksum_table()):
 
 cdef int put_rdb_length(Output* out, size_t number) except -1:
     cdef uint8_t bytes_[5]
-    cdef int size = 1 if number < 1 << 6 else 2 if number < 1 << 14 else 5
-    cdef int i
+    cdef int size = 1 if number < 1 << 6 else 2 if number < 1 << 14 else 5, i
     for i in range(size):
         bytes_[size - 1 - i] = <uint8_t>(number >> 8 * i)
     if size > 1:
@@ -654,7 +651,7 @@ cdef class Core:
                 break
             if self.is_incomplete:
                 break
-        self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
+        self.is_full = self.is_full or (start < at < end and self.out.used >= self.limit)
         return at - start
 
     cdef int use_view(self, view, bint is_node) except -1:
@@ -1014,10 +1011,7 @@ cdef class Core:
         return -1 if within < 0 else rank + within
 
     cdef int64_t find_leaf(self, int job, uint64_t set_id, int64_t rank, double score, const Word* member, Lookup* node) except -2:
-        """Find the leaf of a large sorted set that contains a rank, or a member if the rank is negative.
-
-        Return the rank of the leaf's first member; -1 if the tree is damaged.
-        """
+        """Find the leaf of a rank, or of a member if the rank is negative; return its first member's rank, -1 if the tree is damaged."""
         cdef uint64_t number = 0
         cdef int64_t count, low, high, middle, before = 0
         cdef const uint8_t* ends
@@ -1727,7 +1721,10 @@ cdef class Core:
             return self.put_scan_head(before, next_cursor, count)
         if shape == ONE_TEXT:
             return ANSWERED if count else GENERAL
-        return GENERAL if next_cursor else self.insert(before, head, write_line(head, c"*", count))
+        if next_cursor or not self.limit:  # or a second one in a transaction
+            return GENERAL
+        self.limit = 0  # it took long: the next request has another turn
+        return self.insert(before, head, write_line(head, c"*", count))
 
     cdef bint is_listed(self):
         """Return whether all jobs are there, so that their keys can be listed."""
@@ -2096,7 +2093,8 @@ cdef class Core:
             return put_line(self.out, c":", kept) + ANSWERED if count >= 0 else GENERAL
         if row.kind == SORTED_SET:
             qsort(members, kept, sizeof(ScoredMember), by_score)
-        put_line(self.out, c"~" if self.is_resp3 and row.kind == SET else c"*", kept * (2 if wanted.has_scores and not self.is_resp3 else 1))
+        count = 2 * kept if wanted.has_scores and not self.is_resp3 else kept
+        put_line(self.out, c"~" if self.is_resp3 and row.kind == SET else c"*", count)
         for i in range(kept):
             self.put_item(&members[i].item, wanted.has_scores)
         return ANSWERED

@@ -666,6 +666,13 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
     assert left_to_general_path(chunks) == []
 
 
+def test_each_keys_has_a_turn_and_one_transaction_has_at_most_one() -> None:
+    keys = [b"KEYS", b"j:l:*"]
+    assert left_to_general_path([requests([[b"PING"], *[keys] * 50, [b"MULTI"], keys, [b"PING"], [b"EXEC"]])]) == []
+    transaction = [[b"MULTI"], keys, keys, [b"EXEC"]]
+    assert left_to_general_path([requests([[b"PING"], *transaction, [b"PING"]])]) == transaction
+
+
 def test_the_core_compares_many_keys_with_many_patterns_of_a_user() -> None:
     rules = [b"resetkeys", *(b"~j:%d:*" % number for number in range(40)), b"~j:v:*"]
     assert left_to_general_path([requests([[b"MGET", *[b"j:v:0"] * 1_000]])], rules) == []
