@@ -155,7 +155,7 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     output_bytes = server.clients.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
-        f"name={client_text(session.name)} age={(now_ms - session.created_ms) // 1000} "
+        f"name={client_text(session.name) if session.name else ''} age={(now_ms - session.created_ms) // 1000} "
         f"idle={(now_ms - session.active_ms) // 1000} flags={_flags(session, state)} db={session.db} "
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "

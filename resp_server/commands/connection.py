@@ -6,7 +6,7 @@ import re
 
 from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command.handler import command, integer
-from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (
     GenericError,
     NoAuthError,
@@ -16,7 +16,7 @@ from resp_server.protocol.errors import (
     client_text,
     syntax_error,
 )
-from resp_server.protocol.replies import OK, Reply
+from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 
@@ -114,17 +114,32 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
     if name is not None:
         session.name = name
     session.protocol = protocol
-    return {
+    server = context.server
+    mode = b"standalone" if server.cluster is None else b"cluster"
+    before, after = _hello_texts(server, protocol, mode, b"replica" if server.is_replica else b"master")
+    return Frames(b"%b:%d\r\n%b" % (before, session.id, after))
+
+
+def _hello_texts(server: ServerContext, protocol: int, mode: bytes, role: bytes) -> tuple[bytes, bytes]:
+    """Return the reply to HELLO before and after the client's id. It is encoded once, until its other fields change."""
+    fields, cached = server.hello_texts.get((protocol, mode, role), (None, (b"", b"")))
+    if fields is server.hello_fields:
+        return cached
+    reply: Reply = {
         b"server": b"redis",
         b"version": VERSION_OF_REDIS,
         b"proto": protocol,
-        b"id": session.id,
-        b"mode": b"standalone" if context.server.cluster is None else b"cluster",
-        b"role": b"replica" if context.server.is_replica else b"master",
+        b"id": 0,
+        b"mode": mode,
+        b"role": role,
         b"modules": [],
-        **context.server.hello_fields,
+        **server.hello_fields,
         b"sparkis_version": OWN_VERSION,  # clients look fields up by name, and ignore others
     }
+    before, id_name, after = encode(reply, protocol).partition(b"\r\n$2\r\nid\r\n")
+    texts = before + id_name, after.removeprefix(b":0\r\n")
+    server.hello_texts[protocol, mode, role] = server.hello_fields, texts
+    return texts
 
 
 def _protocol(argument: bytes) -> int:

@@ -5,14 +5,14 @@ The numbers are those of INFO. The dataset is the size of the stores on disk; on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resp_server.command.handler import command, worker_query
 from resp_server.commands.info import process_memory
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.protocol.replies import OK, Reply, Verbatim
+from resp_server.protocol.replies import OK, Frames, Reply, Verbatim, encode
 from state_backend.process_memory import release_free_memory
 
 # MEMORY DOCTOR does not report below this size, as in Redis.
@@ -38,7 +38,27 @@ NO_ISSUE = "Hi Sam, I can't find any memory issue in your instance. I can only a
 @command("memory|stats")
 def memory_stats(context: CommandContext) -> Reply:
     """Returns details about memory usage."""
-    return context.server.gather(process_memory, None, lambda responses: _stats(context, _total(responses)))
+    return _made_once(
+        context,
+        "memory|stats",
+        lambda: context.server.gather(process_memory, None, lambda responses: _stats(context, _total(responses))),
+    )
+
+
+def _made_once(context: CommandContext, name: str, make: Callable[[], Reply]) -> Reply:
+    """Return a reply that is made once for each renewal of the view, for each user and version of the protocol.
+
+    The requests of one round see one state of the server. Other processes' numbers are asked for each time.
+    """
+    server, protocol = context.server, context.session.protocol
+    if server.workers is not None:
+        return make()
+    key = server.view, server.view.renewals, protocol, context.user
+    made_for, reply = server.made_replies.get(name, (None, Frames(b"")))
+    if made_for != key:
+        reply = Frames(encode(make(), protocol))
+        server.made_replies[name] = key, reply
+    return reply
 
 
 def _total(responses: Sequence[Mapping[str, Any]]) -> ProcessStats:
@@ -89,9 +109,11 @@ def stored_bytes(context: CommandContext) -> tuple[int, int]:
 @command("memory|doctor")
 def memory_doctor(context: CommandContext) -> Reply:
     """Outputs a memory problems report."""
-    return context.server.gather(
-        process_memory, None, lambda responses: Verbatim(report(_total(responses), *stored_bytes(context)).encode())
-    )
+
+    def join(responses: Sequence[Any]) -> Reply:
+        return Verbatim(report(_total(responses), *stored_bytes(context)).encode())
+
+    return _made_once(context, "memory|doctor", lambda: context.server.gather(process_memory, None, join))
 
 
 def report(total: ProcessStats, stored: int, free: int) -> str:

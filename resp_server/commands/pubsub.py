@@ -189,6 +189,8 @@ def _gather_names(
     context: CommandContext, kind: SubscriptionKind, make_reply: Callable[[Collection[bytes]], Reply]
 ) -> Reply:
     """Gather the subscribed names of one kind from all processes, and make a reply of them."""
+    if context.server.workers is None:
+        return make_reply(context.server.message_bus.pubsub.names(kind))
 
     def merge(responses: Sequence[list[str] | None]) -> Reply:
         if None in responses:
@@ -205,6 +207,9 @@ def _subscriber_counts(context: CommandContext, kind: SubscriptionKind, names: S
         counts = map(sum, zip(*responses, strict=True))
         return [argument for pair in zip(names, counts, strict=True) for argument in pair]
 
+    if context.server.workers is None:
+        pubsub = context.server.message_bus.pubsub
+        return [argument for name in names for argument in (name, pubsub.count(kind, name))]
     texts = [b64encode(name).decode() for name in names]
     return context.server.gather(subscriber_counts, {"kind": kind.value.decode(), "names": texts}, merge)
 

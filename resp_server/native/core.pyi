@@ -24,6 +24,7 @@ class CalledCommand:
         least: int,
         most: int,
         takes_words: bool,
+        converters: Sequence[Callable[[bytes], Any] | None] | None,
         keeps_caching: bool,
         is_for_subscribers: bool,
     ) -> None: ...

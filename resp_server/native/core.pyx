@@ -594,7 +594,6 @@ cdef class JobPages:
     cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
     cdef int64_t now_ms  # at least the epoch's clock, for the clock reading `read_ms`
     cdef int64_t read_ms
-    cdef object snapshot
     cdef object missing_slots  # slots that the store lacks; None: none
 
     def __init__(self, name):
@@ -714,10 +713,10 @@ cdef class Core:
         cdef JobPages job = <JobPages>self.jobs[index]
         if job.renewal == self.renewal:
             if job.is_readable and job.read_ms != self.now_ms:
-                job.read_ms, job.now_ms = self.now_ms, job.snapshot.clock_at(self.now_ms)
+                job.read_ms, job.now_ms = self.now_ms, self.view.snapshot_of(job.name).clock_at(self.now_ms)
             return job.is_readable
         try:
-            job.snapshot = snapshot = self.view.snapshot_of(job.name)
+            snapshot = self.view.snapshot_of(job.name)
         except StoreError:
             return False
         job.pages, job.read_ms = snapshot.pages, self.now_ms
@@ -2398,15 +2397,16 @@ cdef class CalledCommand:
     """A command whose function the core calls (see `pipeline.called`), and its counters since the last `FastPath.collect`.
 
     name_words, least, most: the number of words in its name, and in its requests. takes_words: its function takes the words
-    after the name as they are. keeps_caching: see `command.policy`. is_for_subscribers: a client with subscriptions may call it.
+    after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`. is_for_subscribers: a client with subscriptions may call it.
     """
 
     def __init__(
-        self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, bint keeps_caching,
-        bint is_for_subscribers
+        self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, converters,
+        bint keeps_caching, bint is_for_subscribers
     ):
         self.command, self.command_stats, self.function = command, command_stats, command.handler.body
         self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
+        self.converters = converters
         self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
 
     cdef int collect(self) except -1:
@@ -2685,7 +2685,10 @@ cdef class FastPath:
         session.last_command, session.pushed = called.name, pushed
         try:
             if called.takes_words:
-                reply = called.function(context, *request[called.name_words:])
+                arguments = request[called.name_words:]
+                if called.converters is not None:
+                    arguments = [each if convert is None else convert(each) for convert, each in zip(called.converters, arguments)]
+                reply = called.function(context, *arguments)
             else:
                 reply = called.command.execute(context, [request])[0]
             if isinstance(reply, (Sliced, Pending)):

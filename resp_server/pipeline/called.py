@@ -77,7 +77,9 @@ class Caller:
             return None
         assert native.core is not None
         arity, parameters = command.facts.arity, command.handler.parameters
-        takes_words = parameters.needs_no_conversion and not (parameters.has_name or parameters.is_batch)
+        takes_all = not (parameters.has_name or parameters.is_batch)
+        converters = None if parameters.needs_no_conversion else tuple(each.convert for each in parameters.each)
+        takes_words = takes_all and (converters is None or parameters.count_max is not None)
         most = sys.maxsize if parameters.count_max is None or not takes_words else command.words + parameters.count_max
         return native.core.CalledCommand(
             command,
@@ -86,6 +88,7 @@ class Caller:
             abs(arity),
             arity if arity > 0 else most,
             takes_words,
+            converters,
             command.policy.keeps_caching,
             command.policy.channels is not None,
         )

@@ -24,7 +24,7 @@ from resp_server.pipeline.histories import Histories
 from resp_server.pipeline.loading_waits import LoadingWaits
 from resp_server.pipeline.slow_requests import SlowRequests
 from resp_server.protocol.errors import GenericError, NoEpochError, internal_error
-from resp_server.protocol.replies import Pending, Reply
+from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
@@ -124,6 +124,12 @@ class ServerContext:
     overlay_control: OverlayControl | None = None
     # Fields of the upstream's reply to HELLO.
     hello_fields: Mapping[bytes, Reply] = field(default_factory=dict)
+    # Encoded replies by a command's name, with what they were made for (see `commands.memory`).
+    made_replies: dict[str, tuple[tuple[object, ...], Frames]] = field(default_factory=dict)
+    # Encoded parts of the reply to HELLO, with the fields they were made of (see `commands.connection`).
+    hello_texts: dict[tuple[int, bytes, bytes], tuple[Mapping[bytes, Reply], tuple[bytes, bytes]]] = field(
+        default_factory=dict
+    )
     # CLUSTER describes this process as the only node.
     is_single_node: bool = False
     # Closes a client's own connection to the upstream.

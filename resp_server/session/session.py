@@ -176,9 +176,9 @@ class Session(SessionFields):
 
     def authenticate(self, user: Account) -> None:
         """Log the client in as a user."""
-        self.user = user
-        self._is_logged_in = True
-        self._update_flags()
+        if user is not self.user or not self._is_logged_in:
+            self.user, self._is_logged_in = user, True
+            self._update_flags()
 
     def log_out(self) -> None:
         """Log the client out: its user was removed."""
@@ -203,8 +203,9 @@ class Session(SessionFields):
 
     def set_reply_mode(self, mode: ReplyMode) -> None:
         """Send or suppress replies."""
-        self.reply_mode = mode
-        self._update_flags()
+        if mode is not self.reply_mode:
+            self.reply_mode = mode
+            self._update_flags()
 
     def close(self) -> None:
         """Process no more requests; the connection ends once all replies are sent."""
@@ -217,8 +218,10 @@ class Session(SessionFields):
 
     def set_subscriptions(self, subscriptions: Subscriptions) -> None:
         """Set the client's subscriptions."""
+        had_none = self.subscriptions is None
         self.subscriptions = subscriptions if len(subscriptions) else None
-        self._update_flags()
+        if had_none or self.subscriptions is None:
+            self._update_flags()
 
     def set_tracking(self, tracking_state: TrackingState | None) -> None:
         """Set the client's tracking; None: off."""
@@ -227,8 +230,9 @@ class Session(SessionFields):
 
     def set_readonly(self, is_readonly: bool) -> None:
         """Accept a replica's replies (READONLY), or redirections to its master (READWRITE)."""
-        self.is_readonly = is_readonly
-        self._update_flags()
+        if is_readonly != self.is_readonly:
+            self.is_readonly = is_readonly
+            self._update_flags()
 
     def set_at_replica(self, is_replica: bool) -> None:
         """Set whether the server is a replica in a cluster."""

@@ -27,6 +27,9 @@ class SubscriptionKind(Enum):
     PATTERN = b"p"
     SHARD = b"s"
 
+    # Members are compared by identity. Enum's own hash is a function in Python, which takes longer than a look-up.
+    __hash__ = object.__hash__
+
 
 class Subscriptions:
     """The channels, patterns and shard channels of one connection, in the order of subscribing."""
