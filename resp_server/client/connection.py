@@ -30,7 +30,6 @@ from time import perf_counter_ns
 from typing import cast
 
 from resp_server import native
-from resp_server.acl.rate_limits import RateLimiter
 from resp_server.client.fields import ConnectionFields
 from resp_server.client.input import ClientInput
 from resp_server.client.output import ClientOutput
@@ -469,7 +468,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._turn_output = None
         if out:
             self.output.send(out)
-            if (limiter := self._rate_limiter) is not None:
+            if (limiter := self.session.rate_limiter) is not None:
                 limiter.consume(0, sum(map(len, out)))
         if has_work or not self.input.is_reading or self._is_ending or session.is_closing:
             self._end_turn(has_work)
@@ -553,11 +552,6 @@ class Connection(ConnectionFields, asyncio.Protocol):
             out.insert(before, self._server_context.pending_pushes(self.session.epoch_feed))
         return has_work
 
-    @property
-    def _rate_limiter(self) -> RateLimiter | None:
-        """The limiter of the user; None: no limit, or the client has not logged in, so that it is no user yet."""
-        return self.session.user.rate_limiter if self.session.is_authenticated else None
-
     def _answer_batch(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before, session, client_input = len(out), self.session, self.input
@@ -569,7 +563,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         has_unparsed = not client_input.requests and (client_input.data or client_input.parser.has_buffered_requests)
         if has_unparsed and client_input.answer_or_parse(session, out):
             return client_input.has_requests
-        requests, limiter = client_input.requests, self._rate_limiter
+        requests, limiter = client_input.requests, self.session.rate_limiter
         if not requests:  # after a reply that was waited for
             incomplete = None
         elif limiter is None:

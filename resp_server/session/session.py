@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resp_server import native
 from resp_server.session.account import Account
@@ -189,6 +189,11 @@ class Session(SessionFields):
     def refresh_user(self) -> None:
         """Apply changed rights of the user."""
         self._update_flags()
+
+    @property
+    def rate_limiter(self) -> Any:
+        """The `RateLimiter` of the user; None: no limit, or the client has not logged in, so that it is no user yet."""
+        return self.user.rate_limiter if self.is_authenticated else None
 
     @property
     def next_db(self) -> int:
