@@ -65,6 +65,7 @@ cdef enum:
     WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
     WORD_BYTES_MAX = 16384
     BATCH_REQUESTS_MAX = 256  # of one client's batch; limits the buffered replies. A transaction that has begun may have more
+    TRANSACTION_REQUESTS_MAX = 1024  # of one with a transaction, whose requests have two replies, of which one is a line
     ITEMS_MAX = 4096
     NO_ITEM = 1 << 30  # a reply that is only checked, as are those before that to EXEC
     CONNECTIONS_MAX = 512
@@ -1013,6 +1014,7 @@ cdef class Forwarder:
         cdef const uint8_t* at = start
         cdef const uint8_t* multi = NULL  # the MULTI of a transaction without EXEC yet
         cdef uint32_t begin = 0
+        cdef size_t requests_max = BATCH_REQUESTS_MAX
         cdef bint had_states = False, had_writes = False, had_caching = False
         cdef size_t count = 0
         cdef Py_ssize_t took
@@ -1028,7 +1030,7 @@ cdef class Forwarder:
             self.watched = []
         if self.upstream is None and database:  # without an upstream, other databases are empty
             return 0
-        while at < end and self.item_count < ITEMS_MAX and self.request_count < (BATCH_REQUESTS_MAX if multi == NULL else ITEMS_MAX):
+        while at < end and self.item_count < ITEMS_MAX and self.request_count < (requests_max if multi == NULL else ITEMS_MAX):
             took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.has_partial = took == 0
@@ -1062,7 +1064,7 @@ cdef class Forwarder:
             self.add_request(command, at, took, items)
             self.requests[self.request_count - 1].is_in_transaction = multi != NULL
             if plan.part == RUN:
-                multi = NULL
+                multi, requests_max = NULL, TRANSACTION_REQUESTS_MAX
                 self.requests[self.request_count - 1].queued = self.request_count - begin - 2
                 if not items:
                     self.requests[self.request_count - 1].first = self.requests[begin + 1].first
