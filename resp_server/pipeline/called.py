@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from resp_server import native
+from resp_server.command.policy import Role
 from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import record
@@ -28,7 +29,8 @@ def may_be_called(command: Command) -> bool:
     """Return whether a command is about the connection or the server."""
     facts, handler = command.facts, command.handler
     is_of_redis = handler is not None and handler.own is None  # proxies send ours over connections that they share
-    return is_of_redis and not facts.key_specs and facts.group != "transactions"
+    is_of_transaction = facts.group == "transactions" and command.policy.role is not Role.UNWATCH
+    return is_of_redis and not facts.key_specs and not is_of_transaction
 
 
 class CalledCommands(dict[bytes | None, Any]):

@@ -56,6 +56,10 @@ ACL_LOAD = (b"ACL", b"LOAD")
 REPLIES_BYTES_MAX = 2 * VALUE_BYTES_MAX
 
 
+# The roles of commands that the proxy runs itself, and that change what the client has at the upstream.
+WITH_UPSTREAM = (Role.CLIENT_UNBLOCK, Role.RESET, Role.UNWATCH)
+
+
 class OverlayBackend:
     """State servers over an upstream.
 
@@ -142,7 +146,7 @@ class OverlayBackend:
         routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
         is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
         is_own = routed is not None and routed.destination is Destination.LOCAL and self._servers.may_call(command)
-        return is_own and not (is_login or listens(command.policy) or role in (Role.RESET, Role.CLIENT_UNBLOCK))
+        return is_own and not (is_login or listens(command.policy) or role in WITH_UPSTREAM)
 
     def _follow(self, upstream: Upstream) -> None:
         """Have the upstream report what it is and the state that is lost with a connection."""
