@@ -16,8 +16,9 @@ from resp_server.protocol.errors import GenericError, client_text, cluster_disab
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
-# Keys that are read at once (guess: well below a millisecond).
-KEYS_AT_ONCE_MAX = 32
+# Keys of a slot that are read at once, if they are all: few first, as keys of other slots are read with them (guess:
+# well below a millisecond).
+KEYS_AT_ONCE = (4, 128)
 
 
 def _node_view(context: CommandContext) -> NodeView:
@@ -179,8 +180,11 @@ def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
 
 def _few_keys_in(context: CommandContext, slot: int) -> list[bytes] | None:
     """Return the keys of a slot if they are few, as in most slots; None: they have to be read in steps."""
-    cursor, keys = context.visibility.scan(slot << HASH_BITS, KEYS_AT_ONCE_MAX)
-    return None if cursor and slot_at(cursor) == slot else [key for key in keys if slot_of(key) == slot]
+    for keys_max in KEYS_AT_ONCE:
+        cursor, keys = context.visibility.scan(slot << HASH_BITS, keys_max)
+        if not cursor or slot_at(cursor) != slot:
+            return [key for key in keys if slot_of(key) == slot]
+    return None
 
 
 def _at_most(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[bytes]]:
