@@ -138,7 +138,9 @@ class Core:
 
     def __init__(self, reads: Any) -> None:
         self._reads = reads
-        self.is_full = self.is_incomplete = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reads, name)
 
     def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]:
         """Answer as the core does."""

@@ -6,10 +6,10 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TextIO
 
 
@@ -20,7 +20,8 @@ class EndSignal:
     """
 
     def __init__(self) -> None:
-        self._received = threading.Event()
+        # A handler may run while this thread waits, or within another handler: then an Event's lock is held already.
+        self._received: SimpleQueue[int] = SimpleQueue()
         # When a query is stopped within a batch, py4j logs broken connections to the JVM, which are expected.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self.install()
@@ -28,15 +29,19 @@ class EndSignal:
     def install(self) -> None:
         """Install the signal handlers. To be called again after a SparkContext was created, which handles SIGINT."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._received.set())
+            signal.signal(number, lambda number, frame: self._received.put(number))
 
     def is_set(self) -> bool:
         """Return whether a signal has arrived."""
-        return self._received.is_set()
+        return not self._received.empty()
 
     def wait(self, seconds_max: float | None = None) -> bool:
         """Wait until a signal arrives; False after `seconds_max`."""
-        return self._received.wait(seconds_max)
+        try:
+            self._received.put(self._received.get(timeout=seconds_max))  # it stays for the next call
+        except Empty:
+            return False
+        return True
 
 
 @contextmanager

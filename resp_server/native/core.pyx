@@ -37,6 +37,7 @@ from state_backend.native.lookup cimport (
 )
 
 from resp_server.protocol.doubles import double_text
+from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
 from resp_server.protocol.replies import Frames, OK, Pending, Sliced, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
@@ -241,6 +242,7 @@ _fill_rows()
 cdef int MULTI = NAMES.index(b"multi")
 cdef int EXEC = NAMES.index(b"exec")
 cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
+cdef size_t PATTERN_BYTES_MAX = PATTERN_BYTES
 
 # More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
 cdef int64_t RANKS_MAX = (1 << 53) - 1
@@ -1685,6 +1687,8 @@ cdef class Core:
         elif shape == ONE_TEXT:
             cursor, wanted = self.below(1 << 23) << 23 | self.below(1 << 23), 1
         elif not integer(words, &cursor) or not 0 <= cursor < <int64_t>KEY_POSITIONS or not 0 < wanted <= ENTRIES_MAX:
+            return GENERAL
+        if pattern != NULL and pattern.size > PATTERN_BYTES_MAX:
             return GENERAL
         if self.only_job < 0 or self.owned_slots != NULL or not self.refresh_job(self.only_job):
             return GENERAL

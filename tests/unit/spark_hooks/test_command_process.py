@@ -1,4 +1,4 @@
-"""The file that gets the noise of a program and of its children."""
+"""The process of a command: the signals that end it, and the file that gets its noise and that of its children."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compat.waiting import WAIT_S_MAX
+
 PROGRAM = """
 import subprocess, sys
 from pathlib import Path
+
+from compat.waiting import WAIT_S_MAX
+from compat.waiting import WAIT_S_MAX
 from spark_hooks.command_process import standard_error_in
 
 with standard_error_in(Path(sys.argv[1])) as former:
@@ -34,3 +39,21 @@ def test_noise_is_in_the_file_and_the_rest_is_shown(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_an_error() -> None:
     assert "FileExistsError" in run(Path("/dev/null/noise.log")).stderr
+
+
+MANY_SIGNALS = """
+import signal, threading
+from spark_hooks.command_process import EndSignal
+
+end, main = EndSignal(), threading.main_thread()
+sender = threading.Thread(target=lambda: [signal.pthread_kill(main.ident, signal.SIGTERM) for _ in range(20_000)])
+sender.start()
+while sender.is_alive():
+    end.wait(0.001)
+print(end.is_set(), end.wait(), end.wait(0))
+"""
+
+
+def test_many_signals_at_once_end_a_command_once() -> None:
+    ended = subprocess.run([sys.executable, "-c", MANY_SIGNALS], capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("True True True\n", "", 0)
