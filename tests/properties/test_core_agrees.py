@@ -520,6 +520,7 @@ def apply(store: LmdbStore, turn: int) -> None:
     NO_CLUSTER,
     [],
 )
+@example([[b"", b"j:v:0"], [b"GET", b"j:v:0"], [b"", b"j:v:0"]], b"", [], False, NO_CLUSTER, [])
 # A node refuses a transaction over several slots, however it arrives.
 @example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [])
 @example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
