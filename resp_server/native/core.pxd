@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from resp_server.native.combined_sets cimport Combination
 from resp_server.native.records cimport Item, RankRange, Record
-from resp_server.native.wire cimport COMMAND_BYTES_MAX, Output, Word
+from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Walk
 
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil
@@ -98,9 +98,6 @@ cdef class Core:
     cdef int64_t clock_of[LOOKUPS_MAX]  # the clock reading of its job, for expiry
     cdef size_t limit  # of the output
     cdef size_t word_count, request_count, lookup_count
-    cdef uint8_t last_name[COMMAND_BYTES_MAX]  # of the last request's command, as typed, if it is one word
-    cdef size_t last_name_bytes
-    cdef int last_found  # this command
     cdef Lookahead lookaheads[REQUESTS_MAX]  # looked up; answered up to next_lookahead
     cdef int lookahead_count, next_lookahead
     cdef Output* out

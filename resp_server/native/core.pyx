@@ -802,16 +802,8 @@ cdef class Core:
     cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1:
         """Set a request's command and arguments; False if the core does not answer it. words: those after `word_count`."""
         cdef int64_t key_count = 0
-        cdef int command
+        cdef int command = command_at(&specs, words, count)
         cdef size_t names
-        # Most requests have the command of the one before: to find it by its name again costs a fifth of a GET.
-        if words.size and words.size == self.last_name_bytes and memcmp(words.at, self.last_name, words.size) == 0:
-            command = self.last_found
-        else:
-            command = command_at(&specs, words, count)
-            if command >= 0 and not rows[command].is_two_words:
-                self.last_found, self.last_name_bytes = command, words.size
-                memcpy(self.last_name, words.at, words.size)
         if command < 0:
             return False
         names = 2 if rows[command].is_two_words else 1
