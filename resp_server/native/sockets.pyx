@@ -20,7 +20,7 @@ from cpython.time cimport monotonic_ns
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 import os
 import ssl
@@ -481,6 +481,11 @@ cdef class Transport:
         cdef char* grown
         if not self.may_read_ahead():
             return self.update_events()
+        if self.ahead_from and self.ahead_from * 2 >= self.ahead_bytes:  # a client may send and read for ever
+            memmove(self.ahead, self.ahead + self.ahead_from, self.ahead_bytes - self.ahead_from)
+            self.poller.ahead_bytes -= self.ahead_from
+            self.ahead_bytes -= self.ahead_from
+            self.ahead_from = 0
         if self.ahead_size < self.ahead_bytes + INPUT_BYTES:
             grown = <char*>realloc(self.ahead, 2 * self.ahead_bytes + INPUT_BYTES)
             if grown == NULL:
