@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from time import sleep
 from typing import Any
 
@@ -168,6 +169,15 @@ def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callabl
     assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
     assert slow.read(1_000 * len(PAIR_REPLIES)) == PAIR_REPLIES * 1_000
     slow.answers(PING, PONG)
+
+
+def test_a_client_that_sends_more_than_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
+    peer = start().connect()
+    sending = Thread(target=lambda: [peer.send(PAIR * 20) for _ in range(50)])
+    sending.start()
+    for _ in range(100):
+        assert peer.read(10 * len(PAIR_REPLIES)) == PAIR_REPLIES * 10
+    sending.join()
 
 
 def test_a_client_with_too_many_unread_replies_and_requests_is_not_read(
