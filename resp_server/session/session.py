@@ -153,9 +153,9 @@ class Session(SessionFields):
             and not self.is_observed
         )
         is_redirected = self.is_at_replica and not self.is_readonly
-        is_forwardable = can_run and not is_redirected and self.subscriptions is None
-        self.can_queue = is_forwardable and self.transaction is not None and self.db == 0
-        is_forwardable = is_forwardable and self.transaction is None
+        is_plain = can_run and not is_redirected and self.subscriptions is None
+        self.can_queue = is_plain and self.transaction is not None and self.db == 0
+        is_forwardable = is_plain and self.transaction is None
         self.can_call = can_run and self.transaction is None
         self.can_be_forwarded = is_forwardable and self.user.is_unrestricted
         self.can_use_checked_fast_path = is_forwardable and self.db == 0
