@@ -179,7 +179,8 @@ def name_of(code: CodeType) -> str:
 # guards these, so they do nothing else.
 GUARDS = {
     "client/write_queue.py:WriteQueue.flush",
-    "serving/server.py:Server._notify",
+    "serving/epoch_notifier.py:EpochNotifier._notify",
+    "serving/epoch_notifier.py:EpochNotifier._schedule",
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
     "pipeline/context.py:ServerContext.attempt",
