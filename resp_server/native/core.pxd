@@ -154,6 +154,7 @@ cdef class Core:
     cdef bint may_run_transaction(self) except -1
     cdef int begin_transaction(self) except -1
     cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
+    cdef int discard(self) except -1
     cdef bint note_slots(self, const Request* request, dict slots) except -1
     cdef bint run_queued(self, list queued, Rules rules) except -1
     cdef bint add_queued(self, list queued, Rules rules) except -1
@@ -207,7 +208,7 @@ cdef class Core:
 cdef class SessionFields:
     cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded, can_call
     cdef public int protocol
-    cdef public object user, transaction, tracking_state, epoch_feed, active_ms, last_command
+    cdef public object user, transaction, tracking_state, subscriptions, epoch_feed, active_ms, last_command
     cdef public list pushed  # pushes to the client while a command's function is called for it; None: none is called
     cdef public uint64_t calls, input_bytes, output_bytes  # of this client; wrap around
 
@@ -228,6 +229,10 @@ cdef class FastPath:
     cdef public object caller
     cdef object incomplete
     cdef readonly bint needs_turn
+    cdef CalledCommand last_called  # of the last request, which `last_words` words name; of `last_caller`
+    cdef object last_caller
+    cdef size_t last_words
+    cdef bytes last_name, last_subcommand  # as typed
     cdef list counted  # the called commands that were counted since the last call of `collect`
     cdef Core core
     cdef Output output
@@ -249,7 +254,14 @@ cdef class FastPath:
     cdef size_t answer_compiled(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef int push_before(self, SessionFields session, Output* out, size_t before, bytes pushes=*) except -1
     cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0
-    cdef CalledCommand called_of(self, size_t count, list request)
-    cdef int64_t call(self, SessionFields session, context, CalledCommand called, list request, Output* out) except -1
+    cdef CalledCommand called_of(self, size_t count)
+    cdef bint admits_call(self, SessionFields session, CalledCommand called, size_t count) except -1
+    cdef list cut_request(self, size_t count)
+    cdef object argument(self, CalledCommand called, size_t i)
+    cdef object run(self, context, CalledCommand called, size_t count)
+    cdef int64_t call(
+        self, SessionFields session, context, CalledCommand called, const uint8_t* request, size_t size, size_t count,
+        Output* out, int64_t started_ns
+    ) except -1
     cdef int collect_called(self) except -1
     cdef int count(self, int64_t elapsed_ns) noexcept

@@ -38,7 +38,7 @@ from state_backend.native.lookup cimport (
 
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
-from resp_server.protocol.replies import Frames, OK, Pending, Sliced, encode
+from resp_server.protocol.replies import Frames, OK, Pending, Sliced, Verbatim, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
 from state_backend.model.errors import StoreError
@@ -66,7 +66,7 @@ cdef Text[6] TYPE_REPLIES = [b"", b"+string\r\n", b"+hash\r\n", b"+list\r\n", b"
 cdef enum:
     NOTHING  # it has no key
     ALL_KEYS
-    TRANSACTION  # MULTI or EXEC
+    TRANSACTION  # MULTI, EXEC or DISCARD
     KEYS  # all arguments are keys
     FACT  # the type, or the expiry
     SIZE  # the number of elements, or of a value's bytes
@@ -206,6 +206,7 @@ ROWS = (
     (b"randomkey", 0, 0, ANY_KIND, ALL_KEYS, ONE_TEXT, True),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
     (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
+    (b"discard", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
 )
 NAMES = tuple(row[0] for row in ROWS)
 
@@ -241,6 +242,7 @@ _fill_rows()
 
 cdef int MULTI = NAMES.index(b"multi")
 cdef int EXEC = NAMES.index(b"exec")
+cdef int DISCARD = NAMES.index(b"discard")
 cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
 cdef size_t PATTERN_BYTES_MAX = PATTERN_BYTES
 
@@ -290,6 +292,8 @@ cdef enum:
     RANDOM_MAX = 512
 # Functions that are called for one client before others have their turn (guess: below a turn's time, as it ends after a call).
 cdef int64_t CALLED_NS_MAX = 1_000_000
+# Where a shorter request is slow, sessions are observed, and the core calls nothing (see `context.ONE_BY_ONE_US`).
+cdef int64_t ONE_BY_ONE_NS = 1_000_000
 cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -339,17 +343,44 @@ cdef int put_double_text(Output* out, const char* text, size_t size, bint is_res
     return put(out, b"\r\n", 2)
 
 
-cdef int put_reply(Output* out, reply, int protocol) except -1:
-    """Write a reply; the most frequent kinds need no Python function."""
+cdef int put_text(Output* out, bytes text) except -1:
+    return put(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+
+
+cdef bint put_reply(Output* out, reply, bint is_resp3) except -1:
+    """Write a reply as `protocol.replies` does; False if it has a value of a rare type, and only a part of it is written."""
     kind = type(reply)
     if kind is bytes:
-        return put_bulk(out, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
-    if kind is int:
-        return put_line(out, c":", reply)
-    if reply is OK:
-        return put(out, b"+OK\r\n", 5)
-    encoded = reply.frames if kind is Frames else encode(reply, protocol)
-    return put(out, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+        put_bulk(out, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+    elif kind is int:
+        put_line(out, c":", reply)
+    elif reply is OK:
+        put(out, b"+OK\r\n", 5)
+    elif reply is None:
+        put_nil(out, is_resp3)
+    elif kind is list or kind is tuple:
+        put_line(out, c"*", len(reply))
+        for each in reply:
+            if not put_reply(out, each, is_resp3):
+                return False
+    elif kind is dict:
+        put_line(out, c"%" if is_resp3 else c"*", len(reply) if is_resp3 else 2 * len(reply))
+        for name, each in (<dict>reply).items():
+            if not (put_reply(out, name, is_resp3) and put_reply(out, each, is_resp3)):
+                return False
+    elif kind is Frames:
+        put_text(out, reply.frames)
+    elif kind is Verbatim:
+        if is_resp3:
+            put_line(out, c"=", len(reply.text) + 4)
+            put(out, b"txt:", 4)
+            put_text(out, reply.text)
+            put(out, b"\r\n", 2)
+        else:
+            put_reply(out, reply.text, is_resp3)
+    else:
+        return False
+    return True
 
 
 # The types of small records in RDB, by their forms.
@@ -542,6 +573,10 @@ def glob_matches(bytes pattern, bytes text):
             <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), &steps,
         )
     )
+
+
+cdef inline bint is_text(const Word* word, bytes text) noexcept:
+    return word.size == <size_t>PyBytes_GET_SIZE(text) and memcmp(word.at, PyBytes_AS_STRING(text), word.size) == 0
 
 
 cdef inline bint is_client_of(tuple clients, PyObject* client) noexcept:
@@ -872,7 +907,7 @@ cdef class Core:
                 words.append(PyBytes_FromStringAndSize(<const char*>self.words[i].at, self.words[i].size))
             requests.append(words)
             at += took
-            if command >= 0 and rows[command].part == TRANSACTION and rows[command].is_array:
+            if command == EXEC or command == DISCARD:
                 break
         start[0] = at
         return requests
@@ -1068,7 +1103,7 @@ cdef class Core:
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL:
         """Write the replies to requests `first` up to `end_request`; return where the buffer's next request begins.
 
-        Sets `is_cut` if it is within a transaction whose EXEC is not parsed yet.
+        Sets `is_cut` if it is within a transaction whose end is not parsed yet.
         """
         cdef uint32_t i = first, last
         cdef size_t before
@@ -1097,7 +1132,12 @@ cdef class Core:
                 self.out.used, self.hits, self.misses = before, hits, misses
                 end = request.at
                 break
-            self.count_requests(i, last + 1, last > i)
+            if self.requests[last].command == DISCARD:  # what was queued is not counted as called
+                self.count_requests(i, i + 1, True)
+                self.count_requests(last, last + 1, True)
+                self.queued += last - i - 1
+            else:
+                self.count_requests(i, last + 1, last > i)
             if rows[request.command].shape not in (CACHING, CLIENT_ID):  # CLIENT CACHING is about the next other command
                 self.is_caching_set = False
             i = last + 1
@@ -1121,16 +1161,16 @@ cdef class Core:
         return 0
 
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1:
-        """Return the index of the EXEC that ends the transaction of a MULTI; `first` if the general path answers it.
+        """Return the index of the EXEC or DISCARD that ends the transaction of a MULTI; `first` if the general path answers it.
 
-        Sets `is_cut` if the buffer, or the room for requests, ends before EXEC.
+        Sets `is_cut` if the buffer, or the room for requests, ends before it.
         """
         cdef uint32_t i
-        if rows[self.requests[first].command].is_array or not self.may_run_transaction():  # an EXEC without MULTI
+        if self.requests[first].command != MULTI or not self.may_run_transaction():
             return first
         for i in range(first + 1, end_request):
             if rows[self.requests[i].command].part == TRANSACTION:
-                return i if rows[self.requests[i].command].is_array else first
+                return first if self.requests[i].command == MULTI else i
         self.is_cut = self.has_more
         return first
 
@@ -1155,7 +1195,8 @@ cdef class Core:
         cdef Request request
         cdef int64_t size = 0, added, requests_left, bytes_left
         cdef list words, requests = []
-        cdef bint needs_state = False, is_exec = False, may_queue
+        cdef bint needs_state = False, may_queue
+        cdef int command = MULTI
         transaction = self.session.transaction
         may_queue = not transaction.is_aborted and transaction.db is None  # no SELECT is queued
         requests_left, bytes_left = transaction.room
@@ -1166,7 +1207,7 @@ cdef class Core:
             self.is_incomplete = took == 0
             if took <= 0 or not self.admit(&request, self.words, count, rules):
                 break
-            is_exec = request.command == EXEC
+            command = request.command
             if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE, READ_POINT):
                 break
             if self.is_node and not self.note_slots(&request, transaction.slots):
@@ -1187,11 +1228,21 @@ cdef class Core:
             transaction.extend(requests, size, needs_state=needs_state)
             self.queued += len(requests)
         try:
-            return at + took if is_exec and self.run_queued(transaction.requests, rules) else at
+            if command == DISCARD and self.may_run_transaction():
+                return at + took + self.discard()
+            return at + took if command == EXEC and self.run_queued(transaction.requests, rules) else at
         except Exception as error:  # the general path runs what is queued
             self.report(error)
             self.drop_lookaheads()
             return at
+
+    cdef int discard(self) except -1:
+        """Reply to a DISCARD, and end the transaction."""
+        self.session.end_transaction()
+        put(self.out, b"+OK\r\n", 5)
+        self.answered[DISCARD] += 1
+        self.last_command, self.is_caching_set = DISCARD, False
+        return 0
 
     cdef bint note_slots(self, const Request* request, dict slots) except -1:
         """Add the slots of a request's keys to those of its transaction; False if the general path has to queue it."""
@@ -1256,11 +1307,15 @@ cdef class Core:
         )
 
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2:
-        """Reply to MULTI, to the commands that it queues, and to EXEC, which runs them in the view of all requests."""
+        """Reply to MULTI, to the commands that it queues, and to EXEC, which runs them in the view of all requests, or to DISCARD."""
         cdef uint32_t i
         put(self.out, b"+OK\r\n", 5)
         for i in range(multi + 1, exec_):
             put(self.out, b"+QUEUED\r\n", 9)
+            if self.requests[exec_].command == DISCARD and rows[self.requests[i].command].shape in (CACHING, READ_POINT):
+                return GENERAL
+        if self.requests[exec_].command == DISCARD:
+            return put(self.out, b"+OK\r\n", 5) + ANSWERED
         return self.reply_to_queued(multi + 1, exec_)
 
     cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2:
@@ -2637,90 +2692,133 @@ cdef class FastPath:
         cdef const uint8_t* end = start + size
         cdef size_t count = 0, before = out.used
         cdef Py_ssize_t took
-        cdef int64_t ends_ns = 0
+        cdef int64_t now_ns = 0, ends_ns = 0
         cdef CalledCommand called
-        cdef list request
         if self.caller is None or not session.can_call:
             return 0
         core.drop_lookaheads()  # a function may change anything
         context = None
-        while at < end and session.can_call and self.incomplete is None:
-            took = cut(at, end, core.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
-            core.is_incomplete = took == 0 and at > start
-            request = []
-            called = self.called_of(count, request) if took > 0 else None
-            if called is None or not called.least <= count <= called.most:
-                break
-            if session.subscriptions is not None and not called.is_for_subscribers:
-                break
-            if not session.user.is_unrestricted and session.user.denial(called.command, request) is not None:
-                break
-            if context is None:
-                context, ends_ns = self.caller.begin(session), monotonic_ns() + CALLED_NS_MAX
-                if context is None:
+        try:
+            while at < end and session.can_call and self.incomplete is None:
+                took = cut(at, end, core.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+                core.is_incomplete = took == 0 and at > start
+                called = self.called_of(count) if took > 0 else None
+                if called is None or not called.least <= count <= called.most:
                     break
-            at += took
-            core.is_full = self.call(session, context, called, request, out) >= ends_ns or out.used - before > OUTPUT_BYTES_MAX
-            session.calls += 1
-            if core.is_full:
-                core.is_full = at < end
-                break
+                if not session.can_be_forwarded and not self.admits_call(session, called, count):
+                    break
+                if context is None:
+                    context, now_ns = self.caller.begin(session), monotonic_ns()
+                    if context is None:
+                        break
+                    session.pushed, ends_ns = [], now_ns + CALLED_NS_MAX
+                now_ns = self.call(session, context, called, at, took, count, out, now_ns)
+                at += took
+                session.calls += 1
+                core.is_full = now_ns >= ends_ns or out.used - before > OUTPUT_BYTES_MAX
+                if core.is_full:
+                    core.is_full = at < end
+                    break
+        finally:
+            session.pushed = None
         self.needs_turn = context is not None and (not session.can_call or self.incomplete is not None)
         return at - start
 
-    cdef CalledCommand called_of(self, size_t count, list request):
-        """Return the command of the request that was cut, and add its words to a list; None: no function is called for it."""
+    cdef CalledCommand called_of(self, size_t count):
+        """Return the command of the request that was cut; None: no function is called for it."""
+        cdef const Word* words = self.core.words
+        if self.last_caller is self.caller and count >= self.last_words and is_text(&words[0], self.last_name):
+            if self.last_words == 1 or is_text(&words[1], self.last_subcommand):
+                return self.last_called
+        name, subcommand = PyBytes_FromStringAndSize(<const char*>words[0].at, words[0].size), None
+        found = self.caller.commands[name]
+        if found is not None and type(found) is not CalledCommand:
+            if count > 1:
+                subcommand = PyBytes_FromStringAndSize(<const char*>words[1].at, words[1].size)
+            found = found[subcommand]
+            if subcommand is None:
+                return found
+        if found is not None:
+            self.last_caller, self.last_called, self.last_words = self.caller, found, 1 if subcommand is None else 2
+            self.last_name, self.last_subcommand = name, subcommand
+        return found
+
+    cdef bint admits_call(self, SessionFields session, CalledCommand called, size_t count) except -1:
+        """Return whether a client with subscriptions, or a restricted user, may send the request that was cut."""
+        if session.subscriptions is not None and not called.is_for_subscribers:
+            return False
+        return session.user.is_unrestricted or session.user.denial(called.command, self.cut_request(count)) is None
+
+    cdef list cut_request(self, size_t count):
+        """Return the words of the request that was cut."""
         cdef const Word* words = self.core.words
         cdef size_t i
-        request.append(PyBytes_FromStringAndSize(<const char*>words[0].at, words[0].size))
-        found = self.caller.commands[request[0]]
-        for i in range(1, count if found is not None else 1):
-            request.append(PyBytes_FromStringAndSize(<const char*>words[i].at, words[i].size))
-        if found is None or type(found) is CalledCommand:
-            return found
-        return found[request[1] if count > 1 else None]
+        return [PyBytes_FromStringAndSize(<const char*>words[i].at, words[i].size) for i in range(count)]
 
-    cdef int64_t call(self, SessionFields session, context, CalledCommand called, list request, Output* out) except -1:
-        """Call a command's function, and write its reply; return the time then."""
+    cdef object argument(self, CalledCommand called, size_t i):
+        """Return an argument of the request that was cut, as the command's function takes it."""
+        cdef const Word* word = &self.core.words[called.name_words + i]
+        text = PyBytes_FromStringAndSize(<const char*>word.at, word.size)
+        convert = None if called.converters is None else called.converters[i]
+        return text if convert is None else convert(text)
+
+    cdef object run(self, context, CalledCommand called, size_t count):
+        """Call the function of the command that was cut."""
+        cdef size_t i
+        if not called.takes_words:
+            return called.command.execute(context, [self.cut_request(count)])[0]
+        count -= called.name_words
+        if count == 0:  # to call a function with few arguments needs no tuple
+            return called.function(context)
+        if count == 1:
+            return called.function(context, self.argument(called, 0))
+        if count == 2:
+            return called.function(context, self.argument(called, 0), self.argument(called, 1))
+        return called.function(context, *[self.argument(called, i) for i in range(count)])
+
+    cdef int64_t call(
+        self, SessionFields session, context, CalledCommand called, const uint8_t* request, size_t size, size_t count,
+        Output* out, int64_t started_ns
+    ) except -1:
+        """Call a command's function, and write its reply; return the time then. request: its bytes, which were cut."""
         cdef size_t before = out.used
-        cdef int64_t started_ns = monotonic_ns(), now_ns
-        cdef uint64_t elapsed_ns
-        cdef list pushed = []
-        session.last_command, session.pushed = called.name, pushed
+        cdef int64_t now_ns, elapsed_ns
+        session.last_command = called.name
+        reply = b""
         try:
-            if called.takes_words:
-                arguments = request[called.name_words:]
-                if called.converters is not None:
-                    arguments = [each if convert is None else convert(each) for convert, each in zip(called.converters, arguments)]
-                reply = called.function(context, *arguments)
-            else:
-                reply = called.command.execute(context, [request])[0]
-            if isinstance(reply, (Sliced, Pending)):
-                self.incomplete = reply
-            else:
-                put_reply(out, reply, session.protocol)
+            reply = self.run(context, called, count)
+            if not put_reply(out, reply, session.protocol >= 3):
+                out.used = before
+                if isinstance(reply, (Sliced, Pending)):
+                    self.incomplete = reply
+                else:
+                    put_text(out, encode(reply, session.protocol))
         except Exception as error:
             called.command_stats.failed += 1
             out.used = before
             reply = self.caller.error_reply(error)
-            put(out, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
-        session.pushed = None
+            put_text(out, reply)
         now_ns = monotonic_ns()
         elapsed_ns = now_ns - started_ns
-        if session.can_call and self.incomplete is None and <int64_t>elapsed_ns < self.server.slow_ns:
+        if session.can_call and self.incomplete is None and (elapsed_ns < ONE_BY_ONE_NS or elapsed_ns < self.server.slow_ns):
             if not called.calls:
                 self.counted.append(called)
             called.calls += 1
             called.nanoseconds += elapsed_ns
             called.times[64 - count_leading_zeros(elapsed_ns | 1)] += 1
         else:
+            cut(request, request + size, self.core.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             called.command_stats.calls += 1
-            self.caller.record(context, called.command, called.command_stats, request, reply, elapsed_ns)
+            self.caller.record(context, called.command, called.command_stats, self.cut_request(count), reply, elapsed_ns)
             if session.replies_suppressed:
                 out.used = before
         if session.tracking_state is not None and not called.keeps_caching:
             session.tracking_state.is_caching_set = False
-        self.push_before(session, out, before, b"".join(pushed))
+        if session.pushed:
+            pushes, session.pushed = b"".join(session.pushed), []
+            self.push_before(session, out, before, pushes)
+        elif session.tracking_state is not None or session.epoch_feed is not None:
+            self.push_before(session, out, before)
         return now_ns
 
     cdef int count(self, int64_t elapsed_ns) noexcept:

@@ -44,6 +44,7 @@ if TYPE_CHECKING or native.core is None:
             "output_bytes",
             "protocol",
             "pushed",
+            "subscriptions",
             "tracking_state",
             "transaction",
             "user",
@@ -100,7 +101,6 @@ class Session(SessionFields):
         "read_point",
         "reply_mode",
         "seen",
-        "subscriptions",
         "watched",
     )
 
