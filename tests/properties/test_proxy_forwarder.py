@@ -1022,6 +1022,21 @@ def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> No
     assert sink.replies == [b"+OK\r\n"]
 
 
+@pytest.mark.parametrize("other", [b"k", b"l"])
+def test_a_transaction_is_forwarded_to_the_node_that_has_all_its_keys(other: bytes) -> None:
+    scene, upstream, sink = Scene(), NodeConnections(), ForwarderSink()
+    upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: None
+    scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
+    data = b"".join(map(pack, (MULTI, (b"GET", b"k"), (b"SET", other, b"v"), EXEC)))
+    is_of_one_node = slot_of(other) % 2 == slot_of(b"k") % 2
+    assert scene.forwarder.forward(sink, data, 2) == len(data) * is_of_one_node
+    if is_of_one_node:
+        node = upstream.nodes[slot_of(b"k") % 2]
+        assert node.asked() == data
+        node.batches[0].fail_all(UnansweredError("lost"))
+        assert (sink.replies, sink.ended) == ([], [b""])
+
+
 @given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))
 def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(reads: list[bool], answered: int) -> None:
     scene, sink = Scene(), ForwarderSink()

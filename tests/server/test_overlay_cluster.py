@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.cluster import RedisCluster as ClusterClient
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import Connection, replies_to, request, scanned
+from compat.conformance.wire import Connection, replies_to, request, requests, scanned
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.redis_cluster import RedisCluster
@@ -150,6 +151,52 @@ def test_cluster_watch_of_moved_slot_is_tried_again(cluster: RedisCluster, swap:
         eventually(lambda: stale.call("WATCH", name).plain, lambda found: found == b"OK" or b"CROSSSLOT" in found)
         assert [stale.call(*line.split()).plain for line in ("MULTI", f"GET {name}", "EXEC")][-1] == [b"1"]
         cluster.move(name, home)
+
+
+def replies_of(client: Connection, pipeline: Sequence[str]) -> list[Any]:
+    """Send requests in one write; return the replies."""
+    client.send(requests([line.encode().split() for line in pipeline]))
+    return [client.read().plain for _ in pipeline]
+
+
+def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: RedisCluster, swap: Swap) -> None:
+    home = cluster.master_of("follows")
+    target = next(each for each in cluster.nodes if each is not home)
+    transaction = ["MULTI", "INCR {follows}1", "GET {follows}1", "EXEC"]
+    with swap.start_before(cluster).connect() as stale:
+        assert stale.call("SET", "{follows}1", 1).plain == b"OK"  # its connection to the node is open
+        cluster.move("{follows}1", target)
+        found = replies_of(stale, [*transaction, "INCR {follows}1", *transaction, "GET {follows}1"])
+    assert found == [b"OK", *[b"QUEUED"] * 2, [2, b"2"], 3, b"OK", *[b"QUEUED"] * 2, [4, b"4"], b"4"]
+    cluster.move("{follows}1", home)
+
+
+def test_cluster_transaction_of_a_slot_that_is_being_moved_runs_nothing(
+    cluster: RedisCluster, client: Connection
+) -> None:
+    home = cluster.master_of("asks")
+    target = next(each for each in cluster.nodes if each is not home)
+    pipeline = ["SET {asks}2 1", "MULTI", "SET {asks}2 2", "INCR {asks}1", "EXEC", "GET {asks}2"]
+    assert client.call("SET", "{asks}2", 0).plain == b"OK"
+    with cluster.begin_move("{asks}1", target) as source:
+        found = replies_of(client, pipeline)
+        assert found[:4] == [b"OK", b"OK", b"QUEUED", b"QUEUED"]
+        assert found[4].startswith(b"EXECABORT ") and found[5] == b"1"
+        cluster.move_key(source, "{asks}2", target)
+    cluster.end_move("{asks}1", target)
+    assert replies_of(client, pipeline) == [b"OK", b"OK", b"QUEUED", b"QUEUED", [b"OK", 1], b"2"]
+    cluster.move("{asks}2", home)
+
+
+def test_cluster_transaction_that_a_node_refuses_has_its_errors(client: Connection) -> None:
+    assert client.call("SET", "a", 1).plain == b"OK"
+    found = replies_of(client, ["MULTI", "SET a", "SET a 2", "EXEC", "GET a"])
+    assert found[1:3] == [b"ERR wrong number of arguments for 'set' command", b"QUEUED"]
+    assert found[3].startswith(b"EXECABORT ") and found[4] == b"1"
+    found = replies_of(client, ["MULTI", "SET a 2", "SET b 2", "EXEC", "GET a"])  # a and b are at two nodes
+    assert found[3].startswith(b"EXECABORT ") and found[4] == b"1"
+    found = replies_of(client, ["MULTI", "LPUSH a 1", "SET a 2", "EXEC"])
+    assert found[3] == [b"WRONGTYPE Operation against a key holding the wrong kind of value", b"OK"]
 
 
 def test_cluster_moved_shard_channel_disconnects_subscriber(

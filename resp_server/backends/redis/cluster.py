@@ -244,7 +244,8 @@ class UpstreamCluster:
 
         def follow(request: UpstreamRequest, client: int, protocol: int) -> None:
             sink, index, is_read = request.sink, request.index, request.is_read
-            request.sink = _ClusterRequest(self, client, protocol, request.packed, sink, index, is_read, address)
+            followed = _ClusterRequest(self, client, protocol, request.packed, sink, index, is_read, address)
+            followed.replies_before, request.sink = request.replies_before, followed
 
         return follow
 
@@ -330,8 +331,9 @@ class UpstreamCluster:
         node, client, protocol, packed = self._node(address), request.client, request.protocol, request.packed
         if request.is_blocking:
             node.send_blocking(client, protocol, packed, request, 0, prefix=prefix)
-        else:
-            node.send(client, protocol, packed, request, 0, is_read=request.is_read, prefix=prefix)
+            return
+        sent = UpstreamRequest(packed, request, 0, request.is_read, prefix=prefix, replies_before=request.replies_before)
+        node.add(client, protocol, sent)
 
     def redirected(self, redirect: Redirect) -> None:
         """Handle a MOVED: the slot has another master; or an ASK: another node has some keys of the slot."""
@@ -440,8 +442,6 @@ class NodeConnections:
     def __init__(self, cluster: UpstreamCluster, table: SlotTable, client: int, protocol: int) -> None:
         self._cluster, self._table, self._client, self._protocol = cluster, table, client, protocol
 
-    is_dirty = False  # transactions at nodes take the general path
-
     @property
     def has_watched(self) -> bool:
         """Whether the client watches keys at a node."""
@@ -465,6 +465,7 @@ class _ClusterRequest(ReplySink):
     Attributes:
         caching: The client's CLIENT CACHING, which is sent before the request to each node, but not with ASKING: a node
             forgets each of the two when it gets the other one.
+        replies_before: Of a transaction, see `UpstreamRequest`. It does not follow an ASK, which is about one command.
     """
 
     __slots__ = (
@@ -480,6 +481,7 @@ class _ClusterRequest(ReplySink):
         "is_read",
         "packed",
         "protocol",
+        "replies_before",
     )
 
     def __init__(
@@ -498,7 +500,7 @@ class _ClusterRequest(ReplySink):
         self.client, self.protocol, self.packed = client, protocol, packed
         self.is_read, self.is_blocking, self.caching = is_read, False, b""
         self._is_asking = False
-        self._redirects = 0
+        self._redirects = self.replies_before = 0
 
     def send(self, address: Address, *, is_asking: bool = False) -> None:
         """Send the request to a node."""
@@ -508,8 +510,8 @@ class _ClusterRequest(ReplySink):
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         """Take a node's reply: follow a redirect, pass on anything else."""
         redirect = redirect_in(reply, self._node) if type(reply) is bytes and reply[:1] == b"-" else None
-        if redirect is None:
-            self._sink.put(self._index, reply)
+        if redirect is None or (redirect.is_ask and self.replies_before):
+            self._sink.put(self._index, self._cluster.checked(reply) if self.replies_before else reply)
             if self._is_asking and self.caching:  # the client may cache keys that the node does not track for it
                 self._cluster.on_moved([self.client])
             return

@@ -547,6 +547,8 @@ cdef class PipelineBatch:
     cdef size_t count, size, next, room
     cdef Output out
     cdef bytes text
+    cdef bytes moved  # the last MOVED within a transaction at a node of a Redis Cluster; None: there was none
+    cdef size_t moved_at  # its index
     cdef list client_batches
 
     def __cinit__(self, Forwarder forwarder, connection, double deadline_s, size_t room):
@@ -713,8 +715,8 @@ cdef class PipelineBatch:
         if entry.number >= UPSTREAM:
             is_read = pending.is_read and not pending.is_in_transaction
             request = UpstreamRequest(self.text[entry.start : entry.end], self, index, is_read, 1, self.sent_s)
-            if self.connection.follow is not None:
-                self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol)
+            if self.connection.follow is not None and not pending.is_in_transaction:
+                self.follow(request, entry)
             return request
         key = self.connection.key
         if pending.join == ARRAY or pending.is_in_transaction:
@@ -725,13 +727,38 @@ cdef class PipelineBatch:
             self.text[entry.start : entry.end], entry.slot, key.protocol, self.deadline_s, self, index, sends=1
         )
 
+    cdef int follow(self, request, const PendingReply* entry) except -1:
+        """Have a request follow redirects of a Redis Cluster."""
+        return self.connection.follow(request, (<ClientBatch>entry.client_batch).sink.client_id, self.connection.protocol) or 0
+
+    cdef bytes error_at_node(self, size_t index, bytes reply):
+        """Return the reply for an error within a transaction at a node of a Redis Cluster; None: it follows a redirect.
+
+        The commands are queued for the client, as the general path queues them. When EXEC has been refused, nothing has run,
+        so the whole transaction is sent to the node that a MOVED names. Its slot is being moved after an ASK.
+        """
+        cdef PendingReply* entry = &self.pending[index]
+        cdef uint32_t queued = (<ClientBatch>entry.client_batch).requests[entry.request].queued
+        if not queued:
+            if reply[:7] == b"-MOVED ":
+                self.moved, self.moved_at = reply, index
+            return b"+QUEUED\r\n" if reply[:7] == b"-MOVED " or reply[:5] == b"-ASK " else reply
+        text = self.text[self.pending[index - queued - 1].start : entry.end]
+        request = UpstreamRequest(text, self, -1 - <Py_ssize_t>index, False, replies_before=queued + 1)
+        self.follow(request, entry)
+        request.sink.put(0, self.moved if self.moved is not None and self.moved_at >= index - queued else reply)
+        return None
+
     def seen_epochs(self, index):
         """Return the epochs that the client has seen."""
         cdef size_t at = -1 - index if index < 0 else index
         return (<ClientBatch>self.pending[at].client_batch).sink.seen
 
     def put(self, index, reply, epochs=NO_EPOCHS):
-        """Take the reply to a request of `next_request`. Index -1 - i stands for the MGET with index i that was sent again by slots."""
+        """Take the reply to a request of `next_request`.
+
+        Index -1 - i stands for the request with index i that was sent again: an MGET by slots, or a transaction to another node.
+        """
         cdef size_t at = -1 - index if index < 0 else index
         cdef PendingReply* entry = &self.pending[at]
         cdef ClientBatch client_batch = <ClientBatch>entry.client_batch
@@ -747,6 +774,10 @@ cdef class PipelineBatch:
         if index >= 0 and ((is_array and reply[:1] == b"+") or (is_transaction and (reply == PONG or reply[:1] == b"-"))):
             self.forwarder.restart(client_batch)
             return
+        if index >= 0 and entry.number > UPSTREAM and reply[:1] == b"-" and client_batch.requests[entry.request].is_in_transaction:
+            reply = self.error_at_node(at, reply)
+            if reply is None:
+                return
         if type(reply) is not bytes:
             self.accept_long(at, reply, epochs)
             return
@@ -1153,7 +1184,7 @@ cdef class Forwarder:
         item.number = UPSTREAM
         if self.node_table is not None:
             slot = self.slot_of_keys(keys) if keys else -1
-            if slot < 0 or is_queued or plan.part == WATCHED or not (<bytes>self.node_table)[slot]:
+            if slot < 0 or plan.part == WATCHED or not (<bytes>self.node_table)[slot]:
                 return 0
             if self.is_caching_set:  # a redirect has to send it again, which the general path does
                 return 0
@@ -1230,7 +1261,9 @@ cdef class Forwarder:
                 return False
             if item[1].number < UPSTREAM and (self.watched or self.upstream_connection.has_watched):
                 return False
-            if item[1].number >= UPSTREAM:
+            if item[1].number > UPSTREAM and (has_caching or self.upstream_connection.has_watched):
+                return False  # a redirect has to repeat CLIENT CACHING; the keys may be watched at another node
+            if item[1].number == UPSTREAM:
                 if self.upstream_connection.is_dirty:
                     return False
                 self.ends_watch, self.watched = True, []
