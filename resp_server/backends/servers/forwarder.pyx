@@ -7,7 +7,8 @@ upstream, of a Redis Cluster to the master of its keys' slot. The general path f
 keys whose replies the proxy caches is forwardable if its reply is cached. The rows of the commands say where their keys are.
 
 A transaction is forwardable if MULTI, EXEC and the commands between them are in one buffer, and all go over one connection. They
-are sent unchanged, in one write, so that no request of another client comes between them. Each of them has its reply.
+are sent unchanged, in one write, so that no request of another client comes between them. Each of them has its reply. One that a
+node of a Redis Cluster refuses, because its slot has moved, is sent again as a whole.
 
 The forwarder splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
