@@ -332,7 +332,9 @@ class UpstreamCluster:
         if request.is_blocking:
             node.send_blocking(client, protocol, packed, request, 0, prefix=prefix)
             return
-        sent = UpstreamRequest(packed, request, 0, request.is_read, prefix=prefix, replies_before=request.replies_before)
+        sent = UpstreamRequest(
+            packed, request, 0, request.is_read, prefix=prefix, replies_before=request.replies_before
+        )
         node.add(client, protocol, sent)
 
     def redirected(self, redirect: Redirect) -> None:
