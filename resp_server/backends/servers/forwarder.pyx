@@ -40,7 +40,8 @@ cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
 from resp_server.native.core cimport (
-    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, FastPath, InputInterceptor, KeyFilter, SessionFields, glob, record_reads
+    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, ConnectionFields, FastPath, InputInterceptor, KeyFilter, SessionFields, glob,
+    record_reads
 )
 from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve
 from state_backend.native.lookup cimport slot_of
@@ -102,14 +103,15 @@ cdef struct Request:
     const uint8_t* keys  # the first word after it
     uint32_t first  # of its items
     uint32_t items
+    uint32_t queued  # of an EXEC the number of commands before it, which it runs
     uint8_t command
     uint8_t join
-    bint is_read
-    bint is_in_transaction
-    bint is_error  # the reply is an error, stored in the first item
-    bint is_recorded  # the client may cache its keys
-    uint32_t queued  # of an EXEC the number of commands before it, which it runs
-    bint has_caching  # CLIENT CACHING precedes it
+    # Flags, as bytes: there is one request for each of a client's.
+    uint8_t is_read
+    uint8_t is_in_transaction
+    uint8_t is_error  # the reply is an error, stored in the first item
+    uint8_t is_recorded  # the client may cache its keys
+    uint8_t has_caching  # CLIENT CACHING precedes it
 
 cdef struct PendingReply:  # a server's reply that has not arrived yet
     void* client_batch
@@ -292,8 +294,8 @@ cdef class ClientBatch:
     cdef object data  # the requests as received
     cdef int protocol
     cdef Output buffer
-    cdef Item* items
     cdef Request* requests
+    cdef Item* items  # in the same allocation
     cdef size_t item_count, request_count, missing
     cdef bint has_writes  # at the upstream; then no request of this batch is sent again
     cdef size_t ends_at  # the first request that the upstream did not answer: the client's connection ends before its reply
@@ -315,7 +317,6 @@ cdef class ClientBatch:
 
     def __dealloc__(self):
         free(self.buffer.data)
-        free(self.items)
         free(self.requests)
 
     cdef int epochs_id(self, epochs) except -1:
@@ -525,7 +526,9 @@ cdef class ClientBatch:
         cdef size_t i, j
         cdef Request* request
         cdef list each = []
-        if self.request_count == 1 or sum([bool(some) for some in self.epoch_sets]) <= 1:  # the upstream's have none
+        if self.request_count == 1 or len(self.epoch_sets) == 1:
+            return False
+        if sum([bool(some) for some in self.epoch_sets]) <= 1:  # the upstream's have none
             return False
         for i in range(self.request_count):
             request, epochs = &self.requests[i], NO_EPOCHS
@@ -823,6 +826,7 @@ cdef class Forwarder:
     cdef bint ends_watch  # they have an EXEC at the upstream
     cdef readonly object cluster
     cdef object slot_connections, epochs  # the connections of the client's protocol version
+    cdef bytes slot_numbers  # of these connections, by slot
     cdef object server, stats
     cdef list names, command_stats
     cdef Specs specs
@@ -975,6 +979,7 @@ cdef class Forwarder:
         cdef size_t took
         cdef ClientBatch client_batch
         self.upstream_connection, self.slot_connections = None, self.cluster.slot_connections[protocol]
+        self.slot_numbers = self.slot_connections.numbers
         self.begin_tracking(tracking_state)
         self.node_table, self.is_upstream_open = None, False
         took = self.cut_requests(sink, data, data + size, protocol, database, is_of_states)
@@ -989,10 +994,10 @@ cdef class Forwarder:
         client_batch = ClientBatch.__new__(ClientBatch)
         client_batch.sink, client_batch.protocol = sink, protocol
         client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
-        client_batch.items = <Item*>malloc(self.item_count * sizeof(Item))
-        client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request))
-        if client_batch.items == NULL or client_batch.requests == NULL:
+        client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request) + self.item_count * sizeof(Item))
+        if client_batch.requests == NULL:
             raise MemoryError
+        client_batch.items = <Item*>(client_batch.requests + self.request_count)
         memcpy(client_batch.items, self.items, self.item_count * sizeof(Item))
         memcpy(client_batch.requests, self.requests, self.request_count * sizeof(Request))
         client_batch.item_count = client_batch.missing = self.item_count
@@ -1075,7 +1080,6 @@ cdef class Forwarder:
             if command < 0 or command == self.caching_command:
                 break
             plan = &self.plans[command]
-            memset(&self.items[self.item_count], 0, sizeof(Item))
             if plan.part == BEGIN or plan.part == RUN:
                 if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states:
                     break
@@ -1086,6 +1090,7 @@ cdef class Forwarder:
                     had_caching = self.is_caching_set
                 elif not self.end_transaction(sink, begin, protocol, database, had_caching):
                     break
+                self.add_item(0)
                 items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
                 if plan.part == RUN and self.requests[begin + 1].join == QUEUED_PART:
                     items, self.requests[self.request_count].join = 0, EXEC_PARTS
@@ -1110,6 +1115,12 @@ cdef class Forwarder:
             self.is_caching_set = had_caching
         return at - start
 
+    cdef inline Item* add_item(self, size_t i) noexcept:
+        """Return item i of the request that is being cut, empty."""
+        cdef Item* item = &self.items[self.item_count + i]
+        memset(item, 0, sizeof(Item))
+        return item
+
     cdef void add_request(self, int command, const uint8_t* at, size_t size, uint32_t items) noexcept:
         """Add the request whose words were cut, with the next items; its `join` is set."""
         cdef Request* request = &self.requests[self.request_count]
@@ -1129,7 +1140,7 @@ cdef class Forwarder:
         """Add a CLIENT CACHING, which is answered here."""
         cdef Request* request = &self.requests[self.request_count]
         self.cached.append(OK)
-        memset(&self.items[self.item_count], 0, sizeof(Item))
+        self.add_item(0)
         memset(request, 0, sizeof(Request))
         request.at, request.size, request.is_read = at, size, True
         request.first, request.items, request.command = <uint32_t>self.item_count, 1, self.caching_command
@@ -1173,7 +1184,7 @@ cdef class Forwarder:
 
     cdef int add_upstream_item(self, sink, const Plan* plan, size_t keys, int protocol, database, bint is_queued) except -1:
         """Add the item of a request to the upstream; return 1, or 0: the general path answers it."""
-        cdef Item* item = &self.items[self.item_count]
+        cdef Item* item = self.add_item(0)
         cdef int slot
         cdef size_t i
         if self.holds_upstream or (plan.publishes and self.holds_publishing):
@@ -1202,13 +1213,12 @@ cdef class Forwarder:
 
     cdef int add_state_items(self, const Plan* plan, size_t count, size_t keys, bint is_queued) except -1:
         """Add the items of a read of states' keys; return their number, or 0: the general path answers it."""
-        cdef bytes table = self.slot_connections.numbers
-        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(self.slot_numbers)
         cdef size_t i, items = keys
         cdef int slot = self.slot_of_keys(keys)
         cdef const Spec* spec = &self.specs.rows[plan - &self.plans[0]]
         cdef Item* item
-        if not plan.reads_states or PyBytes_GET_SIZE(table) < SLOTS or not spec.least <= count <= spec.most:
+        if not plan.reads_states or PyBytes_GET_SIZE(self.slot_numbers) < SLOTS or not spec.least <= count <= spec.most:
             return 0
         if slot >= 0 and (plan.join != ARRAY or keys == 1 or is_queued):
             items = 1
@@ -1219,9 +1229,8 @@ cdef class Forwarder:
         if self.is_recording and (items < keys or self.keys[0].at != self.words[1].at):
             return 0  # the keys of a reply that the client may cache are noted by their places
         for i in range(items):
-            item = &self.items[self.item_count + i]
-            memset(item, 0, sizeof(Item))
-            item.slot = slot_of(self.keys[i].at, self.keys[i].size)
+            item = self.add_item(i)
+            item.slot = slot_of(self.keys[i].at, self.keys[i].size) if slot < 0 else slot
             item.number = numbers[item.slot]
             if not item.number:
                 return 0
@@ -1238,6 +1247,7 @@ cdef class Forwarder:
         reply = self.cache.get((database, protocol, self.cache_key(at, size)))
         if reply is None:
             return 0
+        self.add_item(0)
         self.cached.append(reply)
         self.cache_hits += 1
         return 1
@@ -1662,7 +1672,8 @@ cdef class ClientForwarder(InputInterceptor):
     """
 
     cdef Forwarder forwarder
-    cdef object connection, session, write, last_epochs
+    cdef object session, write, last_epochs
+    cdef ConnectionFields connection
     cdef SessionFields fields  # of the session
     cdef uint64_t forwarded  # requests of the batch that waits for its replies
     cdef bytes partial_request  # the start of a request that the forwarder may forward
@@ -1703,17 +1714,18 @@ cdef class ClientForwarder(InputInterceptor):
 
     cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
         cdef size_t took
-        connection, session = self.connection, self.session
+        cdef SessionFields fields = self.fields
+        cdef object connection = self.connection
         try:
-            took = self.forwarder.forward_buffer(self, data, size, session.protocol, session.db, self.fields.tracking_state)
+            took = self.forwarder.forward_buffer(self, data, size, fields.protocol, self.session.db, fields.tracking_state)
         except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
             self.forwarder.server.report(error)
             return False
         if not took:
             return False
-        session.last_command = self.forwarder.last_command
+        fields.last_command = self.forwarder.last_command
         self.forwarded = self.forwarder.last_count
-        self.fields.calls += self.forwarded
+        fields.calls += self.forwarded
         connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
         self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
         return True
@@ -1804,7 +1816,7 @@ cdef class ClientForwarder(InputInterceptor):
             if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
                 session.seen.add(epochs)
                 self.last_epochs = epochs
-            session.active_ms = forwarder.server.view.now_ms
+            self.fields.active_ms = forwarder.server.view.now_ms
             if self.fields.tracking_state is not None:
                 reply = self.with_invalidations(reply)
             if type(reply) is not bytes:
@@ -1816,7 +1828,7 @@ cdef class ClientForwarder(InputInterceptor):
             if self.fields.tracking_state is not None and self.fields.tracking_state.has_pending:
                 forwarder.server.clients.push_invalidations(self.fields.tracking_state)
             if connection.is_drained:
-                connection.is_idle = True
+                self.connection.is_idle = True
             else:
                 connection.continue_after_reply()
         except Exception as error:
