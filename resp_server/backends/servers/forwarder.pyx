@@ -1081,6 +1081,7 @@ cdef class Forwarder:
                 break
             plan = &self.plans[command]
             if plan.part == BEGIN or plan.part == RUN:
+                self.add_item(0)
                 if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states:
                     break
                 if sink.watches_states:
@@ -1090,7 +1091,6 @@ cdef class Forwarder:
                     had_caching = self.is_caching_set
                 elif not self.end_transaction(sink, begin, protocol, database, had_caching):
                     break
-                self.add_item(0)
                 items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
                 if plan.part == RUN and self.requests[begin + 1].join == QUEUED_PART:
                     items, self.requests[self.request_count].join = 0, EXEC_PARTS
