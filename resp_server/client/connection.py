@@ -50,7 +50,7 @@ from resp_server.protocol.replies import (
     Sliced,
     SlicedEncoder,
 )
-from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
+from resp_server.protocol.request_parser import Request, RequestLimits
 from resp_server.session.session import Session
 
 log = logging.getLogger("sparkis.clients")
@@ -154,8 +154,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         server, config = self._server, self._server_context.config
         is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
-        parser = RequestParser(config.request_limits, in_chunks=True)
-        self.input = ClientInput(self._transport, parser, self._pipeline.compiled, is_polled=is_polled)
+        compiled = self._pipeline.compiled
+        self.input = ClientInput(self._transport, config.request_limits, compiled, is_polled=is_polled)
         self.output = ClientOutput(self, self._server_context, self._transport, server.write_queue, is_polled=is_polled)
         refusal = server.admit(self._transport)
         if refusal is not None:
@@ -417,7 +417,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def check(self, now_ms: int, limits: RequestLimits) -> None:
         """Apply new request limits, and check this client's age limits and soft limit; called once a second."""
         self._check_stream_age(now_ms)
-        self.input.parser.limits = limits
+        self.input.apply_limits(limits)
         self.output.check_soft_limit(now_ms)
         self._check_authenticated(now_ms)
 
@@ -560,8 +560,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return self._start_incomplete(incomplete, out, before)
         if session.is_closing:
             return False
-        has_unparsed = not client_input.requests and (client_input.data or client_input.parser.has_buffered_requests)
-        if has_unparsed and client_input.answer_or_parse(session, out):
+        if client_input.is_unparsed and client_input.answer_or_parse(session, out):
             return client_input.has_requests
         requests, limiter = client_input.requests, self.session.rate_limiter
         if not requests:  # after a reply that was waited for
@@ -582,8 +581,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return False
         if client_input.has_requests:
             return True
-        if client_input.parser.error is not None:
-            self._reject_input(client_input.parser.error, out)
+        if client_input.error is not None:
+            self._reject_input(client_input.error, out)
         return False
 
     def _start_incomplete(self, incomplete: IncompleteReply, out: list[bytes], before: int) -> bool:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from resp_server.limits import PARTIAL_BYTES_MAX
 from resp_server.pipeline.pipeline import release_reply
+from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.replies import IncompleteReply
-from resp_server.protocol.request_parser import Request, RequestParser
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class ClientInput:
     """The input of one client.
 
     Args:
+        limits: Those of an unfinished request (see `apply_limits`).
         compiled: The compiled core, which gets the bytes first. None: it is not built, or does not answer here.
         is_polled: The compiled core polls the socket, and counts its own reads.
 
@@ -31,20 +33,22 @@ class ClientInput:
     __slots__ = (
         "_compiled",
         "_has_partial_request",
+        "_limits",
+        "_parser",
         "_transport",
         "data",
         "incomplete",
         "is_polled",
         "is_reading",
-        "parser",
         "requests",
     )
 
     def __init__(
-        self, transport: asyncio.Transport, parser: RequestParser, compiled: FastPath | None, *, is_polled: bool
+        self, transport: asyncio.Transport, limits: RequestLimits, compiled: FastPath | None, *, is_polled: bool
     ) -> None:
         self._transport = transport
-        self.parser = parser
+        self._limits = limits
+        self._parser: RequestParser | None = None  # most clients send nothing that the compiled core leaves to it
         self._compiled = compiled
         self.is_polled = is_polled
         self.requests: list[Request] | None = None
@@ -57,12 +61,32 @@ class ClientInput:
     def has_requests(self) -> bool:
         """Return whether there may be requests to answer."""
         has_data = bool(self.data) and not self._has_partial_request
-        return bool(self.requests or has_data or self.incomplete is not None or self.parser.has_buffered_requests)
+        return bool(self.requests or has_data or self.incomplete is not None or self._has_buffered_requests)
+
+    @property
+    def is_unparsed(self) -> bool:
+        """Return whether there are no parsed requests, but bytes that may have some."""
+        return not self.requests and (bool(self.data) or self._has_buffered_requests)
+
+    @property
+    def _has_buffered_requests(self) -> bool:
+        return self._parser is not None and self._parser.has_buffered_requests
+
+    @property
+    def error(self) -> ProtocolError | None:
+        """The error after the requests. None: there is none."""
+        return None if self._parser is None else self._parser.error
 
     @property
     def unparsed_bytes(self) -> int:
         """The size of the bytes after the requests, and of an incomplete request."""
-        return self.parser.buffered_bytes + len(self.data)
+        return len(self.data) if self._parser is None else self._parser.buffered_bytes + len(self.data)
+
+    def apply_limits(self, limits: RequestLimits) -> None:
+        """Apply these limits to requests that are not parsed yet."""
+        self._limits = limits
+        if self._parser is not None:
+            self._parser.limits = limits
 
     def add(self, data: bytes) -> None:
         """Add received bytes."""
@@ -81,8 +105,8 @@ class ClientInput:
 
     def answer_or_parse(self, session: Session, out: list[bytes]) -> bool:
         """Let the compiled core answer the bytes, and parse the rest; return whether the core replied, or called."""
-        parser, data = self.parser, self.data
-        if self._compiled is not None and not parser.buffered_bytes:
+        parser, data = self._parser, self.data
+        if self._compiled is not None and (parser is None or not parser.buffered_bytes):
             reply, requests, self.data = self._compiled.answer(session, data)
             self.requests, self.incomplete = requests, self._compiled.take_incomplete()
             self._has_partial_request = self._compiled.is_incomplete and 0 < len(self.data) <= PARTIAL_BYTES_MAX
@@ -90,6 +114,8 @@ class ClientInput:
                 out.append(reply)
             if reply or requests or self.incomplete is not None or self._has_partial_request:
                 return bool(reply) or self.incomplete is not None
+        if parser is None:
+            parser = self._parser = RequestParser(self._limits, in_chunks=True)
         parser.is_restricted = not session.is_authenticated
         self.requests, self.data = parser.feed(self.data), b""
         return False
