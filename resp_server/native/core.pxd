@@ -217,7 +217,7 @@ cdef class ConnectionFields:
     cdef public SessionFields session
 
 cdef class CalledCommand:
-    cdef object command, command_stats, function, name, converters
+    cdef object command, command_stats, function, name, converters, is_own
     cdef size_t name_words, least, most
     cdef bint takes_words, keeps_caching, is_for_subscribers
     cdef uint64_t calls, nanoseconds

@@ -2457,15 +2457,16 @@ cdef class CalledCommand:
 
     name_words, least, most: the number of words in its name, and in its requests. takes_words: its function takes the words
     after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`. is_for_subscribers: a client with subscriptions may call it.
+    is_own: returns whether a request of a session is answered by this process alone; None: each is.
     """
 
     def __init__(
         self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, converters,
-        bint keeps_caching, bint is_for_subscribers
+        bint keeps_caching, bint is_for_subscribers, is_own
     ):
         self.command, self.command_stats, self.function = command, command_stats, command.handler.body
         self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
-        self.converters = converters
+        self.converters, self.is_own = converters, is_own
         self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
 
     cdef int collect(self) except -1:
@@ -2706,6 +2707,8 @@ cdef class FastPath:
                 if called is None or not called.least <= count <= called.most:
                     break
                 if not session.can_be_forwarded and not self.admits_call(session, called, count):
+                    break
+                if called.is_own is not None and not called.is_own(session, self.cut_request(count)):
                     break
                 if context is None:
                     context, now_ns = self.caller.begin(session), monotonic_ns()

@@ -19,8 +19,11 @@ from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import record
 from resp_server.pipeline.error_replies import error_reply
+from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
+# Returns whether a request of a session is answered by this process alone.
+IsOwn = Callable[[Session, Request], bool]
 # Cached spellings of a name (`GETNAME`, `getname`, `GetName`).
 SPELLINGS_MAX = 1024
 
@@ -66,16 +69,18 @@ class Caller:
     """What the core needs to call commands for the clients of a server.
 
     Args:
-        may_call: Whether the process itself answers a command, with nothing to do beside its function.
+        may_call: Whether the process itself answers a command, with nothing to do beside its function; or a function
+            that returns whether it does so for a request.
     """
 
-    def __init__(self, server: ServerContext, may_call: Callable[[Command], bool] = may_be_called) -> None:
+    def __init__(self, server: ServerContext, may_call: Callable[[Command], bool | IsOwn] = may_be_called) -> None:
         self._server, self._may_call = server, may_call
         self.commands = CalledCommands({each.name.encode(): each for each in server.table}, self._called_of)
         self.record = record
 
     def _called_of(self, command: Command) -> Any:
-        if command.handler is None or not self._may_call(command):
+        may_call = command.handler is not None and self._may_call(command)
+        if command.handler is None or not may_call:
             return None
         assert native.core is not None
         arity, parameters = command.facts.arity, command.handler.parameters
@@ -93,6 +98,7 @@ class Caller:
             converters,
             command.policy.keeps_caching,
             command.policy.channels is not None,
+            None if may_call is True else may_call,
         )
 
     def begin(self, session: Session) -> CommandContext | None:

@@ -67,6 +67,36 @@ def test_subscribe_accepts_many_channels(client: Connection, direct: Connection)
     assert client.call("GET", "k").plain is None
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("kind", [b"", b"s", b"p"])
+def test_a_channel_that_the_upstream_has_confirmed_is_confirmed_at_once(
+    client: Connection, direct: Connection, kind: bytes, protocol: int
+) -> None:
+    def calls() -> int:
+        found = direct.call("INFO", "commandstats").plain.partition(b"cmdstat_%bsubscribe:calls=" % kind)[2]
+        return int(found.partition(b",")[0] or 0)
+
+    def replies(names: bytes) -> list[list[object]]:
+        client.send(b"".join(request(b"%bsubscribe" % kind, name) for name in names.split()))
+        return [client.read().plain for _ in names.split()]
+
+    client.call("HELLO", protocol)
+    before, word = calls(), b"%bsubscribe" % kind
+    assert replies(b"a a b a") == [[word, b"a", 1], [word, b"a", 1], [word, b"b", 2], [word, b"a", 2]]
+    assert calls() - before == 2
+    client.send(request(b"%bunsubscribe" % kind, "a"))
+    assert client.read().plain == [b"%bunsubscribe" % kind, b"a", 1]
+    assert replies(b"b a b") == [[word, b"b", 1], [word, b"a", 2], [word, b"b", 2]]
+    assert calls() - before == 3
+    for name in ("a", "b"):
+        assert direct.call("SPUBLISH" if kind == b"s" else "PUBLISH", name, "x").plain == 1
+        assert client.read().plain[1:] == ([name.encode()] if kind == b"p" else []) + [name.encode(), b"x"]
+    client.send(request(b"%bunsubscribe" % kind) + request(b"%bunsubscribe" % kind))
+    assert sorted(client.read().plain[2] for _ in range(2)) == [0, 1]
+    assert client.read().plain == [b"%bunsubscribe" % kind, None, 0]
+    assert client.call("GET", "k").plain is None
+
+
 def test_subscribers_are_disconnected_when_upstream_is_lost(swap: Swap, direct: Connection) -> None:
     with swap.proxy.connect() as client, swap.proxy.connect() as monitor:
         subscribe(client, "SUBSCRIBE", "a")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from resp_server.backends.redis.dedicated_connection import DISCARD, DedicatedConnection
@@ -44,6 +44,11 @@ class DedicatedRequests:
             if dedicated is not None:
                 dedicated.unwatch()
 
+    def has_watched(self, session: Session) -> bool:
+        """Return whether a client watches keys at the upstream."""
+        dedicated = (pool.dedicated.get(session.id) for pool in self._logins.pools)
+        return any(each is not None and each.has_watched for each in dedicated)
+
     def holds_state(self, session: Session) -> bool:
         """Return whether a client watches keys at the upstream, or is subscribed there."""
         dedicated = (pool.dedicated.get(session.id) for pool in self._logins.pools)
@@ -61,14 +66,18 @@ class DedicatedRequests:
         for pool in self._logins.pools:
             pool.dedicated.release(session.id)
 
+    def blocked(self, request: Request) -> Sequence[tuple[UpstreamPool, DedicatedConnection]]:
+        """Return the connections of the client that a CLIENT UNBLOCK is about, if it is blocked at the upstream."""
+        if len(request) not in (3, 4) or not request[2].isdigit():
+            return ()
+        if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
+            return ()
+        blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in self._logins.pools]
+        return [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
+
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Send CLIENT UNBLOCK about a client that is blocked at the upstream; False if it is about no such client."""
-        if len(request) not in (3, 4) or not request[2].isdigit():
-            return False
-        if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
-            return False
-        blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in self._logins.pools]
-        found = [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
+        found = self.blocked(request)
         if not found:
             return False
         index = batch.expect(session.replies_suppressed)

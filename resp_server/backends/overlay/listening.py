@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from resp_server.backends.overlay.invalidations import OverlayInvalidations
 from resp_server.backends.overlay.long_requests import is_long
@@ -21,12 +22,15 @@ from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import Router
 from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.table import Command
 from resp_server.pipeline.batch import ReplyBatch
+from resp_server.pipeline.called import IsOwn
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Retry
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
+from resp_server.session.subscriptions import SubscriptionKind
 
 # Requests that do not wait for the upstream, or may not have to.
 NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {
@@ -88,6 +92,18 @@ class Listening:
                 self._events.read()
             return await self.subscriptions.confirmed(routed.name, request, session, batch)
         return batch
+
+    def is_own(self, command: Command) -> IsOwn | None:
+        """Return what finds whether the upstream has nothing to do for a request outside of MULTI; None for MONITOR."""
+        channels = command.policy.channels
+        is_unchanged: IsOwn
+        if channels is not None:
+            is_unchanged = partial(self.subscriptions.is_unchanged, channels.verb, SubscriptionKind(channels.kind))
+        elif command.policy.role is Role.CLIENT_TRACKING:
+            is_unchanged = self.subscriptions.is_without_tracking
+        else:
+            return None
+        return lambda session, request: session.user.is_unrestricted and is_unchanged(session, request)
 
     def keep_order(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Have other clients' requests wait for a command that itself waits for its client's next batch."""

@@ -42,6 +42,7 @@ from resp_server.command.table import Command
 from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
+from resp_server.pipeline.called import IsOwn
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.transactions import BackendExec, Watched
@@ -57,7 +58,6 @@ REPLIES_BYTES_MAX = 2 * VALUE_BYTES_MAX
 
 
 # The roles of commands that the proxy runs itself, and that change what the client has at the upstream.
-WITH_UPSTREAM = (Role.CLIENT_UNBLOCK, Role.RESET, Role.UNWATCH)
 
 
 class OverlayBackend:
@@ -141,12 +141,20 @@ class OverlayBackend:
         servers.call_commands(self.may_call)
         self._follow(upstream)
 
-    def may_call(self, command: Command) -> bool:
-        """Return whether the proxy runs a command itself, and the upstream has nothing to do for it."""
+    def may_call(self, command: Command) -> bool | IsOwn:
+        """Return whether the proxy runs a command itself, and the upstream has nothing to do for it, or a request."""
         routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
         is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
-        is_own = routed is not None and routed.destination is Destination.LOCAL and self._servers.may_call(command)
-        return is_own and not (is_login or listens(command.policy) or role in WITH_UPSTREAM)
+        is_local = routed is not None and routed.destination is Destination.LOCAL
+        if is_local and listens(command.policy):
+            return self._listening.is_own(command) or False
+        if not is_local or is_login or role is Role.RESET or not self._servers.may_call(command):
+            return False
+        if role is Role.UNWATCH:
+            return lambda session, request: not self._dedicated.has_watched(session)
+        if role is Role.CLIENT_UNBLOCK:
+            return lambda session, request: session.user.is_unrestricted and not self._dedicated.blocked(request)
+        return True
 
     def _follow(self, upstream: Upstream) -> None:
         """Have the upstream report what it is and the state that is lost with a connection."""

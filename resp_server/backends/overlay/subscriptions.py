@@ -29,7 +29,7 @@ from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.command.ours import policy_of
-from resp_server.command.policy import Policy, Role
+from resp_server.command.policy import Policy, Role, Verb
 from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
 from resp_server.forwarding.raw_replies import RawReply, is_error
@@ -40,7 +40,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_of_any_database
 from resp_server.session.session import RESP2, Session
-from resp_server.session.subscriptions import Subscriptions
+from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
 
 RESET = pack((b"RESET",))
@@ -109,14 +109,31 @@ class OverlaySubscriptions:
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Return whether the upstream gets a request, too. Its command is one that `listens`."""
         own = self._dedicated(session)
-        if policy_of(name).role is Role.CLIENT_TRACKING:
+        role, channels = policy_of(name).role, policy_of(name).channels
+        if role is Role.CLIENT_TRACKING:
             switch = request[2].upper()
             return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
-        if policy_of(name).role is Role.MONITOR:
+        if role is Role.MONITOR:
             return session.user.reads_all_keys and not any(each.is_monitor for each in own)
-        return subscribes(name) or (
-            any(each.is_listening for each in own) and bool(self._parts(name, request, session))
-        )
+        if subscribes(name):
+            assert channels is not None
+            return not self.is_unchanged(channels.verb, kind_of(name), session, request)
+        return any(each.is_listening for each in own) and bool(self._parts(name, request, session))
+
+    def is_unchanged(self, verb: Verb, kind: SubscriptionKind, session: Session, request: Request) -> bool:
+        """Return whether the upstream has confirmed all channels of a SUBSCRIBE, or has none for an UNSUBSCRIBE to end.
+
+        False for notifications of keys: the upstream's setting for them is read again.
+        """
+        subscriptions = session.subscriptions
+        if verb is Verb.SUBSCRIBE:
+            subscribed = () if subscriptions is None else subscriptions.of(kind)
+            return all(each in subscribed and not may_match_of_any_database(kind, each) for each in request[1:])
+        return subscriptions is None and not any(each.is_listening for each in self._dedicated(session))
+
+    def is_without_tracking(self, session: Session, request: Request) -> bool:
+        """Return whether a CLIENT TRACKING OFF is from a client that the upstream tracks no keys for."""
+        return request[2].upper() == b"OFF" and not self._tracking_pools(session)
 
     def _dedicated(self, session: Session) -> Sequence[DedicatedConnection]:
         own = (pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools)

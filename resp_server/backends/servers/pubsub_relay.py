@@ -309,6 +309,13 @@ class PubsubRelay:
         """Call back after the servers have confirmed all subscriptions so far."""
         self.enqueue(partial(self._wait, then))
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether the servers have confirmed all subscriptions so far."""
+        if self._changed or self._queue or self._is_sync_scheduled:
+            return False
+        return not self._connections or all(each.pings <= each.pongs for each in self._all_connections())
+
     def _wait(self, then: Callable[[], None]) -> None:
         missing = {
             connection: connection.pings

@@ -24,7 +24,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.pipeline.called import Caller, may_be_called
+from resp_server.pipeline.called import Caller, IsOwn, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.long_requests import too_long
@@ -87,8 +87,8 @@ class ServersBackend:
         if not self._server.attempt(cluster.on_changed, keys):
             self._server.cut_caching_clients()
 
-    def call_commands(self, may_call: Callable[[Command], bool]) -> None:
-        """Have the compiled core call the commands for which this holds."""
+    def call_commands(self, may_call: Callable[[Command], bool | IsOwn]) -> None:
+        """Have the compiled core call the commands for which this holds, or the requests of a command."""
         if self._stored_reads is not None:
             self._stored_reads.caller = Caller(self._server, may_call)
 
