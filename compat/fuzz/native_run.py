@@ -68,6 +68,21 @@ MEMBERS = [b"a", b"b", b"m1", b"m149", b"f0", b"f149", b"", b"0"]
 NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"999999999999999999", b"-", b"-0", b"9" * 19]
 
 OPTIONS = [b"WITHSCORES", b"WEIGHTS", b"AGGREGATE", b"MAX", b"LIMIT", b"ALPHA", b"DESC", b"GET", b"u8", b"i64", b"#1"]
+# What searches of places begin with, and their options.
+CIRCLES, CENTERS = (
+    ([b"20000", b"km"], [b"0", b"m"], [b"1e7", b"mi"]),
+    ([b"0", b"0"], [b"-180", b"-85"], [b"13.4", b"38"]),
+)
+SEARCHES: dict[bytes, list[list[bytes]]] = {
+    b"geopos": [[b"m1", b"m149"], []],
+    b"geohash": [[b"m1", b"m149"], []],
+    b"geodist": [[b"m1", b"m149"], [b"m1", b"m149", b"ft"]],
+    b"geosearch": [[b"FROMMEMBER", b"m1", b"BYRADIUS", *circle] for circle in CIRCLES]
+    + [[b"BYBOX", b"5", b"40000", b"km", b"FROMLONLAT", *center] for center in CENTERS],
+    b"georadius_ro": [[*center, *circle] for center in CENTERS for circle in CIRCLES],
+    b"georadiusbymember_ro": [[b"m1", *circle] for circle in CIRCLES],
+}
+PLACE_OPTIONS = [b"WITHDIST", b"WITHHASH", b"WITHCOORD", b"DESC", b"COUNT", b"9", b"ANY"]
 # Commands whose first argument is the number of their keys.
 WITH_KEY_COUNT = (b"sintercard", b"zunion", b"zinter", b"zdiff", b"zintercard")
 
@@ -83,7 +98,9 @@ def request(rng: random.Random) -> list[bytes]:
     if name in WITH_KEY_COUNT:
         keys = rng.choices(KEYS, k=rng.randint(1, 4))
         words = [b"%d" % len(keys), *keys, *rng.choices([*OPTIONS, *NUMBERS], k=rng.choice((0, 0, 1, 3, 5)))]
-    if len(words) == 4 and rng.random() < 0.5:
+    if name.startswith(b"geo") and rng.random() < 0.8:
+        words = [rng.choice(KEYS), *rng.choice(SEARCHES[name]), *rng.choices(PLACE_OPTIONS, k=rng.choice((0, 0, 1, 4)))]
+    elif len(words) == 4 and rng.random() < 0.5:
         words[3] = b"WITHSCORES"
     elif len(words) > 1 and rng.random() < 0.2:
         words[rng.randrange(1, len(words))] = rng.choice(OPTIONS)

@@ -201,9 +201,8 @@ cdef class Core:
     cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1
     cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2
-    cdef int put_members(
-        self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
-    ) except -2
+    cdef int read_members(self, int job, const Record* record, int64_t first, int64_t last, Item* items) except -2
+    cdef int find_score(self, const Request* request, const Record* record, const Word* member, double* score) except -2
 
 cdef class SessionFields:
     cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded, can_call

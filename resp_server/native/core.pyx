@@ -22,14 +22,18 @@ from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strlen
 
 from resp_server.native.arguments cimport exact_double, integer, is_number, is_word, score_of, text_end
+from resp_server.native.geo cimport put_place, reply_of_area, reply_of_distance
 from resp_server.native.records cimport (
-    ABSENT, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, SHORT_LIST, SMALL_MAP, SMALL_SET,
+    ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, SHORT_LIST, SMALL_MAP, SMALL_SET,
     SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
-    map_value, members_in_run, next_item, rank_in_run, read_record, text_ranks
+    map_value, members_in_run, name_member, next_item, rank_in_run, read_record, read_run,
+    text_ranks
 )
 from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
+from resp_server.native.rows cimport *
 from resp_server.native.wire cimport (
-    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, write_line
+    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_bulk, put_double_text, put_line,
+    put_nil, reserve, write_line
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport (
@@ -52,72 +56,11 @@ cdef extern from "Python.h":
     Py_ssize_t PyTuple_GET_SIZE(object)
     PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
 
-# The kinds of keys.
-cdef enum:
-    ANY_KIND, STRING, HASH, LIST, SET, SORTED_SET, STREAM
-
 # The form of a kind's small records, whose elements are in the record, and that of its large ones.
 cdef int[7] SMALL_FORMS = [-1, VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET, -1]
 cdef int[7] LARGE_FORMS = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARGE_SORTED_SET, -1]
 ctypedef const char* Text
 cdef Text[6] TYPE_REPLIES = [b"", b"+string\r\n", b"+hash\r\n", b"+list\r\n", b"+set\r\n", b"+zset\r\n"]
-
-# What of a key a command reads. The arguments after the key are members (or fields), a range's ends and options, or none.
-cdef enum:
-    NOTHING  # it has no key
-    ALL_KEYS
-    TRANSACTION  # MULTI, EXEC or DISCARD
-    KEYS  # all arguments are keys
-    FACT  # the type, or the expiry
-    SIZE  # the number of elements, or of a value's bytes
-    WHOLE
-    MEMBERS
-    RANKS  # a range by index or rank
-    SCORES  # a range by score
-    TEXT_RANGE  # a range of a sorted set's members
-    RANDOM  # one element, or some
-    BITS
-    SEARCH  # for an element of a list
-    COMBINED  # several sets
-    SORTED  # all elements, in an order
-    SCAN  # elements from a cursor on
-
-# What the reply has.
-cdef enum:
-    TEXTS  # values, elements or members; one, or nil, where the command reads one
-    FIELDS
-    PAIRS
-    FLAGS  # whether something exists
-    LENGTHS
-    SCORES_OF
-    RANKS_OF
-    REVERSED_RANKS_OF
-    TYPES
-    ENCODINGS
-    SECONDS
-    MILLISECONDS
-    SECONDS_AT  # a time, not a duration
-    MILLISECONDS_AT
-    NONE_OR_ZERO  # nil, or a number that is the same for all keys
-    NONE_OR_ONE
-    PLACES
-    NUMBERS  # integers of some bits
-    DUMPS
-    STORED_BYTES
-    IN_ALL  # members of the first set that are in all others, or in none; those of all sets; or the number of the first
-    IN_ANY
-    IN_FIRST
-    COUNT_IN_ALL
-    FROM_LOWEST  # elements from the lowest rank, or from the highest
-    FROM_HIGHEST
-    CLIENT_ID
-    CACHING  # OK, and CLIENT CACHING is set
-    CLOCK
-    DATABASE
-    KEY_COUNT  # of all jobs
-    ALL_TEXTS
-    ONE_TEXT
-    READ_POINT  # OK, and the next transaction reads at these epochs
 
 # Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
 # keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
@@ -179,6 +122,12 @@ ROWS = (
     (b"zunion", 2, -1, SORTED_SET, COMBINED, IN_ANY, True),
     (b"zdiff", 2, -1, SORTED_SET, COMBINED, IN_FIRST, True),
     (b"zintercard", 2, -1, SORTED_SET, COMBINED, COUNT_IN_ALL, False),
+    (b"geopos", 1, -1, SORTED_SET, MEMBERS, POINTS, True),
+    (b"geohash", 1, -1, SORTED_SET, MEMBERS, GEOHASHES, True),
+    (b"geodist", 3, 4, SORTED_SET, MEMBERS, DISTANCE, False),
+    (b"geosearch", 6, -1, SORTED_SET, AREA, WITHIN, True),
+    (b"georadius_ro", 5, -1, SORTED_SET, AREA, AROUND_POINT, True),
+    (b"georadiusbymember_ro", 4, -1, SORTED_SET, AREA, AROUND_MEMBER, True),
     (b"xlen", 1, 1, STREAM, SIZE, LENGTHS, False),
     (b"sort_ro", 1, -1, ANY_KIND, SORTED, TEXTS, True),
     (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
@@ -210,16 +159,6 @@ ROWS = (
 )
 NAMES = tuple(row[0] for row in ROWS)
 
-cdef struct Row:
-    int kind
-    int part
-    int shape
-    bint is_array
-    bint is_two_words  # its name is a container's and a subcommand's
-    bint has_any_slots  # its keys may be in several slots of a cluster
-    int first_member  # the argument at which its members or fields begin
-    bint has_key_count  # its first argument is the number of keys
-
 cdef Specs specs
 cdef Row rows[COMMANDS_MAX]
 cdef int COMMANDS = 0
@@ -248,10 +187,6 @@ cdef size_t PATTERN_BYTES_MAX = PATTERN_BYTES
 
 # More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
 cdef int64_t RANKS_MAX = (1 << 53) - 1
-
-# The result of a request; GENERAL: the general path has to answer it.
-cdef enum:
-    ANSWERED = 1
 
 # A key's job, if it is not the index of one.
 cdef enum:
@@ -299,20 +234,6 @@ cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-cdef inline int put_bulk(Output* out, const void* data, size_t size) except -1:
-    reserve(out, size + 32)
-    put_line(out, c"$", size)
-    memcpy(out.data + out.used, data, size)
-    out.used += size
-    out.data[out.used], out.data[out.used + 1] = c"\r", c"\n"
-    out.used += 2
-    return 0
-
-
-cdef inline int put_nil(Output* out, bint is_resp3) except -1:
-    return put(out, b"_\r\n", 3) if is_resp3 else put(out, b"$-1\r\n", 5)
-
-
 cdef int put_double(Output* out, double number, bint is_resp3) except -1:
     """Write a number as `double_text` does. Integers, and numbers that Python formats alike, need no Python object."""
     cdef char line[NUMBER_LINE_BYTES]
@@ -333,14 +254,6 @@ cdef int put_double(Output* out, double number, bint is_resp3) except -1:
             PyMem_Free(shortest)
     text = double_text(number)
     return put_double_text(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), is_resp3)
-
-
-cdef int put_double_text(Output* out, const char* text, size_t size, bint is_resp3) except -1:
-    if not is_resp3:
-        return put_bulk(out, text, size)
-    put(out, b",", 1)
-    put(out, text, size)
-    return put(out, b"\r\n", 2)
 
 
 cdef int put_text(Output* out, bytes text) except -1:
@@ -987,7 +900,6 @@ cdef class Core:
         cdef size_t i, j
         cdef Request* request
         cdef Record record
-        cdef Lookup* lookup
         cdef Word* member
         cdef int form, first
         for i in range(self.request_count):
@@ -1004,11 +916,7 @@ cdef class Core:
             request.rank = -1
             for j in range(request.members):
                 member = &self.words[request.first_word + first + j]
-                lookup = &self.lookups[self.lookup_count]
-                lookup.high = u64(record.payload)
-                lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32
-                lookup.low |= <uint64_t>crc16_of(member.at, member.size) << 16
-                lookup.bytes_, lookup.outcome = 14, MISSING
+                name_member(&record, member, &self.lookups[self.lookup_count])
                 self.job_of[self.lookup_count] = self.job_of[request.first_lookup]
                 self.clock_of[self.lookup_count] = self.clock_of[request.first_lookup]
                 self.lookup_count += 1
@@ -1371,7 +1279,11 @@ cdef class Core:
         if found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
         if row.part == MEMBERS:
+            if row.shape == DISTANCE:
+                return reply_of_distance(self, request, found, &record)
             return self.reply_of_members(request, found, &record)
+        if row.part == AREA:
+            return reply_of_area(self, request, row.shape, found, &record)
         if row.kind == SORTED_SET and row.part in (RANKS, SCORES, TEXT_RANGE):
             return self.reply_of_range(request, found, &record)
         if row.kind == LIST and row.part == RANKS:
@@ -1838,7 +1750,6 @@ cdef class Core:
     cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2:
         """Reply with values, scores, ranks or expiries of members or fields, or whether they exist."""
         cdef const Row* row = &rows[request.command]
-        cdef bint is_large = found == LIVE and record.form == LARGE_FORMS[row.kind]
         cdef size_t i, members = request.words - row.first_member
         cdef Word* options = &self.words[request.first_word + 1]
         cdef int has
@@ -1847,7 +1758,7 @@ cdef class Core:
         if row.first_member == 3:  # FIELDS, their number, fields
             if not is_word(options, b"fields", 6) or not integer(options + 1, &number) or number != <int64_t>members:
                 return GENERAL
-        if (is_large and request.members != members) or members > ENTRIES_MAX:
+        if members > ENTRIES_MAX:
             return GENERAL
         if row.kind == SET or (row.is_array and row.kind == SORTED_SET):
             self.count_lookup(found == LIVE)
@@ -1884,6 +1795,8 @@ cdef class Core:
         if record.form in (SMALL_SET, SMALL_SORTED_SET):
             member.rank = index_of(record, self.size_of(record), word, &member.score)
             return LIVE if member.rank >= 0 else ABSENT if member.rank == -1 else GENERAL
+        if index >= request.members:
+            return GENERAL
         has = self.read(request.first_member + index, word, &row)
         if has != LIVE:
             return has
@@ -1918,7 +1831,9 @@ cdef class Core:
                 count -= self.clock_of[request.first_lookup]
             return put_line(out, c":", (count + 999) // 1000 if shape in (SECONDS, SECONDS_AT) else count) + ANSWERED
         if has != LIVE:
-            return put_nil(out, self.is_resp3) + ANSWERED
+            return (put(out, b"*-1\r\n", 5) if shape == POINTS and not self.is_resp3 else put_nil(out, self.is_resp3)) + ANSWERED
+        if shape in (POINTS, GEOHASHES):
+            return put_place(out, shape, member.score, self.is_resp3)
         if shape == TEXTS:
             return (put(out, member.at, member.size) if member.is_encoded else put_bulk(out, member.at, member.size)) + ANSWERED
         if shape == SCORES_OF:
@@ -2021,7 +1936,9 @@ cdef class Core:
         cdef ByteRange part
         cdef Item field, value
         if record.form == SMALL_SORTED_SET:
-            return self.put_members(record.payload, record.size, i, i + 1, False, has_value)
+            if read_run(record.payload, record.size, i, i + 1, &field) == GENERAL:
+                return GENERAL
+            return self.put_item(&field, has_value) + ANSWERED
         if record.form == SMALL_SET:
             if list_range(record, i, i + 1, &part) == GENERAL:
                 return GENERAL
@@ -2363,9 +2280,9 @@ cdef class Core:
         """Reply with the members of a range by rank or by score, or with their number."""
         cdef Output* out = self.out
         cdef int job = self.job_of[request.first_lookup]
-        cdef int64_t first = 0, last = 0, at, start = 0, stop, i
+        cdef int64_t first = 0, last = 0, i
         cdef RankRange wanted
-        cdef Lookup leaf
+        cdef Item* items
         if not self.parse_range(request, &wanted):
             return GENERAL
         if found == LIVE and record.form == LARGE_SORTED_SET and record.size < 24:
@@ -2382,52 +2299,52 @@ cdef class Core:
         if last - first > ENTRIES_MAX:
             return GENERAL
         put_line(out, c"*", (last - first) * (2 if wanted.has_scores and not self.is_resp3 else 1))
+        self.scratch.used = 0
+        reserve(&self.scratch, (last - first) * sizeof(Item))
+        items = <Item*>self.scratch.data
+        if self.read_members(job, record, first, last, items) == GENERAL:
+            return GENERAL
+        for i in range(last - first):
+            self.put_item(&items[last - first - 1 - i if wanted.is_reversed else i], wanted.has_scores)
+        return ANSWERED
+
+    cdef int read_members(self, int job, const Record* record, int64_t first, int64_t last, Item* items) except -2:
+        """Read the members of a sorted set from rank `first` up to `last` (exclusive)."""
+        cdef int64_t at = first, start, stop
+        cdef Lookup leaf
         if record.form == SMALL_SORTED_SET:
-            return self.put_members(record.payload, record.size, first, last, wanted.is_reversed, wanted.has_scores)
-        # Leaf by leaf, from the lowest rank or from the highest.
-        while first < last:
-            at = last - 1 if wanted.is_reversed else first
+            return read_run(record.payload, record.size, first, last, items)
+        while at < last:
             start = self.find_leaf(job, u64(record.payload), at, 0.0, NULL, &leaf)
             if start < 0:
                 return GENERAL
-            stop = start + members_in_run(leaf.record, leaf.size - 1)
-            if not start <= at < stop:
+            stop = min(last, start + members_in_run(leaf.record, leaf.size - 1))
+            if not start <= at < stop or read_run(leaf.record, leaf.size - 1, at - start, stop - start, items + (at - first)) == GENERAL:
                 return GENERAL
-            i = max(first, start) if wanted.is_reversed else min(last, stop)
-            if wanted.is_reversed:
-                if self.put_members(leaf.record, leaf.size - 1, i - start, last - start, True, wanted.has_scores) == GENERAL:
-                    return GENERAL
-                last = i
-            else:
-                if self.put_members(leaf.record, leaf.size - 1, first - start, i - start, False, wanted.has_scores) == GENERAL:
-                    return GENERAL
-                first = i
-        return ANSWERED
+            at = stop
+        return LIVE
 
-    cdef int put_members(
-        self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
-    ) except -2:
-        """Write the members of a run from `first` up to `last` (exclusive)."""
-        cdef int64_t count = members_in_run(run, size), i, at
-        cdef size_t text_at, length
-        cdef Item item
-        if count < 0 or not 0 <= first <= last <= count:
+    cdef int find_score(self, const Request* request, const Record* record, const Word* member, double* score) except -2:
+        """Find the score of a member that was not looked up with the others: LIVE, ABSENT or GENERAL."""
+        cdef Pages pages
+        cdef Lookup lookup
+        cdef Lookup* lookups = &lookup
+        cdef Record row
+        cdef int64_t rank
+        cdef int found
+        if record.form == SMALL_SORTED_SET:
+            rank = index_of(record, self.size_of(record), member, score)
+            return LIVE if rank >= 0 else ABSENT if rank == -1 else GENERAL
+        if record.size < 24:
             return GENERAL
-        text_at = 4 + 12 * <size_t>count
-        for i in range(last if is_reversed else first):
-            text_at += u32(run + 4 + 8 * count + 4 * i)
-        for at in range(last - first):
-            i = last - 1 - at if is_reversed else first + at
-            length = u32(run + 4 + 8 * count + 4 * i)
-            if is_reversed:
-                text_at -= length
-            if text_at > size or length > size - text_at:
-                return GENERAL
-            item.at, item.size, item.score = run + text_at, length, f64(run + 4 + 8 * i)
-            self.put_item(&item, has_scores)
-            if not is_reversed:
-                text_at += length
-        return ANSWERED
+        pages = (<JobPages>self.jobs[self.job_of[request.first_lookup]]).pages
+        name_member(record, member, &lookup)
+        pages.find(&pages.fields, &lookups, 1)
+        found = read_record(&lookup, member, self.clock_of[request.first_lookup], &row)
+        if found == LIVE and row.size != 8:
+            return GENERAL
+        score[0] = f64(row.payload) if found == LIVE else 0
+        return found
 
     cdef int put_item(self, const Item* item, bint has_score) except -1:
         if has_score and self.is_resp3:

@@ -5,7 +5,7 @@ from libc.string cimport memcmp
 
 from resp_server.native.wire cimport NUMBER_LINE_BYTES, Word, number_line, write_line
 from state_backend.native.little_endian cimport f64, u16, u32, u64
-from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup
+from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, crc16_of, crc32_of
 
 # The records of `state_backend.lmdb.record_format`.
 cdef enum:
@@ -20,11 +20,13 @@ cdef enum:
     LARGE_SET = 8
     LARGE_SORTED_SET = 9
 
-# Whether a key, field or member exists and has not expired. GENERAL: the general path has to find out.
+# Whether a key, field or member exists and has not expired, or whether a request was answered. GENERAL: the general path has to
+# find out, or to answer.
 cdef enum:
     GENERAL = -1
     ABSENT = 0
     LIVE = 1
+    ANSWERED = 1
 
 cdef enum:
     TEXTS_MAX = 512  # of a set in which a range by text is searched
@@ -230,6 +232,30 @@ cdef inline int64_t rank_in_run(
             return i
         at += length
     return count
+
+
+cdef inline int read_run(const uint8_t* run, size_t size, int64_t first, int64_t last, Item* items) noexcept nogil:
+    """Read the members of a run from `first` up to `last` (exclusive)."""
+    cdef int64_t count = members_in_run(run, size), i
+    cdef size_t at = 4 + 12 * <size_t>count, length
+    if not 0 <= first <= last <= count:
+        return GENERAL
+    for i in range(last):
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if i >= first:
+            if at > size or length > size - at:
+                return GENERAL
+            items[i - first].at, items[i - first].size, items[i - first].score = run + at, length, f64(run + 4 + 8 * i)
+        at += length
+    return LIVE
+
+
+cdef inline int name_member(const Record* record, const Word* member, Lookup* lookup) noexcept nogil:
+    """Prepare the look-up of a member, or of a field, of a large record."""
+    lookup.high = u64(record.payload)
+    lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32 | <uint64_t>crc16_of(member.at, member.size) << 16
+    lookup.bytes_, lookup.outcome = 14, MISSING
+    return 0
 
 
 cdef inline int order_of(const uint8_t* text, size_t size, const Word* end) noexcept nogil:

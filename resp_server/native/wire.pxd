@@ -85,6 +85,28 @@ cdef inline int put_line(Output* out, char type_byte, int64_t number) except -1:
     return 0
 
 
+cdef inline int put_bulk(Output* out, const void* data, size_t size) except -1:
+    reserve(out, size + 32)
+    put_line(out, c"$", size)
+    memcpy(out.data + out.used, data, size)
+    out.used += size
+    out.data[out.used], out.data[out.used + 1] = c"\r", c"\n"
+    out.used += 2
+    return 0
+
+
+cdef inline int put_nil(Output* out, bint is_resp3) except -1:
+    return put(out, b"_\r\n", 3) if is_resp3 else put(out, b"$-1\r\n", 5)
+
+
+cdef inline int put_double_text(Output* out, const char* text, size_t size, bint is_resp3) except -1:
+    if not is_resp3:
+        return put_bulk(out, text, size)
+    put(out, b",", 1)
+    put(out, text, size)
+    return put(out, b"\r\n", 2)
+
+
 cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
     """Parse a number in its canonical form, and its line end; return the number of bytes.
 

@@ -26,6 +26,7 @@ from resp_server.pipeline.immediate import ImmediatePipeline
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
+from state_backend.codec.geohash import Point, score_of
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
@@ -54,6 +55,7 @@ SET_KEYS, RANK_KEYS = (
     [b"j:s:small", b"j:s:ttl", b"j:s:large", b"j:s:other"],
     [b"j:z:small", b"j:z:large", b"j:z:odd", b"j:z:ties"],
 )
+PLACE_KEYS = [b"j:z:places", b"j:z:map"]  # a small one and a large one
 SCORES = [
     b"-inf",
     b"inf",
@@ -68,7 +70,7 @@ SCORES = [
     b"1e300",
     b"7",
 ]
-KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, *SET_KEYS, *RANK_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
+KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, *SET_KEYS, *RANK_KEYS, *PLACE_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
 
 
 def changes(turn: int) -> list[Change]:
@@ -97,7 +99,18 @@ def changes(turn: int) -> list[Change]:
     put += [
         Change("z", Op.PUT, RANK_KEYS[3], b"m%d" % each, score) for each, score in enumerate([*SCORES, b"0", b"inf"])
     ]
+    put += [
+        Change("z", Op.PUT, key, b"m%d" % each, b"%d" % score_of(*place(each)))
+        for key, count in zip(PLACE_KEYS, (12, 300), strict=True)
+        for each in range(turn, count)
+    ]
     return put
+
+
+def place(number: int) -> Point:
+    """Return a point: some are near to each other, some at the edges of the map, some twins."""
+    at_edges = [(180.0, 85.05112878), (-180.0, -85.05112878), (0.0, 0.0), (-0.0, 85.0), (179.9999, 0.0), (0.0, 0.0)]
+    return at_edges[number] if number < len(at_edges) else (13.0 + number % 17 * 0.01, 38.0 + number % 19 * 0.01)
 
 
 scores = st.sampled_from(
@@ -136,10 +149,65 @@ range_options = st.lists(
     max_size=3,
 )
 text_ends = st.sampled_from([b"-", b"+", b"[m1", b"(m1", b"[m280", b"(m2", b"[", b"(", b"[zz", b"m1", b""])
+places = st.sampled_from([*PLACE_KEYS, *PLACE_KEYS, *RANK_KEYS, b"j:v:0", b"nope"])
+units = st.sampled_from([b"m", b"km", b"KM", b"ft", b"Mi", b"cm"])
+lengths = st.sampled_from([b"0", b"1", b"1.5", b"20", b"800", b"20000", b"1e7", b"-1", b"inf", b"x", b"1e-300"])
+coordinates = st.sampled_from([b"13.05", b"38.1", b"0", b"-0", b"180", b"-180", b"85.05112878", b"85.06", b"1e3", b"x"])
+centers = st.one_of(
+    st.sampled_from([b"m3", b"m7", b"m100", b"nobody"]).map(lambda member: [b"FROMMEMBER", member]),
+    st.tuples(st.just(b"fromlonlat"), coordinates, coordinates).map(list),
+    st.just([b"FROMLONLAT", b"13.05", b"38.1"]),
+)
+areas = st.one_of(
+    st.tuples(st.just(b"BYRADIUS"), lengths, units).map(list),
+    st.tuples(st.just(b"bybox"), lengths, lengths, units).map(list),
+)
+search_options = st.lists(
+    st.sampled_from(
+        [
+            *([b"WITHDIST"], [b"withhash"], [b"WITHCOORD"], [b"ASC"], [b"desc"], [b"COUNT", b"3"]),
+            *([b"count", b"5", b"ANY"], [b"COUNT", b"0"], [b"ANY"], [b"COUNT"], [b"STORE", b"x"]),
+        ]
+    ),
+    max_size=3,
+).map(lambda some: list(chain(*some)))
+place_reads = st.one_of(
+    st.builds(
+        lambda name, key, some: [name, key, *some],
+        st.sampled_from([b"GEOPOS", b"GEOHASH", b"geopos", b"GEODIST"]),
+        places,
+        st.lists(st.sampled_from([b"m0", b"m1", b"m2", b"m3", b"m8", b"m11", b"m299", b"nobody"]), max_size=3),
+    ),
+    st.builds(lambda key, unit: [b"GEODIST", key, b"m7", b"m9", unit], places, units),
+    st.builds(
+        lambda name, key, parts, options: [name, key, *chain(*parts), *options],
+        st.sampled_from([b"GEOSEARCH", b"geosearch"]),
+        places,
+        st.one_of(st.tuples(centers, areas), st.tuples(areas, centers), st.tuples(centers, centers, areas)),
+        search_options,
+    ),
+    st.builds(
+        lambda key, center, length, unit, options: [b"GEORADIUS_RO", key, *center, length, unit, *options],
+        places,
+        st.one_of(st.tuples(coordinates, coordinates), st.just((b"13.05", b"38.1"))),
+        lengths,
+        units,
+        search_options,
+    ),
+    st.builds(
+        lambda key, member, length, unit, options: [b"GEORADIUSBYMEMBER_RO", key, member, length, unit, *options],
+        places,
+        st.sampled_from([b"m3", b"m7", b"m100", b"nobody"]),
+        lengths,
+        units,
+        search_options,
+    ),
+)
 keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
 members = st.sampled_from([b"m0", b"m1", b"m7", b"m280", b"m299", b"nobody", b""])
 numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"-120", b"-1000", b"289", b"100000", b"x"])
 reads = st.one_of(
+    place_reads,
     st.tuples(st.sampled_from([b"GET", b"get", b"GeT", b"HGETALL", b"hgetall", b"TYPE"]), keys).map(list),
     st.tuples(st.sampled_from([b"GET", b"HGET"]), keys, st.sampled_from([b"f0", b"f7"])).map(list),
     st.tuples(st.sampled_from([b"LRANGE", b"lrange"]), keys, numbers, numbers).map(list),
@@ -542,6 +610,13 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
 
 
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(place_reads, min_size=1, max_size=40), st.sampled_from([b"2", b"3"]))
+def test_places_are_found_and_written_as_without_the_core(sent: list[list[bytes]], protocol: bytes) -> None:
+    given_all = ServerConfig(), [requests([[b"HELLO", protocol], *sent])], False, NO_CLUSTER, ()
+    assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+
+
 cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIENT ID", b"CLIENT TRACKINGINFO"])
 
 
@@ -629,6 +704,10 @@ COMPILED = [
     b"BITFIELD_RO j:v:0 GET u8 0 GET i5 #1", b"DUMP j:v:0", b"DUMP j:m:small", b"DUMP j:l:short", b"DUMP j:s:small",
     b"DUMP j:z:ties", b"MEMORY USAGE j:v:0", b"MEMORY USAGE j:z:small",
     b"OBJECT ENCODING j:s:small", b"OBJECT ENCODING j:z:small", b"CLIENT ID", b"TIME", b"DBSIZE", b"SELECT 0",
+    b"GEOPOS j:z:places m3 nobody", b"GEOPOS j:z:map m200", b"GEOHASH j:z:places m7", b"GEODIST j:z:map m3 m290 km",
+    b"GEOSEARCH j:z:map FROMMEMBER m200 BYBOX 5 5 km ASC COUNT 9 WITHDIST WITHHASH WITHCOORD",
+    b"GEOSEARCH j:z:places FROMLONLAT 13.05 38.1 BYRADIUS 20 mi DESC", b"GEORADIUS_RO j:z:map 13.05 38.1 900 m",
+    b"GEORADIUSBYMEMBER_RO j:z:places m7 20000 km COUNT 3 ANY WITHDIST",
 ]  # fmt: skip
 TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]
 # Some that the core calls, with each kind of effect and of reply.

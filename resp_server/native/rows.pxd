@@ -1,0 +1,79 @@
+"""What a row of the core's table of commands says (`core.ROWS`): the kind of a command's keys, what of a key it reads, and its reply."""
+
+# The kinds of keys.
+cdef enum:
+    ANY_KIND, STRING, HASH, LIST, SET, SORTED_SET, STREAM
+
+# What of a key a command reads. The arguments after the key are members (or fields), a range's ends and options, or none.
+cdef enum:
+    NOTHING  # it has no key
+    ALL_KEYS
+    TRANSACTION  # MULTI, EXEC or DISCARD
+    KEYS  # all arguments are keys
+    FACT  # the type, or the expiry
+    SIZE  # the number of elements, or of a value's bytes
+    WHOLE
+    MEMBERS
+    RANKS  # a range by index or rank
+    SCORES  # a range by score
+    TEXT_RANGE  # a range of a sorted set's members
+    RANDOM  # one element, or some
+    BITS
+    SEARCH  # for an element of a list
+    COMBINED  # several sets
+    SORTED  # all elements, in an order
+    SCAN  # elements from a cursor on
+    AREA  # members whose scores are points in an area
+
+# What the reply has.
+cdef enum:
+    TEXTS  # values, elements or members; one, or nil, where the command reads one
+    FIELDS
+    PAIRS
+    FLAGS  # whether something exists
+    LENGTHS
+    SCORES_OF
+    RANKS_OF
+    REVERSED_RANKS_OF
+    TYPES
+    ENCODINGS
+    SECONDS
+    MILLISECONDS
+    SECONDS_AT  # a time, not a duration
+    MILLISECONDS_AT
+    NONE_OR_ZERO  # nil, or a number that is the same for all keys
+    NONE_OR_ONE
+    PLACES
+    NUMBERS  # integers of some bits
+    DUMPS
+    STORED_BYTES
+    IN_ALL  # members of the first set that are in all others, or in none; those of all sets; or the number of the first
+    IN_ANY
+    IN_FIRST
+    COUNT_IN_ALL
+    FROM_LOWEST  # elements from the lowest rank, or from the highest
+    FROM_HIGHEST
+    CLIENT_ID
+    CACHING  # OK, and CLIENT CACHING is set
+    CLOCK
+    DATABASE
+    KEY_COUNT  # of all jobs
+    ALL_TEXTS
+    ONE_TEXT
+    POINTS
+    GEOHASHES
+    DISTANCE
+    WITHIN  # members, from options that name the area's center and shape; or these come first
+    AROUND_POINT
+    AROUND_MEMBER
+    READ_POINT  # OK, and the next transaction reads at these epochs
+
+cdef struct Row:
+    int kind
+    int part
+    int shape
+    bint is_array
+    bint is_two_words  # its name is a container's and a subcommand's
+    bint has_any_slots  # its keys may be in several slots of a cluster
+    int first_member  # the argument at which its members or fields begin
+    bint has_key_count  # its first argument is the number of keys
