@@ -13,7 +13,7 @@ from itertools import islice
 from resp_server.command.handler import INTEGER_MAX, command, integer
 from resp_server.commands.sliced_reply import size_of, sliced_reply
 from resp_server.pipeline.context import CommandContext
-from resp_server.protocol.errors import GenericError, syntax_error
+from resp_server.protocol.errors import no_frequency, syntax_error
 from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import Snapshot
@@ -105,10 +105,7 @@ def object_idletime(context: CommandContext, key: bytes) -> int | None:
 def object_freq(context: CommandContext, key: bytes) -> None:
     """Returns the logarithmic access frequency counter of a Redis object."""
     if context.key_info(key) is not None:
-        raise GenericError(
-            "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
-            "between policies at runtime LRU and LFU data will take some time to adjust."
-        )
+        raise no_frequency()
 
 
 @command("memory|usage")

@@ -139,10 +139,10 @@ class Stats:
             found = self.commands[command] = CommandStats()
         return found
 
-    def count_error(self, code: str) -> None:
-        """Count an error reply under its code."""
+    def count_error(self, code: str, count: int = 1) -> None:
+        """Count error replies under their code."""
         if code in self.errors or len(self.errors) < ERROR_CODES_MAX:
-            self.errors[code] += 1
+            self.errors[code] += count
 
     @property
     def round_ns(self) -> float:

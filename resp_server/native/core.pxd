@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from resp_server.native.combined_sets cimport Combination
 from resp_server.native.records cimport Item, RankRange, Record
 from resp_server.native.wire cimport Output, Word
-from state_backend.native.lookup cimport Lookup, Walk
+from state_backend.native.lookup cimport Lookup, Pages, Walk
 
 cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil
 
@@ -50,6 +50,10 @@ cdef struct Lookahead:  # a buffer whose keys are looked up together with those 
     uint32_t end_request
     bint is_incomplete, is_out_of_room
 
+cdef struct Counts:
+    uint64_t hits, misses
+    uint64_t errors  # replies to OBJECT FREQ; all other errors are the general path's
+
 cdef struct Member:  # of a hash, a set or a sorted set
     const uint8_t* at  # its value
     size_t size
@@ -71,6 +75,18 @@ cdef class KeyFilter:
     cdef bint has_own_clock(self) noexcept
 
 cdef class SessionFields
+
+cdef class JobPages:
+    cdef object name
+    cdef bytes prefix
+    cdef Pages pages
+    cdef bint is_readable
+    cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
+    cdef int64_t now_ms  # at least the epoch's clock, for the clock reading `read_ms`
+    cdef int64_t read_ms
+    cdef object missing_slots  # slots that the store lacks; None: none
+    cdef tuple watch_point  # the lineage and the epoch of its store at the renewal `watch_renewal`
+    cdef uint64_t watch_renewal
 
 @cython.final  # calls of its own methods need no table
 cdef class Core:
@@ -112,13 +128,13 @@ cdef class Core:
     cdef bint needs_state[COMMANDS_MAX]  # it is not answered while jobs are loading
     cdef uint64_t calls[COMMANDS_MAX]  # since the last call of `FastPath.collect`
     cdef uint64_t answered[COMMANDS_MAX]  # by the last call of `answer_all`
-    cdef uint64_t hits, misses
+    cdef Counts counts  # since the last call of `FastPath.collect`
     cdef readonly int last_command
     cdef SessionFields session  # whose requests are answered
     cdef list keys_read  # the keys that the client may cache; None: none of its reads are recorded
     cdef bint is_caching_set, is_optin, is_optout  # as in the client's `TrackingState`
     cdef uint64_t random  # of RANDOM
-    cdef object count_keys, read_clock, report  # see `FastPath`; the server's clock; logs and counts an exception
+    cdef object count_keys, watch_point, read_clock, report  # see `FastPath`; the server's clock; logs and counts an exception
     cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
 
     cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0

@@ -4,7 +4,7 @@
 `Core.answer_all` parses requests at the front of a buffer, looks all their keys up together (see
 `state_backend.native.lookup`), and writes the replies in order. It stops before the first request that it does not
 answer: an unknown command, a wrong number of arguments, a wrong type, a value stored in pieces, a key of another node,
-a command or key that the user may not use. The general path answers this request. So the core makes no error replies,
+a command or key that the user may not use. The general path answers this request. So the core makes no error reply but one,
 and its replies are those of the general path, byte for byte.
 
 The core uses no socket and no session. It holds the GIL, and copies values into its output.
@@ -31,6 +31,7 @@ from resp_server.native.records cimport (
 )
 from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
 from resp_server.native.rows cimport *
+from resp_server.native.watch cimport is_unchanged, watch_keys
 from resp_server.native.wire cimport (
     COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_bulk, put_double_text, put_line,
     put_nil, reserve, write_line
@@ -41,6 +42,7 @@ from state_backend.native.lookup cimport (
 )
 
 from resp_server.protocol.doubles import double_text
+from resp_server.protocol.errors import no_frequency
 from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
 from resp_server.protocol.replies import Frames, OK, Pending, Sliced, Verbatim, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
@@ -132,9 +134,11 @@ ROWS = (
     (b"sort_ro", 1, -1, ANY_KIND, SORTED, TEXTS, True),
     (b"exists", 1, -1, ANY_KIND, KEYS, FLAGS, False),
     (b"touch", 1, -1, ANY_KIND, KEYS, FLAGS, False),
+    (b"watch", 1, -1, ANY_KIND, KEYS, WATCHED, False),
     (b"type", 1, 1, ANY_KIND, FACT, TYPES, False),
     (b"object|encoding", 1, 1, ANY_KIND, FACT, ENCODINGS, False),
     (b"object|refcount", 1, 1, ANY_KIND, FACT, NONE_OR_ONE, False),
+    (b"object|freq", 1, 1, ANY_KIND, FACT, NONE_OR_ERROR, False),
     (b"object|idletime", 1, 1, ANY_KIND, FACT, NONE_OR_ZERO, False),
     (b"dump", 1, 1, ANY_KIND, FACT, DUMPS, False),
     (b"memory|usage", 1, 1, ANY_KIND, FACT, STORED_BYTES, False),
@@ -182,6 +186,8 @@ _fill_rows()
 cdef int MULTI = NAMES.index(b"multi")
 cdef int EXEC = NAMES.index(b"exec")
 cdef int DISCARD = NAMES.index(b"discard")
+cdef int FREQ = NAMES.index(b"object|freq")
+cdef bytes NO_FREQUENCY = b"-%b\r\n" % no_frequency().line
 cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
 cdef size_t PATTERN_BYTES_MAX = PATTERN_BYTES
 
@@ -537,19 +543,10 @@ cdef class KeyFilter:
 cdef class JobPages:
     """A job's LMDB pages, refreshed once per buffer."""
 
-    cdef object name
-    cdef bytes prefix
-    cdef Pages pages
-    cdef bint is_readable
-    cdef uint64_t renewal  # the view's renewal for which the pages were refreshed
-    cdef int64_t now_ms  # at least the epoch's clock, for the clock reading `read_ms`
-    cdef int64_t read_ms
-    cdef object missing_slots  # slots that the store lacks; None: none
-
     def __init__(self, name):
         self.name = name
         self.prefix = name.encode()
-        self.renewal = 0
+        self.renewal = self.watch_renewal = 0
 
 
 cdef class Core:
@@ -786,6 +783,8 @@ cdef class Core:
 
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
+        if rows[command].shape == WATCHED:
+            return False
         if count:
             return self.key_filter.admits(keys, count)
         if rows[command].part == NOTHING:
@@ -1016,14 +1015,14 @@ cdef class Core:
         cdef uint32_t i = first, last
         cdef size_t before
         cdef Request* request
-        cdef uint64_t hits, misses
+        cdef Counts counts
         cdef int outcome
         cdef const uint8_t* end = stopped
         self.is_cut = False
         self.now_ms = self.read_ms or self.now
         while i < end_request:
             request = &self.requests[i]
-            before, hits, misses, last = self.out.used, self.hits, self.misses, i
+            before, counts, last = self.out.used, self.counts, i
             if rows[request.command].part == TRANSACTION:
                 last = <uint32_t>self.exec_of(i, end_request)
                 if self.is_cut and i > first and self.is_out_of_room:  # there is room for it next
@@ -1037,7 +1036,7 @@ cdef class Core:
             else:
                 outcome = self.reply_to(request)
             if outcome == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
-                self.out.used, self.hits, self.misses = before, hits, misses
+                self.out.used, self.counts = before, counts
                 end = request.at
                 break
             if self.requests[last].command == DISCARD:  # what was queued is not counted as called
@@ -1062,8 +1061,10 @@ cdef class Core:
         for i in range(first, end_request):
             self.answered[self.requests[i].command] += 1
             self.last_command = self.requests[i].command
-            if is_recorded:
+            if is_recorded and rows[self.requests[i].command].shape != WATCHED:
                 self.record_keys(&self.requests[i])
+        if is_transaction and self.session.watched:
+            self.session.watched = {}
         if is_transaction and self.read_ms:
             self.session.read_point, self.read_ms, self.now_ms = None, 0, self.now
         return 0
@@ -1084,7 +1085,9 @@ cdef class Core:
 
     cdef bint may_run_transaction(self) except -1:
         """Return whether the core may run the client's transactions; those of a client that watches keys it may not."""
-        if self.session.watched or (self.session.read_point is not None and not self.read_ms):
+        if self.session.read_point is not None and not self.read_ms:
+            return False
+        if self.session.watched and (self.read_ms or not is_unchanged(self)):
             return False
         return self.key_filter is None or self.key_filter.admits_transaction_of(self.session)
 
@@ -1116,7 +1119,7 @@ cdef class Core:
             if took <= 0 or not self.admit(&request, self.words, count, rules):
                 break
             command = request.command
-            if rows[request.command].part == TRANSACTION or rows[request.command].shape in (CACHING, DATABASE, READ_POINT):
+            if rows[command].part == TRANSACTION or rows[command].shape == DATABASE or not is_queueable(&rows[command]):
                 break
             if self.is_node and not self.note_slots(&request, transaction.slots):
                 break
@@ -1170,7 +1173,7 @@ cdef class Core:
     cdef bint run_queued(self, list queued, Rules rules) except -1:
         """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""
         cdef size_t before = self.out.used
-        cdef uint64_t hits = self.hits, misses = self.misses
+        cdef Counts counts = self.counts
         cdef bint is_run = self.may_run_transaction() and self.add_queued(queued, rules)
         if is_run:
             self.find_keys_and_members()
@@ -1183,7 +1186,7 @@ cdef class Core:
             self.is_caching_set = False
             self.session.end_transaction()
         else:
-            self.out.used, self.hits, self.misses, is_run = before, hits, misses, False
+            self.out.used, self.counts, is_run = before, counts, False
         self.drop_lookaheads()
         return is_run
 
@@ -1220,7 +1223,7 @@ cdef class Core:
         put(self.out, b"+OK\r\n", 5)
         for i in range(multi + 1, exec_):
             put(self.out, b"+QUEUED\r\n", 9)
-            if self.requests[exec_].command == DISCARD and rows[self.requests[i].command].shape in (CACHING, READ_POINT):
+            if self.requests[exec_].command == DISCARD and not is_queueable(&rows[self.requests[i].command]):
                 return GENERAL
         if self.requests[exec_].command == DISCARD:
             return put(self.out, b"+OK\r\n", 5) + ANSWERED
@@ -1236,15 +1239,15 @@ cdef class Core:
                     return GENERAL
         put_line(self.out, c"*", end_request - first)
         for i in range(first, end_request):
-            if rows[self.requests[i].command].shape in (CACHING, READ_POINT) or self.reply_to(&self.requests[i]) == GENERAL:
+            if not is_queueable(&rows[self.requests[i].command]) or self.reply_to(&self.requests[i]) == GENERAL:
                 return GENERAL
         return ANSWERED
 
     cdef int count_lookup(self, bint is_hit) noexcept:
         if is_hit:
-            self.hits += 1
+            self.counts.hits += 1
         else:
-            self.misses += 1
+            self.counts.misses += 1
         return is_hit
 
     cdef int reply_to(self, Request* request) except -2:
@@ -1254,7 +1257,7 @@ cdef class Core:
         cdef int found
         cdef int64_t size
         if row.part == KEYS:
-            return self.reply_to_keys(request)
+            return watch_keys(self, request) if row.shape == WATCHED else self.reply_to_keys(request)
         if row.part == COMBINED:
             return self.reply_of_sets(request)
         if row.part <= ALL_KEYS:
@@ -1480,7 +1483,10 @@ cdef class Core:
                 if record.form in (SMALL_FORMS[number], LARGE_FORMS[number]):
                     return put(out, TYPE_REPLIES[number], strlen(TYPE_REPLIES[number])) + ANSWERED
             return GENERAL
-        if shape in (NONE_OR_ZERO, NONE_OR_ONE):
+        if shape == NONE_OR_ERROR and found == LIVE:
+            self.counts.errors += 1
+            return put(out, PyBytes_AS_STRING(NO_FREQUENCY), PyBytes_GET_SIZE(NO_FREQUENCY)) + ANSWERED
+        if shape in (NONE_OR_ZERO, NONE_OR_ONE, NONE_OR_ERROR):
             return (put_line(out, c":", shape == NONE_OR_ONE) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
         if found != LIVE or record.expire_at_ms == 0:
             return put_line(out, c":", -1 if found == LIVE else -2) + ANSWERED
@@ -1856,7 +1862,7 @@ cdef class Core:
         if count < 0:
             return GENERAL
         if not is_range and found != LIVE:
-            self.misses += 1
+            self.count_lookup(False)
             return put_nil(out, self.is_resp3) + ANSWERED
         if not integer(&self.words[request.first_word + 1], &first):
             return GENERAL
@@ -2403,18 +2409,19 @@ cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
     make_rules: makes the `Rules` of a user. record_slow: records slow requests. count_keys: returns the number of all keys
-    that a user sees in a view, or None. (A proxy's fast path needs none of these.) caller: the `pipeline.called.Caller` of the
+    that a user sees in a view, or None. watch_point: returns the lineage and the epoch of a job's store, in the server's view.
+    (A proxy's fast path needs none of these.) caller: the `pipeline.called.Caller` of the
     commands that it calls; None: it calls none.
 
     After `answer_front`, needs_turn: the connection continues in a turn, even if no input is left. incomplete: the reply that is
     to be completed then, or None.
     """
 
-    def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None):
+    def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None, watch_point=None):
         self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
         self.core = Core()
         self.core.count_keys, self.core.read_clock, self.core.report = count_keys, server.clock, server.report
-        self.core.epochs_now = server.epochs_now
+        self.core.epochs_now, self.core.watch_point = server.epochs_now, watch_point
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError
@@ -2547,7 +2554,7 @@ cdef class FastPath:
         """Answer requests at the front of a buffer with the core, as `answer_front` does."""
         cdef Rules rules
         cdef size_t before = out.used, took
-        cdef uint64_t hits = self.core.hits, misses = self.core.misses
+        cdef Counts counts = self.core.counts
         cdef int64_t started_ns, elapsed_ns
         cdef Core core = self.core
         server = self.server
@@ -2566,7 +2573,7 @@ cdef class FastPath:
             # `report` logs and counts the exception, and the general path answers the requests. More input or output
             # room would not help the core.
             server.report(error)
-            core.hits, core.misses = hits, misses
+            core.counts = counts
             core.is_incomplete = core.is_full = False
             core.drop_lookaheads()
             took = 0
@@ -2775,9 +2782,12 @@ cdef class FastPath:
                         self.times[command][bits] = 0
                 core.calls[command] = self.nanoseconds[command] = 0
         stats = self.stats
-        stats.hits += core.hits
-        stats.misses += core.misses
-        core.hits = core.misses = 0
+        stats.hits += core.counts.hits
+        stats.misses += core.counts.misses
+        if core.counts.errors:
+            stats.count_error("ERR", core.counts.errors)
+            self.command_stats_of[FREQ].failed += core.counts.errors
+        core.counts = Counts(0, 0, 0)
         self.collect_called()
 
     cdef int collect_called(self) except -1:

@@ -43,6 +43,7 @@ cdef enum:
     MILLISECONDS_AT
     NONE_OR_ZERO  # nil, or a number that is the same for all keys
     NONE_OR_ONE
+    NONE_OR_ERROR
     PLACES
     NUMBERS  # integers of some bits
     DUMPS
@@ -66,6 +67,7 @@ cdef enum:
     WITHIN  # members, from options that name the area's center and shape; or these come first
     AROUND_POINT
     AROUND_MEMBER
+    WATCHED  # OK, and the client watches the keys
     READ_POINT  # OK, and the next transaction reads at these epochs
 
 cdef struct Row:
@@ -77,3 +79,8 @@ cdef struct Row:
     bint has_any_slots  # its keys may be in several slots of a cluster
     int first_member  # the argument at which its members or fields begin
     bint has_key_count  # its first argument is the number of keys
+
+
+cdef inline bint is_queueable(const Row* row) noexcept nogil:
+    """Return whether the core queues a command in a transaction: it is not about the connection's next requests."""
+    return row.shape not in (CACHING, READ_POINT, WATCHED)

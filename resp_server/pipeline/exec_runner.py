@@ -19,7 +19,7 @@ from resp_server.protocol.replies import STEP_BYTES_MAX, Pending, Sliced, Sliced
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import ReplyMode, Session
 from resp_server.session.tracking import TrackingState
-from resp_server.session.transaction import Transaction
+from resp_server.session.transaction import Transaction, WatchedVersion
 from state_backend.store.keyspace import KeyspaceView
 
 NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
@@ -176,7 +176,8 @@ class ExecRunner:
     def _check_watched(self) -> Iterator[bool]:
         watch = Watch(self._context.server.process.run_id, self._context.pinned)
         # All databases but the first are always empty.
-        return (watch.is_changed(key, mark) for (db, key), mark in self._watched.items() if db == 0)
+        marks = ((key, WatchedVersion(*mark)) for (db, key), mark in self._watched.items() if db == 0)
+        return (watch.is_changed(key, mark) for key, mark in marks)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
         session = self._context.session

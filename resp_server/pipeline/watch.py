@@ -1,10 +1,10 @@
 """WATCH records a mark for each key; EXEC compares the marks with the keys.
 
 A mark has the epoch at which the key was read, and a digest. The digest covers the key's kind, expiry and size, and its
-value unless that is large. EXEC computes the digest again. If it differs, the key has changed: by an epoch, or because
-it expired. If it is equal, EXEC asks the store which keys the epochs since then changed. The store does not know this
-if the epochs changed too many keys, if it was rebuilt, or if slots moved. Then the key is unchanged if the digest
-covers its value, and otherwise counts as changed.
+value unless that is large; the compiled core takes the key's record in the store instead. EXEC computes the digest
+again. If it differs, the key has changed: by an epoch, or because it expired. If it is equal, EXEC asks the store which
+keys the epochs since then changed. The store does not know this if the epochs changed too many keys, if it was rebuilt,
+or if slots moved. Then the key is unchanged if the digest covers its value, and otherwise counts as changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from state_backend.codec.packed_list import ELEMENTS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
 from state_backend.store.keyspace import KeyspaceView
-from state_backend.store.store import LongValue, Snapshot
+from state_backend.store.store import LongValue, Snapshot, Store
 
 # The digest of a longer value covers only its size. Digesting this many bytes takes 0.1 ms (guess).
 VALUE_BYTES_MAX = 64 << 10
@@ -34,12 +34,11 @@ def watched_version_of(run_id: str, view: KeyspaceView, key: bytes) -> WatchedVe
     """Return a key's mark; StoreError if the key cannot be read here."""
     snapshot = view.at(key)
     digest, covers_value = _digest_of(snapshot, key)
-    return WatchedVersion(lineage_at(run_id, view, key), snapshot.applied.epoch, digest, covers_value)
+    return WatchedVersion(lineage_of(run_id, view.store_of(key)), snapshot.applied.epoch, digest, covers_value)
 
 
-def lineage_at(run_id: str, view: KeyspaceView, key: bytes) -> str:
-    """Return the name of the lineage of a key's store. In stores of one lineage, an epoch number means one epoch."""
-    store = view.store_of(key)
+def lineage_of(run_id: str, store: Store | None) -> str:
+    """Return the name of the lineage of a store. In stores of one lineage, an epoch number means one epoch."""
     return "" if store is None else f"{run_id}/{store.lineage}"
 
 
@@ -88,12 +87,15 @@ class Watch:
     def is_changed(self, key: bytes, mark: WatchedVersion) -> bool:
         """Return whether a key has changed since its mark, or may have."""
         try:
-            now = watched_version_of(self._run_id, self._view, key)
+            snapshot = self._view.at(key)
+            is_record = isinstance(mark.digest, bytes)
+            digest = snapshot.stored_record(key) if is_record else _digest_of(snapshot, key)[0]
+            lineage = lineage_of(self._run_id, self._view.store_of(key))
         except StoreError:
             return True  # it cannot be read here now
-        if now.digest != mark.digest or now.digest == NO_DIGEST:
+        if digest != mark.digest or digest == NO_DIGEST:
             return True
-        changed = self._keys_changed(key, mark) if now.lineage == mark.lineage else None
+        changed = self._keys_changed(key, mark) if lineage == mark.lineage else None
         return not mark.covers_value if changed is None else key in changed
 
     def _keys_changed(self, key: bytes, mark: WatchedVersion) -> Collection[bytes] | None:

@@ -205,6 +205,14 @@ def syntax_error() -> GenericError:
     return GenericError("syntax error")
 
 
+def no_frequency() -> GenericError:
+    """Return the error for OBJECT FREQ of a key, as no access is counted."""
+    return GenericError(
+        "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
+        "between policies at runtime LRU and LFU data will take some time to adjust."
+    )
+
+
 def not_an_integer() -> GenericError:
     """Return the error for a malformed integer, or one beyond 64 bits."""
     return GenericError("value is not an integer or out of range")

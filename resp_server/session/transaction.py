@@ -64,17 +64,19 @@ class WatchedVersion(NamedTuple):
     """A watched key's digest and epoch (see `pipeline.watch`).
 
     Args:
+        digest: Bytes are those of the key's record in the store: the compiled core's marks, which are plain tuples.
         covers_value: The digest covers the key's value.
     """
 
     lineage: str
     epoch: int
-    digest: str
+    digest: str | bytes
     covers_value: bool
 
     @property
     def text(self) -> bytes:
         """The reply of STATE MARK."""
+        assert isinstance(self.digest, str)  # no process sends its core's marks
         return f"{self.epoch} {int(self.covers_value)} {self.digest} {self.lineage}".encode()
 
     @classmethod

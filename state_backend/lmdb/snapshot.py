@@ -69,6 +69,10 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         state = self._states[state_number_of(record)]
         return KeyInfo(name_of(record), state, KINDS[record[FORM_AT]], expiry_of(record) or None)
 
+    def stored_record(self, key: bytes) -> bytes | None:
+        record = self._live(key)
+        return None if record is None else record[:-CHECK_BYTES]
+
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
         at, record = find(self._txn.get, store_key_of(key), key)
         if record is None or not self._is_live(record):

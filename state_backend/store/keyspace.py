@@ -417,7 +417,11 @@ class KeyspaceView:
     def store_of(self, key: bytes) -> Store | None:
         """Return the store of a key's job; None for a key of no job."""
         name = self.job_of(key)
-        return None if name is None else self._jobs[name].store
+        return None if name is None else self.store_of_job(name)
+
+    def store_of_job(self, name: str) -> Store:
+        """Return a job's store."""
+        return self._jobs[name].store
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
         """Iterate over (job, snapshot) of all jobs."""

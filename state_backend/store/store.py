@@ -217,6 +217,10 @@ class Snapshot(ABC):
     def key_info(self, key: bytes) -> KeyInfo | None:
         """Return the state, kind and expiry of a key; None for a missing key."""
 
+    def stored_record(self, key: bytes) -> bytes | None:
+        """Return a key's record as it is stored; None for a missing key, and if the store has no records."""
+        return None
+
     @abstractmethod
     def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
         """Iterate over numbers that add up to the size of a key in the store, in bytes; none for a missing key.

@@ -374,7 +374,15 @@ transactions = st.builds(
     st.lists(
         st.one_of(reads, st.sampled_from([[b"MULTI"], [b"SET", b"a", b"b"], [b"NOPE"], [b"CLIENT", b"ID"]])), max_size=4
     ),
-    st.sampled_from([[], [], [[b"WATCH", b"j:v:0"]], [[b"CLIENT", b"CACHING", b"YES"]]]),
+    st.sampled_from(
+        [
+            *([], [], [[b"CLIENT", b"CACHING", b"YES"]], [[b"WATCH"]], [[b"WATCH", b"j:v:0"], [b"WATCH", b"j:v:0"]]),
+            *(
+                [[b"watch", key]]
+                for key in (b"j:v:0", b"j:v:3", b"j:v:gone", b"nope", b"j:m:ttl", b"j:z:map", b"j:l:long")
+            ),
+        ]
+    ),
     st.sampled_from([[[b"EXEC"]], [[b"EXEC"]], [[b"exec"], [b"exec"]], [[b"DISCARD"]], []]),
 )
 runs = st.lists(keys, min_size=1, max_size=8).map(lambda some: [[b"GET", key] for key in some])
@@ -690,7 +698,8 @@ COMPILED = [
     b"ZRANGE j:z:large 20 5 BYSCORE REV LIMIT 0 2", b"ZRANGE j:z:small 0 -1 REV", b"ZRANDMEMBER j:z:small",
     b"GETRANGE j:v:0 0 1", b"SUBSTR j:v:0 -3 -1", b"STRLEN j:v:long", b"TOUCH j:v:0 j:nope", b"EXPIRETIME j:v:0",
     b"PEXPIRETIME j:v:0", b"ECHO hello", b"HSCAN j:m:small 0", b"SSCAN j:s:small 0 COUNT 5", b"ZSCAN j:z:small 0",
-    b"OBJECT REFCOUNT j:v:0", b"OBJECT IDLETIME j:v:0", b"GETBIT j:v:0 3", b"BITCOUNT j:v:0", b"BITCOUNT j:v:0 0 -1",
+    b"OBJECT FREQ j:v:0", b"OBJECT FREQ nope", b"WATCH j:v:0 nope", b"OBJECT REFCOUNT j:v:0",
+    b"OBJECT IDLETIME j:v:0", b"GETBIT j:v:0 3", b"BITCOUNT j:v:0", b"BITCOUNT j:v:0 0 -1",
     b"BITPOS j:v:0 1", b"LPOS j:l:short 0", b"HTTL j:m:small FIELDS 1 f0", b"HPEXPIRETIME j:m:ttl FIELDS 1 f0",
     b"HRANDFIELD j:m:small 2 WITHVALUES", b"SRANDMEMBER j:s:small -5", b"ZRANDMEMBER j:z:small 9 WITHSCORES",
     b"SINTER j:s:small j:s:other", b"SUNION j:s:small j:s:other", b"SDIFF j:s:small j:s:other",

@@ -1661,7 +1661,7 @@ cdef class StoredReads(FastPath):
         return self.may_read
 
     def collect(self):
-        self.core.hits = self.core.misses = 0  # the servers' hits are counted, and the forwarder does not know its own
+        self.core.counts.hits = self.core.counts.misses = 0  # the servers' hits are counted, and the forwarder does not know its own
         FastPath.collect(self)
 
 

@@ -17,6 +17,7 @@ from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.pipeline.called import Caller
 from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.watch import lineage_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
 from state_backend.store.keyspace import KeyspaceView
@@ -38,8 +39,12 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     def count_keys(user: User, view: KeyspaceView) -> int | None:
         return Visibility(user, view).key_count()
 
+    def watch_point(job: str) -> tuple[str, int]:
+        view = server.view
+        return lineage_of(server.process.run_id, view.store_of_job(job)), view.snapshot_of(job).applied.epoch
+
     fast_path: FastPath = native.core.FastPath(
-        server, lambda user: rules_of(user, server.table), record_slow, count_keys
+        server, lambda user: rules_of(user, server.table), record_slow, count_keys, watch_point
     )
     fast_path.caller = Caller(server)
     return fast_path
