@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from resp_server.native.combined_sets cimport Combination
+from resp_server.native.geo cimport Match, Search
 from resp_server.native.records cimport Item, RankRange, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Pages, Walk
@@ -217,6 +218,12 @@ cdef class Core:
     cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1
     cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_distance(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_area(self, Request* request, int shape, int found, const Record* record) except -2
+    cdef int64_t matches_of(self, Request* request, const Record* record, const Search* wanted, Match** matches) except -2
+    cdef tuple watch_point_of(self, JobPages job)
+    cdef int watch_keys(self, Request* request) except -2
+    cdef bint is_unchanged(self) except -1
     cdef int read_members(self, int job, const Record* record, int64_t first, int64_t last, Item* items) except -2
     cdef int find_score(self, const Request* request, const Record* record, const Word* member, double* score) except -2
 

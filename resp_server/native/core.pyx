@@ -22,7 +22,8 @@ from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strlen
 
 from resp_server.native.arguments cimport exact_double, integer, is_number, is_word, score_of, text_end
-from resp_server.native.geo cimport put_place, reply_of_area, reply_of_distance
+from resp_server.native.geo cimport Match, Search, by_order, parse_search, put_distance, put_match, put_place, unit_of
+from resp_server.native.geohash cimport CELLS_MAX, Cell, cells_of, distance, distance_within, first_score, is_place, point_of
 from resp_server.native.records cimport (
     ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, SHORT_LIST, SMALL_MAP, SMALL_SET,
     SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
@@ -31,7 +32,6 @@ from resp_server.native.records cimport (
 )
 from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
 from resp_server.native.rows cimport *
-from resp_server.native.watch cimport is_unchanged, watch_keys
 from resp_server.native.wire cimport (
     COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_bulk, put_double_text, put_line,
     put_nil, reserve, write_line
@@ -214,6 +214,11 @@ cdef enum:
     COMPACT_ITEM_BYTES_MAX = 64
     COMPACT_LIST_BYTES_MAX = 8192
     NUMBERS_MAX = 512
+
+# The watched keys of a client, and the bytes of a record, that make a mark; the general path makes others.
+cdef enum:
+    WATCHED_MAX = 128
+    WATCHED_BYTES_MAX = 65536
 
 # The keys of the view were not counted yet.
 cdef enum:
@@ -1087,9 +1092,67 @@ cdef class Core:
         """Return whether the core may run the client's transactions; those of a client that watches keys it may not."""
         if self.session.read_point is not None and not self.read_ms:
             return False
-        if self.session.watched and (self.read_ms or not is_unchanged(self)):
+        if self.session.watched and (self.read_ms or not self.is_unchanged()):
             return False
         return self.key_filter is None or self.key_filter.admits_transaction_of(self.session)
+
+    cdef tuple watch_point_of(self, JobPages job):
+        """Return the lineage and the epoch of a job's store in the view."""
+        if job.watch_renewal != self.renewal:
+            job.watch_point, job.watch_renewal = self.watch_point(job.name), self.renewal
+        return job.watch_point
+
+    cdef int watch_keys(self, Request* request) except -2:
+        """Record marks of keys for the client, but for those that it watches already."""
+        cdef const Word* word
+        cdef Record record
+        cdef size_t i, index
+        cdef int found
+        cdef dict marks = {}, watched = self.session.watched
+        if self.read_ms or len(watched) + request.keys > WATCHED_MAX:
+            return GENERAL
+        for i in range(request.keys):
+            word, index = &self.words[request.first_word + i], request.first_lookup + i
+            found = self.read_key(index, word, &record)
+            if found == GENERAL or self.job_of[index] < 0:
+                return GENERAL
+            name = 0, PyBytes_FromStringAndSize(<const char*>word.at, word.size)
+            if name in watched:
+                continue
+            lineage, epoch = self.watch_point_of(<JobPages>self.jobs[self.job_of[index]])
+            if found != LIVE:
+                marks[name] = lineage, epoch, "", True
+                continue
+            if self.lookups[index].size > WATCHED_BYTES_MAX or (record.form == LARGE_MAP and u64(record.payload + 24)):
+                return GENERAL  # or fields expire
+            digest = PyBytes_FromStringAndSize(<const char*>self.lookups[index].record, self.lookups[index].size)
+            marks[name] = lineage, epoch, digest, record.form <= SMALL_SORTED_SET
+        watched.update(marks)
+        return put(self.out, b"+OK\r\n", 5) + ANSWERED
+
+    cdef bint is_unchanged(self) except -1:
+        """Return whether none of the client's watched keys has changed; False: the general path has to find out."""
+        cdef JobPages job
+        cdef bytes record
+        cdef Word word
+        cdef int index
+        cdef int64_t expire_at_ms
+        for (db, key), mark in (<dict>self.session.watched).items():
+            if db or type(mark) is not tuple:  # the general path made it
+                return False
+            word.at, word.size = <const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)
+            index = self.job_at(&word)
+            if index < 0 or not self.refresh_job(index):
+                return False
+            job = <JobPages>self.jobs[index]
+            if self.watch_point_of(job) != (mark[0], mark[1]):
+                return False
+            if mark[2]:
+                record = mark[2]
+                expire_at_ms = <int64_t>u64(<const uint8_t*>PyBytes_AS_STRING(record) + EXPIRY_AT)
+                if 0 < expire_at_ms <= job.now_ms:
+                    return False
+        return True
 
     cdef int begin_transaction(self) except -1:
         """Reply to a MULTI whose EXEC has not arrived: the commands before it are queued, as on the general path."""
@@ -1257,7 +1320,7 @@ cdef class Core:
         cdef int found
         cdef int64_t size
         if row.part == KEYS:
-            return watch_keys(self, request) if row.shape == WATCHED else self.reply_to_keys(request)
+            return self.watch_keys(request) if row.shape == WATCHED else self.reply_to_keys(request)
         if row.part == COMBINED:
             return self.reply_of_sets(request)
         if row.part <= ALL_KEYS:
@@ -1283,10 +1346,10 @@ cdef class Core:
             return GENERAL
         if row.part == MEMBERS:
             if row.shape == DISTANCE:
-                return reply_of_distance(self, request, found, &record)
+                return self.reply_of_distance(request, found, &record)
             return self.reply_of_members(request, found, &record)
         if row.part == AREA:
-            return reply_of_area(self, request, row.shape, found, &record)
+            return self.reply_of_area(request, row.shape, found, &record)
         if row.kind == SORTED_SET and row.part in (RANKS, SCORES, TEXT_RANGE):
             return self.reply_of_range(request, found, &record)
         if row.kind == LIST and row.part == RANKS:
@@ -1852,6 +1915,88 @@ cdef class Core:
         if member.rank >= count:
             return GENERAL
         return put_line(out, c":", count - 1 - member.rank) + ANSWERED
+
+    cdef int reply_of_distance(self, Request* request, int found, const Record* record) except -2:
+        """Reply with the distance of two members."""
+        cdef Member one, other
+        cdef const Word* words = &self.words[request.first_word]
+        cdef double unit = unit_of(&words[3]) if request.words == 4 else 1.0, meters
+        cdef int has_one = self.find_member(request, 0, found, record, &one)
+        cdef int has_other = self.find_member(request, 1, found, record, &other)
+        if not unit or has_one == GENERAL or has_other == GENERAL:
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        if has_one != LIVE or has_other != LIVE:
+            return put_nil(self.out, self.is_resp3) + ANSWERED
+        meters = distance(point_of(one.score), point_of(other.score))
+        if not (is_place(one.score) and is_place(other.score) and meters >= 0):
+            return GENERAL
+        return put_distance(self.out, meters, unit) + ANSWERED
+
+    cdef int reply_of_area(self, Request* request, int shape, int found, const Record* record) except -2:
+        """Reply with the members in an area, in the order of Redis."""
+        cdef Search wanted
+        cdef Match* matches
+        cdef double score = 0
+        cdef int64_t count, i
+        if not parse_search(&self.words[request.first_word + 1], request.words - 1, shape, &wanted):
+            return GENERAL
+        self.count_lookup(found == LIVE)
+        if found != LIVE:
+            return put(self.out, b"*0\r\n", 4) + ANSWERED
+        if wanted.member != NULL:
+            if self.find_score(request, record, wanted.member, &score) != LIVE or not is_place(score):
+                return GENERAL
+            wanted.shape.center = point_of(score)
+        count = self.matches_of(request, record, &wanted, &matches)
+        if count < 0:
+            return GENERAL
+        if wanted.is_ordered:
+            qsort(matches, count, sizeof(Match), by_order)
+        count = min(count, wanted.count) if wanted.count else count
+        put_line(self.out, c"*", count)
+        for i in range(count):
+            put_match(self.out, &matches[i], &wanted, self.is_resp3)
+        return ANSWERED
+
+    cdef int64_t matches_of(
+        self, Request* request, const Record* record, const Search* wanted, Match** matches
+    ) except -2:
+        """Find the members in an area, with ANY up to COUNT; return their number, -1 for the general path."""
+        cdef Cell cells[CELLS_MAX]
+        cdef int64_t first[CELLS_MAX]
+        cdef int64_t last[CELLS_MAX]
+        cdef int64_t total = 0, found = 0, i
+        cdef int job = self.job_of[request.first_lookup], cell_count = cells_of(&wanted.shape, cells), cell
+        cdef Item* items
+        cdef double meters
+        for cell in range(cell_count):
+            first[cell] = self.rank_of_score(job, record, first_score(cells[cell], 0), False)
+            last[cell] = self.rank_of_score(job, record, first_score(cells[cell], 1), False)
+            if first[cell] < 0 or last[cell] < 0:
+                return -1
+            total += max(0, last[cell] - first[cell])
+        if total > ENTRIES_MAX:
+            return -1
+        self.scratch.used = 0
+        reserve(&self.scratch, (total + 1) * (sizeof(Match) + sizeof(Item)))
+        matches[0], items = <Match*>self.scratch.data, <Item*>(self.scratch.data + (total + 1) * sizeof(Match))
+        for cell in range(cell_count):
+            if first[cell] >= last[cell]:
+                continue
+            if self.read_members(job, record, first[cell], last[cell], items) == GENERAL:
+                return -1
+            for i in range(last[cell] - first[cell]):
+                meters = distance_within(&wanted.shape, point_of(items[i].score))
+                if meters != meters or not is_place(items[i].score):
+                    return -1
+                if meters < 0:
+                    continue
+                matches[0][found] = Match(items[i], -meters if wanted.is_descending else meters, found)
+                found += 1
+                if wanted.is_any and found == wanted.count:
+                    return found
+        return found
 
     cdef int reply_of_list(self, Request* request, int found, const Record* record) except -2:
         """Reply with an element or a range of a list."""

@@ -1,4 +1,4 @@
-"""The replies of commands about places: GEOPOS, GEOHASH, GEODIST, and searches in an area (see `commands.geo`).
+"""Searches of places, and what commands about places reply (see `commands.geo`).
 
 A score that GEOADD never makes, a distance that is no number, and options in other forms are left to the general path.
 """
@@ -7,17 +7,13 @@ from cpython.conversion cimport PyOS_double_to_string
 from cpython.mem cimport PyMem_Free
 from libc.math cimport fabs, rint
 from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport qsort
 from libc.string cimport memset, strlen
 
 from resp_server.native.arguments cimport exact_double, integer, is_word
-from resp_server.native.core cimport ENTRIES_MAX, Core, Member, Request
-from resp_server.native.geohash cimport (
-    CELLS_MAX, LATITUDE_MAX, STEP_MAX, Cell, Point, Shape, cell_of, cells_of, distance, distance_within, first_score, is_place, point_of
-)
-from resp_server.native.records cimport ANSWERED, GENERAL, LIVE, Item, Record
+from resp_server.native.geohash cimport LATITUDE_MAX, STEP_MAX, Point, Shape, cell_of, is_place, point_of
+from resp_server.native.records cimport ANSWERED, GENERAL, Item
 from resp_server.native.rows cimport AROUND_MEMBER, AROUND_POINT, GEOHASHES, WITHIN
-from resp_server.native.wire cimport NUMBER_LINE_BYTES, Output, Word, put, put_bulk, put_double_text, put_line, put_nil, reserve, write_line
+from resp_server.native.wire cimport NUMBER_LINE_BYTES, Output, Word, put_bulk, put_double_text, put_line, write_line
 
 cdef enum:
     GEOHASH_BYTES = 11
@@ -172,91 +168,6 @@ cdef inline int put_place(Output* out, int shape, double score, bint is_resp3) e
     if not is_place(score):
         return GENERAL
     return (put_geohash(out, score) if shape == GEOHASHES else put_point(out, score, is_resp3)) + ANSWERED
-
-
-cdef inline int reply_of_distance(Core core, Request* request, int found, const Record* record) except -2:
-    """Reply with the distance of two members."""
-    cdef Member one, other
-    cdef const Word* words = &core.words[request.first_word]
-    cdef double unit = unit_of(&words[3]) if request.words == 4 else 1.0, meters
-    cdef int has_one = core.find_member(request, 0, found, record, &one)
-    cdef int has_other = core.find_member(request, 1, found, record, &other)
-    if not unit or has_one == GENERAL or has_other == GENERAL:
-        return GENERAL
-    core.count_lookup(found == LIVE)
-    if has_one != LIVE or has_other != LIVE:
-        return put_nil(core.out, core.is_resp3) + ANSWERED
-    meters = distance(point_of(one.score), point_of(other.score))
-    if not (is_place(one.score) and is_place(other.score) and meters >= 0):
-        return GENERAL
-    return put_distance(core.out, meters, unit) + ANSWERED
-
-
-cdef inline int reply_of_area(Core core, Request* request, int shape, int found, const Record* record) except -2:
-    """Reply with the members in an area, in the order of Redis."""
-    cdef Search wanted
-    cdef Match* matches
-    cdef double score = 0
-    cdef int64_t count, i
-    if not parse_search(&core.words[request.first_word + 1], request.words - 1, shape, &wanted):
-        return GENERAL
-    core.count_lookup(found == LIVE)
-    if found != LIVE:
-        return put(core.out, b"*0\r\n", 4) + ANSWERED
-    if wanted.member != NULL:
-        if core.find_score(request, record, wanted.member, &score) != LIVE or not is_place(score):
-            return GENERAL
-        wanted.shape.center = point_of(score)
-    count = matches_of(core, request, record, &wanted, &matches)
-    if count < 0:
-        return GENERAL
-    if wanted.is_ordered:
-        qsort(matches, count, sizeof(Match), by_order)
-    count = min(count, wanted.count) if wanted.count else count
-    put_line(core.out, c"*", count)
-    for i in range(count):
-        put_match(core.out, &matches[i], &wanted, core.is_resp3)
-    return ANSWERED
-
-
-cdef inline int64_t matches_of(
-    Core core, Request* request, const Record* record, const Search* wanted, Match** matches
-) except -2:
-    """Find the members in an area, with ANY up to COUNT; return their number, -1 for the general path."""
-    cdef Cell cells[CELLS_MAX]
-    cdef int64_t first[CELLS_MAX]
-    cdef int64_t last[CELLS_MAX]
-    cdef int64_t total = 0, found = 0, i
-    cdef int job = core.job_of[request.first_lookup], cell_count = cells_of(&wanted.shape, cells), cell
-    cdef Item* items
-    cdef double meters
-    for cell in range(cell_count):
-        first[cell] = core.rank_of_score(job, record, first_score(cells[cell], 0), False)
-        last[cell] = core.rank_of_score(job, record, first_score(cells[cell], 1), False)
-        if first[cell] < 0 or last[cell] < 0:
-            return -1
-        total += max(0, last[cell] - first[cell])
-    if total > ENTRIES_MAX:
-        return -1
-    core.scratch.used = 0
-    reserve(&core.scratch, (total + 1) * (sizeof(Match) + sizeof(Item)))
-    matches[0], items = <Match*>core.scratch.data, <Item*>(core.scratch.data + (total + 1) * sizeof(Match))
-    for cell in range(cell_count):
-        if first[cell] >= last[cell]:
-            continue
-        if core.read_members(job, record, first[cell], last[cell], items) == GENERAL:
-            return -1
-        for i in range(last[cell] - first[cell]):
-            meters = distance_within(&wanted.shape, point_of(items[i].score))
-            if meters != meters or not is_place(items[i].score):
-                return -1
-            if meters < 0:
-                continue
-            matches[0][found] = Match(items[i], -meters if wanted.is_descending else meters, found)
-            found += 1
-            if wanted.is_any and found == wanted.count:
-                return found
-    return found
 
 
 cdef inline int put_match(Output* out, const Match* match, const Search* wanted, bint is_resp3) except -1:
