@@ -99,7 +99,7 @@ cdef inline bint parse_search(const Word* words, size_t count, int shape, Search
             at += 1
         elif shape != WITHIN:
             return False
-        elif left and not wanted.has_point and is_word(word, b"frommember", 10):
+        elif left and not wanted.has_point and wanted.member == NULL and is_word(word, b"frommember", 10):
             wanted.member = &words[at]
             at += 1
         elif left > 1 and wanted.member == NULL and is_word(word, b"fromlonlat", 10):

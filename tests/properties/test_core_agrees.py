@@ -619,6 +619,9 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
 
 
 @settings(max_examples=examples(60), deadline=None)
+@example(
+    [[b"GEOSEARCH", b"j:z:places", b"FROMMEMBER", b"nobody", b"FROMMEMBER", b"m3", b"BYRADIUS", b"0", b"m"]] * 2, b"3"
+)
 @given(st.lists(place_reads, min_size=1, max_size=40), st.sampled_from([b"2", b"3"]))
 def test_places_are_found_and_written_as_without_the_core(sent: list[list[bytes]], protocol: bytes) -> None:
     given_all = ServerConfig(), [requests([[b"HELLO", protocol], *sent])], False, NO_CLUSTER, ()
