@@ -11,9 +11,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.sessions import execution_of
+from state_backend.checkpoint.metadata import end_offsets
 from state_backend.model.errors import SparkisError
 
-VERSION = "v1"
 # The simple names of triggers that end a query by itself. Scala adds the `$` to the names of objects.
 ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
 
@@ -29,10 +29,9 @@ class OffsetLog:
         self._session = session
 
     def ends_of(self, batch: int) -> tuple[str, ...]:
-        """Return the end offset of each source in a batch, which Spark wrote before the batch ran; () if unknown."""
+        """Return the end offsets of a batch's sources, which Spark wrote before the batch ran; () if unknown."""
         stored = self._read(f"offsets/{batch}")
-        lines = stored.splitlines() if stored else []
-        return tuple(lines[2:]) if lines[:1] == [VERSION] else ()  # line 1 is the batch's metadata
+        return () if stored is None else end_offsets(stored)
 
     def ends_at(self, batch: int) -> bool:
         """Return whether a batch is the last one that Spark has planned."""

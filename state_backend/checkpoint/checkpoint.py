@@ -180,8 +180,7 @@ class Checkpoint:
     def source_offsets(self, batch: int) -> tuple[str, ...]:
         """Return the end offset of each source in a batch; () if unknown."""
         stored = self._files.read(f"offsets/{batch}")
-        lines = [] if stored is None else stored.decode(errors="replace").splitlines()
-        return tuple(lines[2:]) if lines[:1] == ["v1"] else ()
+        return () if stored is None else metadata.end_offsets(stored.decode(errors="replace"))
 
     def batch_stores(self, batch: int) -> BatchStores:
         """Return the operators and states as of a committed batch, and what of them sparkis does not read."""

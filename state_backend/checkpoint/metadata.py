@@ -1,7 +1,7 @@
 """The small text files of a checkpoint: a version line, then lines of JSON.
 
 metadata                                  {"id": the query's id}; no version line
-offsets/<batch>                           v1, v2 | header | a line for each source
+offsets/<batch>                           v1, v2 | header | a line for each source; in v2 after its name and a colon
 commits/<batch>                           v1, v2 | {"nextBatchWatermarkMs", "stateUniqueIds"}, may be missing
 state/<operator>/_metadata/metadata       v1 | one operator
 state/<operator>/_metadata/v2/<batch>     v2 | one operator, with the paths of its schemas
@@ -85,6 +85,15 @@ def parse_offsets(content: bytes, name: str) -> BatchOffsets:
         return BatchOffsets(int(header.get("batchWatermarkMs", 0)), int(header.get("batchTimestampMs", 0)), settings)
 
     return _parsed(name, parse)
+
+
+def end_offsets(content: str) -> tuple[str, ...]:
+    """Return the line of each source in a batch's offsets, for `log.source_offsets`; () if the version is not known.
+
+    Of a source without data, v1 has the line `-`, and v2 has none. Spark writes v2 since 4.2, if all sources are named.
+    """
+    lines = content.splitlines()
+    return tuple(lines[2:]) if lines and lines[0] in ("v1", "v2") else ()
 
 
 def parse_commit(content: bytes, name: str) -> BatchCommit:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.source_offsets import have_passed
+from state_backend.log.source_offsets import have_passed, may_be_compared
 from state_backend.model.clock import Clock, iso_text, now_ms
 from state_backend.model.errors import DescriptorError
 
@@ -23,6 +23,7 @@ logger = logging.getLogger("sparkis.sink")
 
 # The default of `catch_up_timeout`. Until then the new state is incomplete, and the old one is outdated (guess).
 CATCH_UP_TIMEOUT_S = 600.0
+INCOMPARABLE = " (until no input is waiting: the offsets of its sources cannot be compared with those of the old state)"
 
 
 def check_timeout(catch_up_timeout: float | None) -> None:
@@ -55,11 +56,12 @@ class CatchUp:
         if (held_back := writer.held_back) is not None:
             logger.warning(
                 "job %s: query %s started with a new checkpoint; readers keep the state of epoch %d, of %s, until the "
-                "query has caught up%s. To make the new state visible now: sparkis promote --log %s %s",
+                "query has caught up%s%s. To make the new state visible now: sparkis promote --log %s %s",
                 writer.job,
                 writer.query_id,
                 held_back.visible.epoch,
                 iso_text(held_back.visible.clock_ms),
+                "" if may_be_compared(held_back.visible.offsets) else INCOMPARABLE,
                 "" if timeout_s is None else f", at most {timeout_s:g} s",
                 writer.log.filesystem.root,
                 writer.job,

@@ -3,22 +3,46 @@
 Offsets of two checkpoints are comparable only if they are positions in the source itself, as for Kafka (and sources
 with the same format) and Delta. No others are compared: offsets of file streams count the query's own batches, those of
 rate streams count its own seconds, and those of Iceberg streams are snapshots without an order.
+
+An offset is the line of its source in the checkpoint: JSON, or `-`. A named source (Spark 4.2) has its name and a colon
+before it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 DELTA = ("reservoirId", "reservoirVersion", "index")
+NAMED = re.compile(r"(\w+):(.*)", re.ASCII | re.DOTALL)
 
 
 def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
-    """Return whether every source is at or past its offset of the earlier checkpoint; False if that is unknown."""
-    if not previous or len(current) != len(previous):
+    """Return whether every source is at or past its offset of the earlier checkpoint; False if that is unknown.
+
+    Named sources are compared by their names, others by their places. A named source may be new.
+    """
+    now, before = _by_source(current), _by_source(previous)
+    are_named = all(isinstance(source, str) for source in now)
+    if not before or not (before.keys() <= now.keys() if are_named else before.keys() == now.keys()):
         return False
-    return all(_has_passed(_parsed(now), _parsed(before)) for now, before in zip(current, previous, strict=True))
+    return all(_has_passed(now[source], offset) for source, offset in before.items())
+
+
+def may_be_compared(offsets: Sequence[str]) -> bool:
+    """Return whether later offsets of the same sources can be compared with these."""
+    return have_passed(offsets, offsets)
+
+
+def _by_source(offsets: Sequence[str]) -> Mapping[Hashable, Any]:
+    """Return the offset of each source, by its name, or by its place."""
+    found: dict[Hashable, Any] = {}
+    for place, offset in enumerate(offsets):
+        named = NAMED.fullmatch(offset)
+        found[place if named is None else named[1]] = _parsed(offset if named is None else named[2])
+    return found
 
 
 def _parsed(offset: str) -> Any:

@@ -52,3 +52,14 @@ def test_every_source_has_to_be_as_far() -> None:
     assert not have_passed(['{"t":{"0":5}}', '{"logOffset":9}'], ['{"t":{"0":5}}', '{"logOffset":5}'])
     assert not have_passed(['{"t":{"0":5}}'], before)
     assert not have_passed([], [])
+
+
+def test_named_sources_are_compared_by_their_names() -> None:
+    before = ['a:{"t":{"0":5}}', 'b:{"u":{"0":7}}']
+    assert have_passed(['b:{"u":{"0":7}}', 'a:{"t":{"0":5}}'], before)
+    assert have_passed(['a:{"t":{"0":5}}', 'b:{"u":{"0":8}}', 'new:{"v":{"0":1}}'], before)
+    assert not have_passed(['a:{"t":{"0":5}}', 'b:{"u":{"0":6}}'], before)
+    assert not have_passed(['a:{"t":{"0":5}}', 'c:{"u":{"0":7}}'], before)  # another source
+    assert not have_passed(['a:{"t":{"0":5}}'], before)  # b has no data yet
+    assert not have_passed(['{"t":{"0":5}}', '{"u":{"0":7}}'], before)  # named since
+    assert not have_passed(['a:{"logOffset":9}'], ['a:{"logOffset":5}'])
