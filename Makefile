@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,7 +69,7 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(COMPILED)
 	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
-	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster"
+	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@$(COMPILED)
@@ -93,6 +93,10 @@ test-large: setup-test ## run the tests of real sizes, and print their measureme
 
 test-cluster: setup-test ## run the tests on a standalone cluster and on three executors: minutes; make test leaves them out
 	@$(RUN) python -m pytest -m cluster $(ARGS) tests/spark
+
+test-kafka: setup-test ## run the tests with a Kafka broker, which Maven fetches with Spark's connector; make test leaves them out
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" sh scripts/kafka.sh $(VENV)
+	@$(RUN) python -m pytest -m kafka $(ARGS) tests/kafka
 
 bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
 	@sh scripts/program.sh nutcracker twemproxy

@@ -1,0 +1,125 @@
+"""docs/kafka.md, run as it is printed, with a real broker; and what its bullets say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from compat.conformance.servers import free_port
+from compat.waiting import WAIT_S_MAX, eventually
+from spark_hooks.serving import endpoints
+from tests.kafka.broker import Broker, Message, java
+from tests.kafka.messages import wait_until_read
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
+[JOB] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+[TABLE] = re.findall(r"^  ```python\n(.*?)^  ```", PAGE, re.MULTILINE | re.DOTALL)
+MESSAGES = re.findall(r"^>(.*)$", PAGE, re.MULTILINE)
+[PRODUCER] = re.findall(r"^\$ (kafka-console-producer.sh .*)$", PAGE, re.MULTILINE)
+READS = re.findall(r"^\$ (redis-cli .*)\n((?:(?:\d\) )?\".*\n)*)", PAGE, re.MULTILINE)
+PAGE_PORT, PAGE_BROKER = "7379", "localhost:9092"
+KEYS = 60
+
+
+def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
+    kafka.create("orders")
+    port = str(free_port())
+    run = JOB.replace(PAGE_PORT, port).replace(PAGE_BROKER, kafka.address).replace("/data/", f"{tmp_path}/")
+    job, waits, rest = run.partition("query.awaitTermination()")
+    assert waits and not rest.strip()
+    names: dict[str, Any] = {}
+    exec(compile(job, "docs/kafka.md", "exec"), names)
+    try:
+        program, *arguments = PRODUCER.replace(PAGE_BROKER, kafka.address).split()
+        typed = "".join(f"{each}\n" for each in MESSAGES)
+        subprocess.run(java(program, *arguments), input=typed, text=True, check=True, timeout=WAIT_S_MAX)
+        eventually(lambda: kafka.ends("orders") == {0: len(MESSAGES)}, awaited="the messages")
+        wait_until_read(names["query"], kafka, "orders")
+        assert len(READS) == 4
+        for command, printed in READS:
+            typed_command = command.replace(PAGE_PORT, port)
+            eventually(
+                lambda typed_command=typed_command: typed_by_redis_cli(typed_command),
+                lambda found, printed=printed: found == printed,
+                awaited=command,
+            )
+    finally:
+        names["query"].stop()
+        for endpoint in endpoints.of_log(str(tmp_path / "sparkis-log")):
+            assert isinstance(endpoint, endpoints.ServedEndpoint)
+            endpoint.stop()
+        spark.conf.unset("spark.sparkis.log")
+
+
+def typed_by_redis_cli(command: str) -> str:
+    """Return what redis-cli prints on a terminal."""
+    environment = os.environ | {"FAKETTY": "1"}
+    done = subprocess.run(command.split(), env=environment, capture_output=True, timeout=WAIT_S_MAX, check=True)
+    return done.stdout.decode()
+
+
+def test_a_table_has_the_newest_values_after_partitions_were_added(
+    spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
+) -> None:
+    """Many keys have newer values in another partition, at smaller offsets; a running query and a new one have them."""
+    settings = {"cleanup_policy": "compact", "message_timestamp_type": "LogAppendTime"}
+    kafka.create("prices", 3, **settings)
+    random = Random(1)
+    newest: dict[bytes, bytes | None] = {}
+
+    def write(turn: int) -> None:
+        keys = [b"k%d" % number for number in range(KEYS) for _ in range(random.randint(1, 9))]
+        random.shuffle(keys)
+        messages = [
+            Message(None if random.random() < 0.2 else b"%d of %d" % (at, turn), key) for at, key in enumerate(keys)
+        ]
+        kafka.write("prices", messages)
+        newest.update((each.key or b"", each.value) for each in messages)
+
+    write(1)
+    before = start_table(read(spark, kafka, "prices"), tmp_path / "before", "before")
+    before.processAllAvailable()
+    kafka.add_partitions("prices", 7)
+    write(2)
+    eventually(lambda: len(kafka.ends("prices")) == 7 and min(kafka.ends("prices").values()) > 0)
+    after = start_table(read(spark, kafka, "prices"), tmp_path / "after", "after")
+    with redis.Redis.from_url(url) as client:
+        for name, query in (("before", before), ("after", after)):
+            wait_until_read(query, kafka, "prices")
+            names = [b"%b:price:%b" % (name.encode(), key) for key in newest]
+            eventually(
+                lambda names=names: dict(zip(newest, client.mget(names), strict=True)),
+                lambda found: found == newest,
+                awaited="the newest values",
+            )
+
+
+def read(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+    """Return the messages of a topic, from its start on."""
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.address)
+    return (
+        source.option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("kafka.metadata.max.age.ms", "200")
+        .load()
+    )
+
+
+def start_table(messages: DataFrame, checkpoint: Path, job: str) -> StreamingQuery:
+    """Start the page's table of the newest value by key."""
+    lines = [line.removeprefix("  ") for line in TABLE.splitlines()]
+    lines[-1] = "writer = " + lines[-1]
+    names: dict[str, Any] = {"messages": messages, "F": F, "sparkis": sparkis}
+    exec(compile("\n".join(lines), "docs/kafka.md", "exec"), names)
+    query: StreamingQuery = names["writer"].queryName(job).option("checkpointLocation", str(checkpoint)).start()
+    return query
