@@ -13,7 +13,7 @@ the text that they have in Redis 7.4.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from functools import cached_property
 from hashlib import sha256
@@ -74,6 +74,7 @@ class KeyAccess(IntFlag):
     WRITE = 2
 
 
+READ_AND_WRITE = KeyAccess.READ | KeyAccess.WRITE
 # Flag of a key specification to the access that it means.
 ACCESS_OF_FLAG = {
     "access": KeyAccess.READ,
@@ -81,7 +82,7 @@ ACCESS_OF_FLAG = {
     "delete": KeyAccess.WRITE,
     "update": KeyAccess.WRITE,
 }
-PREFIX_OF_ACCESS = {KeyAccess.READ | KeyAccess.WRITE: b"~", KeyAccess.READ: b"%R~", KeyAccess.WRITE: b"%W~"}
+PREFIX_OF_ACCESS = {READ_AND_WRITE: b"~", KeyAccess.READ: b"%R~", KeyAccess.WRITE: b"%W~"}
 
 
 class Reason(IntEnum):
@@ -158,7 +159,7 @@ class Selector:
         self.starts_with_all = False
         self.has_all_commands = False
         self.command_rules: list[bytes] = []
-        self.commands: set[str] = set()
+        self.commands: frozenset[str] = frozenset()
         # By command: the first arguments with which alone it is allowed.
         self.first_args: dict[str, set[bytes]] = {}
         self.has_all_keys = False
@@ -171,9 +172,9 @@ class Selector:
     def copy(self) -> Selector:
         """Return a selector with the same permissions."""
         made = Selector(self._known_commands)
-        for name in ("starts_with_all", "has_all_commands", "has_all_keys", "has_all_channels"):
-            setattr(made, name, getattr(self, name))
-        made.command_rules, made.commands = list(self.command_rules), set(self.commands)
+        made.starts_with_all, made.has_all_commands = self.starts_with_all, self.has_all_commands
+        made.has_all_keys, made.has_all_channels = self.has_all_keys, self.has_all_channels
+        made.command_rules, made.commands = list(self.command_rules), self.commands
         made.first_args = {name: set(words) for name, words in self.first_args.items()}
         made.keys, made.channels = dict(self.keys), list(self.channels)
         return made
@@ -218,13 +219,13 @@ class Selector:
 
     def _set_all(self, *, is_allowed: bool) -> None:
         self.starts_with_all = self.has_all_commands = is_allowed
-        self.commands = set(_names(self._known_commands)) if is_allowed else set()
+        self.commands = self._known_commands.names if is_allowed else frozenset()
         self.command_rules, self.first_args = [], {}
 
     def _add_key(self, rule: bytes) -> None:
         if self.has_all_keys:
             raise RuleError(AFTER_ALL_KEYS)
-        access, pattern = KeyAccess.READ | KeyAccess.WRITE, rule[1:]
+        access, pattern = READ_AND_WRITE, rule[1:]
         if rule[:1] == b"%":
             signs, _, pattern = rule[1:].partition(b"~")
             signs_upper = signs.upper()
@@ -234,7 +235,7 @@ class Selector:
             for sign in signs_upper:
                 access |= KeyAccess.READ if sign == ord("R") else KeyAccess.WRITE
         _check_pattern(pattern)
-        self.keys[pattern] = self.keys.get(pattern, KeyAccess(0)) | access
+        self.keys[pattern] = self.keys[pattern] | access if pattern in self.keys else access
 
     def _add_channel(self, pattern: bytes) -> None:
         if self.has_all_channels:
@@ -248,12 +249,7 @@ class Selector:
         if category[1:] not in CATEGORIES:
             raise RuleError(UNKNOWN)
         self._record(name.lower(), b"+" if is_allowed else b"-")
-        for each in self._known_commands:
-            if category in each.facts.acl_categories:
-                self._set_command(each, is_allowed)
-            for sub in each.subcommands.values():
-                if category in sub.facts.acl_categories:
-                    self._set_command(sub, is_allowed)
+        self._set_names(self._known_commands.names_in(category), is_allowed)
 
     def _allow_subcommand_or_first_arg(self, name: bytes) -> None:
         """Allow `command|subcommand`, or `command|first-arg`."""
@@ -277,13 +273,13 @@ class Selector:
 
     def _set_command(self, command: Command, is_allowed: bool) -> None:
         """Allow or forbid a command, with its subcommands."""
-        names = {command.name, *(each.name for each in command.subcommands.values())}
-        self.first_args.pop(command.name, None)
-        if is_allowed:
-            self.commands |= names
-        else:
-            self.commands -= names
-            self.has_all_commands = False
+        self._set_names(frozenset([command.name, *(each.name for each in command.subcommands.values())]), is_allowed)
+
+    def _set_names(self, names: frozenset[str], is_allowed: bool) -> None:
+        for name in self.first_args.keys() & names:
+            del self.first_args[name]
+        self.commands = self.commands | names if is_allowed else self.commands - names
+        self.has_all_commands = self.has_all_commands and is_allowed
 
     def _record(self, name: bytes, sign: bytes) -> None:
         """Record a command rule for the selector's text; it replaces earlier rules that it covers."""
@@ -381,16 +377,9 @@ class Selector:
 KeyPositions = Callable[[], Sequence[tuple[int, KeyAccess]]]
 
 
-def _names(known_commands: CommandTable) -> Iterator[str]:
-    for each in known_commands:
-        yield each.name
-        for sub in each.subcommands.values():
-            yield sub.name
-
-
 def _key_rule(pattern: bytes, access: KeyAccess) -> bytes:
     """Return the rule that adds a pattern; for `*` not `~*`, which Redis writes but cannot load again."""
-    if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE:
+    if pattern == b"*" and access == READ_AND_WRITE:
         return b"%RW~*"
     return PREFIX_OF_ACCESS[access] + pattern
 
@@ -405,6 +394,8 @@ def _check_pattern(pattern: bytes) -> None:
 def _check_rules(words: Sequence[bytes]) -> None:
     """Raise RuleError for more rules than one ACL SETUSER may have."""
     size = sum(map(len, words))
+    if size <= RULES_MAX:
+        return  # each rule has a byte
     if size <= RULES_BYTES_MAX and sum(len(word.split()) for word in words) <= RULES_MAX:
         return
     raise RuleError(f"ACL SETUSER takes {RULES_MAX} rules of {RULES_BYTES_MAX >> 10} KiB at once; send several of them")
@@ -419,6 +410,7 @@ class User(Account):
     def __init__(self, name: bytes, known_commands: CommandTable | None = None) -> None:
         self.name = name
         self.rate_limiter: RateLimiter | None = None
+        self.was_used = False  # a client has logged in as this user
         self.compiled: Any = None  # the compiled core's form of the rules, made when first needed
         self._known_commands = NO_COMMANDS if known_commands is None else known_commands
         self.is_on = False
@@ -438,14 +430,14 @@ class User(Account):
     def copy(self) -> User:
         """Return a copy, on which changes can be tried."""
         made = User(self.name, self._known_commands)
-        made.copy_rules_from(self)
+        made.take_rules_of(self)
+        made.passwords, made.selectors = list(self.passwords), [each.copy() for each in self.selectors]
         return made
 
-    def copy_rules_from(self, other: User) -> None:
-        """Replace all rules by those of another user."""
+    def take_rules_of(self, other: User) -> None:
+        """Replace all rules by those of another user, which is not used any more."""
         self.is_on, self.is_nopass, self.sanitizes_payload = other.is_on, other.is_nopass, other.sanitizes_payload
-        self.passwords = list(other.passwords)
-        self.selectors = [each.copy() for each in other.selectors]
+        self.passwords, self.selectors = other.passwords, other.selectors
         self._clear_cached()
 
     def _clear_cached(self) -> None:
@@ -459,6 +451,10 @@ class User(Account):
     def apply_all(self, words: Sequence[bytes]) -> None:
         """Apply all rules or none; RuleError with the text of ACL SETUSER."""
         _check_rules(words)
+        if all(word.lower() in USER_FLAGS for word in words):
+            for word in words:
+                self.apply(word)  # these rules cannot fail
+            return
         staged = self.copy()
         for rule in merge_selectors(words):
             try:
@@ -467,7 +463,7 @@ class User(Account):
                 rule_text = rule.decode("utf-8", "surrogateescape")
                 raise RuleError(f"Error in ACL SETUSER modifier '{rule_text}': {error}") from None
         staged.check_size()
-        self.copy_rules_from(staged)
+        self.take_rules_of(staged)
 
     def check_size(self) -> None:
         """Raise RuleError for too many patterns, passwords or selectors."""
@@ -523,7 +519,7 @@ class User(Account):
         del self.selectors[1:]
 
     def _reset(self) -> None:
-        self.copy_rules_from(User(self.name, self._known_commands))
+        self.take_rules_of(User(self.name, self._known_commands))
 
     @property
     def flags(self) -> Sequence[bytes]:
@@ -554,11 +550,16 @@ class User(Account):
             made.selectors.append(selector)
         return made
 
-    @property
+    @cached_property
     def text(self) -> bytes:
         """All rules, as in an ACL file."""
         root, *others = self.rule_lists
         return b" ".join([*root, *(b"(%b)" % b" ".join(each) for each in others)])
+
+    @cached_property
+    def line(self) -> bytes:
+        """The line of an ACL file."""
+        return b"user %b %b" % (self.name, self.text)
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
@@ -569,6 +570,8 @@ class User(Account):
 
     def accepts_password(self, password: bytes) -> bool:
         """Return whether a client with this password may log in as this user."""
+        if self.is_nopass and self.is_on:
+            return True
         digest = password_hash(password)
         is_correct = sum(compare_digest(digest, each) for each in self.passwords) > 0  # in constant time: compares all
         return self.is_on and (self.is_nopass or is_correct)
@@ -621,7 +624,7 @@ class User(Account):
         return furthest
 
 
-CACHED_PROPERTIES = ("is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
+CACHED_PROPERTIES = ("line", "text", "is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
 
 USER_FLAGS: Mapping[bytes, Callable[[User], None]] = {
     b"on": lambda user: user._switch(True),

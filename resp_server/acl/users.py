@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ log = logging.getLogger("sparkis.acl")
 
 # The file is loaded on the event loop, so its size is limited (guess: more than any real file).
 FILE_BYTES_MAX = 16 << 20
+READ_BYTES = 64 << 10
 USER_NAME_BYTES_MAX = 256
 NOTHING_CHANGED = "WARNING: ACL errors detected, no change to the previously active ACL rules was performed"
 NO_FILE = (
@@ -56,14 +57,15 @@ class UserChange(TypedDict, total=False):
 
 @dataclass
 class UserChangeResult:
-    """The result of a change of users: an error, or the new rules by user; None for a deleted user."""
+    """The result of a change of users: an error, or the names of those that were changed, made or deleted."""
 
     error: str | None = None
-    rules: dict[str, RuleLists | None] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    has_clients: bool = True  # a client may have logged in as one of them
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome for another process."""
-        return {"error": self.error, "rules": self.rules}
+        return {"error": self.error, "names": self.names}
 
 
 class Users:
@@ -88,7 +90,10 @@ class Users:
         self.denials = DenialLog()
         self._rate_limiters = {each.user.encode(): RateLimiter(each) for each in limits}
         self.default = self._with_rate_limiter(User.default(known_commands))
+        self.default.was_used = True
         self._by_name = {DEFAULT_USER: self.default}
+        self._sorted: list[User] = []  # the users in the order of their names; empty: to be made
+        self._loaded: bytes | None = None  # the file's text, if the users are still those that it has
         if password is not None:
             self.set_password(password)
         self._server_user: User | None = None
@@ -97,7 +102,9 @@ class Users:
             _set_password(self._server_user, server_password)
 
     def __iter__(self) -> Any:
-        return iter(self._by_name[name] for name in sorted(self._by_name))
+        if len(self._sorted) != len(self._by_name):
+            self._sorted = [self._by_name[name] for name in sorted(self._by_name)]
+        return iter(self._sorted)
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -122,6 +129,7 @@ class Users:
 
     def set_password(self, password: str | None) -> None:
         """Make this the only password of `default`; None: no password is needed."""
+        self._loaded = None
         _set_password(self.default, password)
 
     def _with_rate_limiter(self, user: User) -> User:
@@ -136,43 +144,50 @@ class Users:
             if "set" in change:
                 name, *rules = map(_bytes, change["set"])
                 self.set(name, rules)
-                return self._outcome(name)
+                return UserChangeResult(names=change["set"][:1], has_clients=self._by_name[name].was_used)
             if "delete" in change:
-                return self._outcome(*self.delete([_bytes(each) for each in change["delete"]]))
+                names = self.delete([each.encode("latin-1") for each in change["delete"]])
+                return UserChangeResult(names=_texts(names))
             if change.get("load"):
-                before = set(self._by_name)
-                self.load()
-                return self._outcome(*before, *self._by_name)
+                return UserChangeResult(names=_texts(self.load()))
             self.save()
             return UserChangeResult()
         except AccessError as error:
             return UserChangeResult(str(error))
 
-    def _outcome(self, *names: bytes) -> UserChangeResult:
-        found = {name: self._by_name.get(name) for name in names}
-        return UserChangeResult(
-            rules={_text(name): None if user is None else _rule_lists(user) for name, user in found.items()}
-        )
+    def rules_of(self, names: Sequence[str]) -> dict[str, RuleLists | None]:
+        """Return the rules of users, for another process to adopt; None for one that does not exist any more."""
+        found = {name: self._by_name.get(_bytes(name)) for name in names}
+        return {name: None if user is None else _rule_lists(user) for name, user in found.items()}
 
     @property
     def rules(self) -> dict[str, RuleLists | None]:
         """The rules of all users, for another process to adopt."""
-        return self._outcome(*self._by_name).rules
+        return self.rules_of(_texts(self._by_name))
+
+    def _put(self, name: bytes, user: User | None) -> User | None:
+        """Add a user, or remove one; return the one before."""
+        self._sorted, self._loaded = [], None
+        before = self._by_name.pop(name, None)
+        if user is not None:
+            self._by_name[name] = user
+        return before
 
     def adopt(self, rules: Mapping[str, RuleLists | None]) -> None:
         """Apply the outcome of another process's change."""
+        self._loaded = None
         for text, rule_lists in rules.items():
             name = _bytes(text)
             if rule_lists is None:
-                self._by_name.pop(name, None)
+                self._put(name, None)
                 continue
             made = User.from_rule_lists(
                 name, [[_bytes(rule) for rule in rules] for rules in rule_lists], self._known_commands
             )
             if name in self._by_name:
-                self._by_name[name].copy_rules_from(made)
+                self._by_name[name].take_rules_of(made)
             else:
-                self._by_name[name] = self._with_rate_limiter(made)
+                self._put(name, self._with_rate_limiter(made))
 
     def set(self, name: bytes, rules: Sequence[bytes]) -> None:
         """Apply rules to a user, which is created if it does not exist; AccessError."""
@@ -180,45 +195,59 @@ class Users:
             raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
         if BLANK.search(name):
             raise AccessError("Usernames can't contain spaces or null characters")
+        self._loaded = None
         user = self._by_name.get(name) or self._with_rate_limiter(User(name, self._known_commands))
         try:
             user.apply_all(rules)
         except RuleError as error:
             raise AccessError(str(error)) from None
-        self._by_name[name] = user
+        if name not in self._by_name:
+            self._put(name, user)
 
     def delete(self, names: Sequence[bytes]) -> list[bytes]:
         """Delete users; return the names of those that existed. AccessError for `default`."""
         if DEFAULT_USER in names:
             raise AccessError("The 'default' user cannot be removed")
-        return [name for name in dict.fromkeys(names) if self._by_name.pop(name, None) is not None]
+        return [name for name in names if name in self._by_name and self._put(name, None) is not None]
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Replace all users by those of the file. AccessError names the wrong lines, and nothing changes."""
+    def load(self) -> list[bytes]:
+        """Replace all users by those of the file; return the names of the changed, new and removed ones.
+
+        AccessError names the wrong lines, and nothing changes.
+        """
         if self.path is None:
             raise AccessError(NO_FILE)
         try:
-            with open(self.path, "rb") as file:
-                text = file.read(FILE_BYTES_MAX + 1)
+            with open(self.path, "rb", buffering=0) as file:
+                text = file.read(READ_BYTES)
+                while len(text) <= FILE_BYTES_MAX and (more := file.read(READ_BYTES)):
+                    text += more
         except OSError as error:
             raise AccessError(f"Error loading ACLs, opening file '{self.path}': {error.strerror}") from None
         if len(text) > FILE_BYTES_MAX:
             raise AccessError(f"Error loading ACLs, file '{self.path}' is larger than {FILE_BYTES_MAX >> 20} MiB")
+        if text == self._loaded:
+            return []
         read, errors = self._read(text)
         if errors:
             raise AccessError("".join(errors) + NOTHING_CHANGED)
-        read.setdefault(DEFAULT_USER, User.default(self._known_commands))
+        if DEFAULT_USER not in read:
+            read[DEFAULT_USER] = User.default(self._known_commands)
+        changed = [name for name in self._by_name if name not in read]
         remaining = {name: user for name, user in self._by_name.items() if name in read}
         for name, user in read.items():
-            if name in remaining:
-                remaining[name].copy_rules_from(user)
-            else:
+            if name not in remaining:
                 remaining[name] = self._with_rate_limiter(user)
+                changed.append(name)
+            elif remaining[name].text != user.text:
+                remaining[name].take_rules_of(user)
+                changed.append(name)
             if not user.is_on:
                 log.info("user '%s' of %s is off: nobody can log in as it", _displayed(name), self.path)
-        self._by_name = remaining
+        self._by_name, self._sorted, self._loaded = remaining, [], text
+        return changed
 
     def _read(self, text: bytes) -> tuple[dict[bytes, User], list[str]]:
         read: dict[bytes, User] = {}
@@ -243,7 +272,7 @@ class Users:
         """Write all users to the file atomically; AccessError."""
         if self.path is None:
             raise AccessError(NO_FILE)
-        lines = [b"user %b %b\n" % (user.name, user.text) for user in self]
+        lines = [user.line + b"\n" for user in self]
         written = Path(f"{self.path}.tmp-{os.getpid()}")
         try:
             # As Redis, but readable for the owner only: password hashes can be attacked by brute force.
@@ -292,6 +321,10 @@ def _rule_lists(user: User) -> RuleLists:
 
 def _text(word: bytes) -> str:
     return word.decode("latin-1")
+
+
+def _texts(words: Iterable[bytes]) -> list[str]:
+    return [_text(word) for word in words]
 
 
 def _bytes(text: str) -> bytes:

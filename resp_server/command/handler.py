@@ -43,6 +43,7 @@ Respond = Callable[[Any, Any], Any]
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 INTEGER_MAX = 2**63 - 1
+DIGITS_MAX = len(str(INTEGER_MAX))
 
 
 class DeclarationError(Exception):
@@ -77,6 +78,8 @@ def is_integer(argument: bytes) -> bool:
 
 def integer(argument: bytes) -> int:
     """Return an argument as a 64-bit number; GenericError if it is not one."""
+    if argument.isdigit() and len(argument) < DIGITS_MAX and (not argument.startswith(b"0") or argument == b"0"):
+        return int(argument)  # most are
     if not is_integer(argument):
         raise not_an_integer()
     return int(argument)
@@ -84,9 +87,13 @@ def integer(argument: bytes) -> int:
 
 def integer_at_least(argument: bytes, minimum: int, error: str) -> int:
     """Return an argument as a 64-bit number; GenericError with this text if it is smaller, or is no number."""
-    if not is_integer(argument) or int(argument) < minimum:
+    try:
+        number = integer(argument)
+    except GenericError:
+        number = minimum - 1
+    if number < minimum:
         raise GenericError(error)
-    return int(argument)
+    return number
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ class CommandTable:
         # The encoded rows of COMMAND and COMMAND DOCS, by kind, name and protocol version; 0.6 MB for all.
         self.rows: dict[tuple[str, str, int], Frames] = {}
         self._help: dict[str, Frames] = {}
+        self._names_in: dict[str, frozenset[str]] = {}
         self._commands = {name.encode(): _row(name, each, declared) for name, each in facts.items()}
 
     def __iter__(self) -> Iterator[Command]:
@@ -151,6 +152,20 @@ class CommandTable:
     def with_subcommands(self) -> list[Command]:
         """Return all commands, each followed by its subcommands."""
         return [each for one in self for each in (one, *one.subcommands.values())]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all commands and subcommands."""
+        return frozenset(each.name for each in self.with_subcommands())
+
+    def names_in(self, category: str) -> frozenset[str]:
+        """Return the names of the commands of a category, such as `@read`, with all subcommands of its containers."""
+        found = self._names_in.get(category)
+        if found is None:
+            members = [each for each in self.with_subcommands() if category in each.facts.acl_categories]
+            found = frozenset(one.name for each in members for one in (each, *each.subcommands.values()))
+            self._names_in[category] = found
+        return found
 
     def get(self, full_name: bytes) -> Command | None:
         """Return a command by its name in any case, or a subcommand by `client|id`; None if there is none."""

@@ -15,7 +15,7 @@ from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_tex
 from resp_server.acl.users import UserChange, UserChangeResult
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.table import Command
-from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext, ok
 from resp_server.protocol.errors import GenericError, ReplyError, client_text
 from resp_server.protocol.replies import OK, Frames, Reply, ReplySet, encode
 from resp_server.session.session import RESP2
@@ -43,7 +43,7 @@ def acl_users(context: CommandContext) -> Reply:
 @command("acl|list")
 def acl_list(context: CommandContext) -> Reply:
     """Dumps the effective rules in ACL file format."""
-    return [b"user %b %b" % (user.name, user.text) for user in context.server.users]
+    return [user.line for user in context.server.users]
 
 
 @command("acl|getuser")
@@ -87,7 +87,7 @@ def acl_setuser(context: CommandContext, name: bytes, *rules: bytes) -> Reply:
 def acl_deluser(context: CommandContext, *names: OneOrMore) -> Reply:
     """Deletes ACL users, and terminates their connections."""
     change: UserChange = {"delete": [each.decode("latin-1") for each in names]}
-    return context.server.change_users(change, context.session, lambda outcome: len(_checked(outcome).rules))
+    return context.server.change_users(change, context.session, _number_changed)
 
 
 @command("acl|load")
@@ -103,11 +103,16 @@ def acl_save(context: CommandContext) -> Reply:
 
 
 def _change(context: CommandContext, change: UserChange) -> Reply:
-    def finish(outcome: UserChangeResult) -> Reply:
-        _checked(outcome)
-        return OK
+    return context.server.change_users(change, context.session, _changed)
 
-    return context.server.change_users(change, context.session, finish)
+
+def _changed(outcome: UserChangeResult) -> Reply:
+    _checked(outcome)
+    return OK
+
+
+def _number_changed(outcome: UserChangeResult) -> int:
+    return len(_checked(outcome).names)
 
 
 def _checked(outcome: UserChangeResult) -> UserChangeResult:
@@ -156,8 +161,10 @@ def _denial_text(user: User, target: Command, arguments: Sequence[bytes], denial
 def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
     """Lists recent security events generated due to ACL rules."""
     if argument is not None and argument.lower() == b"reset":
-        return context.server.gather(reset_denials, None, lambda responses: OK)
+        return context.server.gather(reset_denials, None, ok)
     count = LOG_ENTRIES if argument is None else max(0, integer(argument))
+    if context.server.workers is None and not context.server.users.denials.entries:
+        return []
     now_ms = context.server.clock()
     return context.server.gather(
         denials, None, lambda responses: [_log_row(each, now_ms) for each in merge_entries(responses)[:count]]

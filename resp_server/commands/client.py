@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, zip_longest
+from operator import itemgetter
 from typing import Annotated, Any
 
 from resp_server.command.handler import INTEGER_MAX, OneOrMore, command, integer, integer_at_least, worker_query
 from resp_server.commands.connection import client_name, library_text
-from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext, ok
 from resp_server.protocol.errors import GenericError, ReplyError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session
@@ -16,7 +18,16 @@ from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.session.tracking import TrackingState
 
 NOT_TRACKED = TrackingState()
+SIZES = (
+    "sub={0} psub={1} ssub={2} multi={3} watch={4} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={5} rbs=0 rbp=0 obl=0 oll=0 "
+    "omem={6} tot-mem={6}"
+)
+NO_SIZES = SIZES.format(0, 0, 0, -1, 0, 0, 0)
+REPLY_MODES = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SKIP_NEXT}
+# Clients' texts of CLIENT LIST: many have the same names, and none is long.
+text_of = lru_cache(1024)(client_text)
 
+TIMEOUT = b"TIMEOUT"
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 
@@ -52,13 +63,13 @@ def client_setname(context: CommandContext, name: Annotated[bytes, client_name])
 @command("client|setinfo")
 def client_setinfo(context: CommandContext, attribute: bytes, value: bytes) -> Reply:
     """Sets information specific to the client or connection."""
-    match attribute.lower():
-        case b"lib-name":
-            context.session.lib_name = library_text(attribute, value)
-        case b"lib-ver":
-            context.session.lib_ver = library_text(attribute, value)
-        case _:
-            raise GenericError(f"Unrecognized option '{client_text(attribute)}'")
+    name = attribute.lower()
+    if name == b"lib-name":
+        context.session.lib_name = library_text(attribute, value)
+    elif name == b"lib-ver":
+        context.session.lib_ver = library_text(attribute, value)
+    else:
+        raise GenericError(f"Unrecognized option '{client_text(attribute)}'")
     return OK
 
 
@@ -79,13 +90,12 @@ def client_no_touch(context: CommandContext, is_on: Switch) -> Reply:
 @command("client|reply")
 def client_reply(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to reply to commands."""
-    modes = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SKIP_NEXT}
-    if mode.upper() not in modes:
+    reply_mode, session = REPLY_MODES.get(mode.upper()), context.session
+    if reply_mode is None:
         raise syntax_error()
-    reply_mode = modes[mode.upper()]
     # SKIP has no effect after OFF.
-    if reply_mode is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:
-        context.session.set_reply_mode(reply_mode)
+    if reply_mode is not ReplyMode.SKIP_NEXT or session.reply_mode is not ReplyMode.OFF:
+        session.set_reply_mode(reply_mode)
     return OK
 
 
@@ -109,8 +119,11 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
         raise syntax_error()
 
     def merge(responses: Sequence[list[tuple[int, str]]]) -> Reply:
-        lines = dict(sorted((session_id, line) for response in responses for session_id, line in response))
-        chosen = lines.values() if ids is None else [lines[each] for each in ids if each in lines]
+        rows = sorted(chain.from_iterable(responses), key=itemgetter(0))
+        chosen: Iterable[str] = [line for _, line in rows]
+        if ids is not None:
+            lines = dict(rows)
+            chosen = [lines[each] for each in ids if each in lines]
         return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
 
     unique_ids = None if ids is None else list(dict.fromkeys(ids))
@@ -123,7 +136,7 @@ def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tupl
     sessions, ids, kind = server.sessions, filters["ids"], filters["kind"]
     chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
     now_ms = server.clock()
-    return [(each.id, client_line(server, each, now_ms)) for each in chosen if kind in ("", kind_of(each))]
+    return [(each.id, client_line(server, each, now_ms)) for each in chosen if not kind or kind == kind_of(each)]
 
 
 def kind_of(session: Session) -> str:
@@ -146,28 +159,34 @@ def _session_id(argument: bytes) -> int:
 
 def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     """Return a connection's line of CLIENT LIST. Fields about Redis' own buffers are 0."""
-    transaction, subscribed = session.transaction, session.subscriptions
-    queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
-    channels = patterns = shard_channels = 0
-    if subscribed is not None:
-        channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
     state = session.tracking_state or NOT_TRACKED
-    output_bytes = server.clients.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
-        f"name={client_text(session.name) if session.name else ''} age={(now_ms - session.created_ms) // 1000} "
+        f"name={text_of(session.name)} age={(now_ms - session.created_ms) // 1000} "
         f"idle={(now_ms - session.active_ms) // 1000} flags={_flags(session, state)} db={session.db} "
-        f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
-        f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
-        f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
-        f"user={client_text(session.user.name)} redir={state.redirect if state.is_on else -1} "
-        f"resp={session.protocol} lib-name={client_text(session.lib_name)} lib-ver={client_text(session.lib_ver)} "
+        f"{_sizes(session, server.clients.output_bytes(session.id))} events=r cmd={session.last_command or 'NULL'} "
+        f"user={text_of(session.user.name)} redir={state.redirect if state.is_on else -1} "
+        f"resp={session.protocol} lib-name={text_of(session.lib_name)} lib-ver={text_of(session.lib_ver)} "
         f"tot-net-in={session.input_bytes} tot-net-out={session.output_bytes} tot-cmds={session.calls}\n"
     )
 
 
+def _sizes(session: Session, output_bytes: int) -> str:
+    """Return the fields with the sizes of what a connection has; most have nothing."""
+    transaction, subscribed = session.transaction, session.subscriptions
+    if transaction is None and subscribed is None and not session.watched and not output_bytes:
+        return NO_SIZES
+    queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
+    channels = patterns = shard_channels = 0
+    if subscribed is not None:
+        channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
+    return SIZES.format(channels, patterns, shard_channels, queued, len(session.watched), queued_bytes, output_bytes)
+
+
 def _flags(session: Session, state: TrackingState) -> str:
     """Return the letters of a connection's flags."""
+    if session.can_use_fast_path and not (session.is_readonly or session.is_no_evict or session.is_no_touch):
+        return "N"  # it has none of the others, either
     flags = "O" * session.is_monitor + "b" * session.is_paused + "P" * (session.subscriptions is not None)
     flags += "x" * (session.transaction is not None)
     if state is not NOT_TRACKED:
@@ -178,17 +197,20 @@ def _flags(session: Session, state: TrackingState) -> str:
 @command("client|kill")
 def client_kill(context: CommandContext, *arguments: OneOrMore) -> Reply:
     """Terminates open connections."""
+    server, own_id = context.server, context.session.id
+    if len(arguments) == 2 and server.workers is None and arguments[0].lower() == b"id":  # as most clients do
+        session_id = _kill_id(arguments[1])
+        is_other = session_id != own_id and session_id in server.sessions
+        if is_other:
+            server.clients.cut(session_id)
+        return int(is_other)
     is_old_form = len(arguments) == 1
     # With the old form, a client may kill itself.
-    filters = (
-        {"skipme": False, "addr": client_text(arguments[0])}
-        if is_old_form
-        else _kill_options(context.server, arguments)
-    )
+    filters = {"skipme": False, "addr": client_text(arguments[0])} if is_old_form else _kill_options(server, arguments)
 
     def merge(responses: Sequence[list[int]]) -> Reply:
-        killed = [each for response in responses for each in response]
-        if context.session.id in killed:
+        killed = responses[0] if len(responses) == 1 else [each for response in responses for each in response]
+        if own_id in killed:
             context.session.close()  # the caller still gets the reply
         if not is_old_form:
             return len(killed)
@@ -196,20 +218,26 @@ def client_kill(context: CommandContext, *arguments: OneOrMore) -> Reply:
             raise GenericError("No such client")
         return OK
 
-    return context.server.gather(kill_clients, filters | {"caller": context.session.id}, merge)
+    filters["caller"] = own_id
+    return server.gather(kill_clients, filters, merge)
 
 
 def _kill_options(server: ServerContext, arguments: Sequence[bytes]) -> dict[str, Any]:
     """Parse the filters; a client is closed if it passes all. Of a repeated filter, the last one counts."""
     filters: dict[str, Any] = {"skipme": True}
     for option, argument in zip_longest(arguments[::2], arguments[1::2]):
-        name = option.decode("latin-1").lower()
-        if argument is None or name not in KILL_FILTERS:
+        found = KILL_FILTERS.get(option.lower())
+        if argument is None or found is None:
             raise syntax_error()
+        name, convert = found
         if name == "user" and server.users.get(argument) is None:
             raise GenericError(f"No such user '{client_text(argument)}'")
-        filters[name] = KILL_FILTERS[name](argument)
+        filters[name] = convert(argument)
     return filters
+
+
+def _kill_id(argument: bytes) -> int:
+    return integer_at_least(argument, 1, "client-id should be greater than 0")
 
 
 def _kill_age_s(argument: bytes) -> int:
@@ -228,37 +256,42 @@ def _kill_skipme(argument: bytes) -> bool:
     return argument.upper() == b"YES"
 
 
-KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
-    "id": lambda argument: integer_at_least(argument, 1, "client-id should be greater than 0"),
-    "maxage": _kill_age_s,
-    "type": lambda argument: _client_type(argument).decode(),
-    "addr": client_text,
-    "laddr": client_text,
-    "user": client_text,
-    "skipme": _kill_skipme,
+# By the option's name as bytes: the name, and the function that converts the argument.
+KILL_FILTERS: Mapping[bytes, tuple[str, Callable[[bytes], Any]]] = {
+    b"id": ("id", _kill_id),
+    b"maxage": ("maxage", _kill_age_s),
+    b"type": ("type", lambda argument: _client_type(argument).decode()),
+    b"addr": ("addr", client_text),
+    b"laddr": ("laddr", client_text),
+    b"user": ("user", client_text),
+    b"skipme": ("skipme", _kill_skipme),
 }
 
 
 @worker_query("kill clients")
 def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]:
     """Close the connections that pass all filters, and return their ids; the caller's own is listed but not closed."""
-    now_ms = server.clock()
-    killed = [each.id for each in server.sessions.values() if _passes_filters(each, filters, now_ms)]
+    chosen: Iterable[Session] = server.sessions.values()
+    if "id" in filters:
+        session = server.sessions.get(filters["id"])
+        chosen = () if session is None else (session,)
+    # A filter that is not given is not looked at: there may be many clients.
+    born_ms = server.clock() - filters["maxage"] * 1000 if "maxage" in filters else INTEGER_MAX
+    killed = [each.id for each in chosen if _passes_filters(each, filters, born_ms)]
     for session_id in killed:
         if session_id != filters["caller"]:
             server.clients.cut(session_id)
     return killed
 
 
-def _passes_filters(session: Session, filters: Mapping[str, Any], now_ms: int) -> bool:
-    kind = kind_of(session)
+def _passes_filters(session: Session, filters: Mapping[str, Any], born_ms: int) -> bool:
+    """Return whether a client passes all filters but that by id. born_ms: the latest time at which it connected."""
     return (
         filters.get("addr", session.address) == session.address
         and filters.get("laddr", session.local_address) == session.local_address
-        and filters.get("type", kind) == kind
-        and filters.get("user", client_text(session.user.name)) == client_text(session.user.name)
-        and filters.get("id", session.id) == session.id
-        and (now_ms - session.created_ms) // 1000 >= filters.get("maxage", 0)
+        and ("type" not in filters or filters["type"] == kind_of(session))
+        and ("user" not in filters or filters["user"] == text_of(session.user.name))
+        and session.created_ms <= born_ms
         and not (filters["skipme"] and session.id == filters["caller"])
     )
 
@@ -266,7 +299,8 @@ def _passes_filters(session: Session, filters: Mapping[str, Any], now_ms: int) -
 @command("client|pause")
 def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") -> Reply:
     """Suspends commands processing."""
-    if mode.upper() not in (b"WRITE", b"ALL"):
+    is_for_writes = mode.upper() == b"WRITE"
+    if not is_for_writes and mode.upper() != b"ALL":
         raise GenericError("CLIENT PAUSE mode must be WRITE or ALL")
     try:
         timeout_ms = integer(timeout)
@@ -275,8 +309,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
     if timeout_ms < 0:
         raise GenericError("timeout is negative")
     until_ms = min(context.server.clock() + timeout_ms, INTEGER_MAX)
-    pause = {"until_ms": until_ms, "is_for_writes": mode.upper() == b"WRITE"}
-    return context.server.gather(pause_clients, pause, lambda responses: OK)
+    return context.server.gather(pause_clients, {"until_ms": until_ms, "is_for_writes": is_for_writes}, ok)
 
 
 @worker_query("pause clients")
@@ -288,7 +321,7 @@ def pause_clients(server: ServerContext, pause: Mapping[str, Any]) -> None:
 @command("client|unpause")
 def client_unpause(context: CommandContext) -> Reply:
     """Resumes processing commands from paused clients."""
-    return context.server.gather(unpause_clients, None, lambda responses: OK)
+    return context.server.gather(unpause_clients, None, ok)
 
 
 @worker_query("unpause clients")
@@ -298,9 +331,9 @@ def unpause_clients(server: ServerContext, nothing: None) -> None:
 
 
 @command("client|unblock")
-def client_unblock(context: CommandContext, client: bytes, reason: bytes = b"TIMEOUT") -> Reply:
+def client_unblock(context: CommandContext, client: bytes, reason: bytes = TIMEOUT) -> Reply:
     """Unblocks a client blocked by a blocking command from a different connection."""
-    if reason.upper() not in (b"TIMEOUT", b"ERROR"):
+    if reason is not TIMEOUT and reason.upper() not in (TIMEOUT, b"ERROR"):
         raise GenericError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
     integer(client)  # checked after the reason, as in Redis
     return 0  # no command blocks

@@ -132,12 +132,15 @@ def _keys(context: CommandContext, request: Sequence[bytes]) -> list[tuple[bytes
         target = context.server.table.find(request)
     except ReplyError:
         raise GenericError("Invalid command specified") from None
-    if all("not_key" in spec["flags"] for spec in target.facts.key_specs):
+    single = target.single_key_at
+    if not single and all("not_key" in spec["flags"] for spec in target.facts.key_specs):
         raise GenericError("The command has no key arguments")
     try:
         target.check_arity(request)
     except ReplyError:
         raise GenericError("Invalid number of arguments specified for command") from None
+    if single:
+        return [(request[single], target.facts.key_specs[0]["flags"])]
     keys = keys_of(target.facts, request) or []
     if not keys and "no_mandatory_keys" not in target.facts.flags:
         raise GenericError("Invalid arguments specified for command")

@@ -7,11 +7,12 @@ A modifiable setting is a row of `settings.server`, so it is a field of `ServerC
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from resp_server.command.handler import OneOrMore, command, worker_query
 from resp_server.net.listeners import ACCEPTS_PER_ROUND
-from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.context import CommandContext, ServerContext, ok
 from resp_server.protocol.errors import GenericError, client_text, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
@@ -31,6 +32,7 @@ class Readable(NamedTuple):
     render: Callable[[ServerContext], str]
     row: Setting | None = None
     is_immutable: bool = False
+    parse: Callable[[bytes], Any] | None = None
 
 
 def constant(value: str) -> Readable:
@@ -45,7 +47,9 @@ def immutable(render: Callable[[ServerContext], str]) -> Readable:
 
 def of_row(row: Setting, config: InConfig) -> Readable:
     """Return the setting of a row, which is a field of ServerConfig."""
-    return Readable(lambda server: config.render(getattr(server.config, row.name)), row, not row.is_modifiable)
+    return Readable(
+        lambda server: config.render(getattr(server.config, row.name)), row, not row.is_modifiable, config.parse
+    )
 
 
 def _port(server: ServerContext) -> str:
@@ -89,10 +93,15 @@ def settings_of(server: ServerContext) -> Mapping[str, Readable]:
     """Return the settings of a server; some exist only with TLS or in a cluster."""
     if server.config.tls is None and server.cluster is None:
         return SETTINGS
+    return _settings(server.config.tls is not None, server.cluster is not None)
+
+
+@cache
+def _settings(has_tls: bool, is_node: bool) -> Mapping[str, Readable]:
     settings = dict(SETTINGS)
-    if server.config.tls is not None:
+    if has_tls:
         settings |= {name: tls_file(field) for name, field in TLS_FIELDS.items()}
-    if server.cluster is not None:
+    if is_node:
         # A node serves its slots while other slots have no owner.
         settings["cluster-require-full-coverage"] = constant("no")
     return settings
@@ -141,39 +150,50 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
     """Sets configuration parameters in-flight."""
     if len(more) % 2:
         raise syntax_error()
-    changes = _changes(context.server, [(name, value), *zip(more[::2], more[1::2], strict=True)])
-    changed = sorted({*context.server.config.changed_fields, *changes})
-    return context.server.gather(configure, {**changes, "changed_fields": changed}, lambda responses: OK)
+    server = context.server
+    pairs = ((name, value), *zip(more[::2], more[1::2], strict=True)) if more else ((name, value),)
+    changes = _changes(server, pairs)
+    if server.workers is None and _has_values(server.config, changes):
+        return OK
+    changed = sorted({*server.config.changed_fields, *changes})
+    return server.gather(configure, {**changes, "changed_fields": changed}, ok)
+
+
+def _has_values(config: ServerConfig, changes: Mapping[str, Any]) -> bool:
+    """Return whether CONFIG SET has set these values before. A password also resets the default user."""
+    fields = config.changed_fields
+    for name, value in changes.items():
+        if name == "password" or name not in fields or getattr(config, name) != value:
+            return False
+    return True
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
     """Return the new values of ServerConfig's fields; GenericError for the first invalid pair, and nothing changes."""
     settings = settings_of(server)
-    names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
-    for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
-        if name not in settings:
+    values: dict[str, bytes] = {}
+    for as_typed, value in pairs:
+        name = as_typed.decode("utf-8", "replace").lower()
+        setting = settings.get(name)
+        if setting is None:
             raise GenericError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
-        if settings[name].is_immutable:
+        if setting.is_immutable:
             raise _failed(client_text(as_typed), "can't set immutable config")
-        if name in names[:at]:
+        if name in values:
             raise _failed(client_text(as_typed), "duplicate parameter")
+        values[name] = value
     changes: dict[str, Any] = {}
-    for name, (_, value) in zip(names, pairs, strict=True):
-        row = settings[name].row
-        if row is not None:
+    for name, value in values.items():
+        setting = settings[name]
+        if setting.parse is not None and setting.row is not None:
             try:
-                changes |= change_of(row, value, server.config)
+                parsed = setting.parse(value)
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-        elif value.decode("utf-8", "replace") != settings[name].render(server):
+            changes[setting.row.name] = setting.row.joined(getattr(server.config, setting.row.name), parsed)
+        elif value.decode("utf-8", "replace") != setting.render(server):
             raise _failed(name, "can't set immutable config")
     return changes
-
-
-def change_of(row: Setting, value: bytes, config: ServerConfig) -> Mapping[str, Any]:
-    """Return the field of ServerConfig that a modifiable setting changes, with its new value; SettingError."""
-    assert row.config is not None and row.config.parse is not None
-    return {row.name: row.joined(getattr(config, row.name), row.config.parse(value))}
 
 
 def _failed(name: str, reason: str) -> GenericError:
@@ -190,7 +210,7 @@ def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
 @command("config|resetstat")
 def config_resetstat(context: CommandContext) -> Reply:
     """Resets the server's statistics."""
-    return context.server.gather(reset_statistics, None, lambda responses: OK)
+    return context.server.gather(reset_statistics, None, ok)
 
 
 @worker_query("reset statistics")

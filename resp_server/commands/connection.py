@@ -17,6 +17,7 @@ from resp_server.protocol.errors import (
     syntax_error,
 )
 from resp_server.protocol.replies import OK, Frames, Reply, encode
+from resp_server.session.session import RESP2
 from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 
@@ -25,6 +26,7 @@ INT32_MAX = 2**31 - 1
 # A client's name, and its library's name and version (guess: Redis has no limit).
 CLIENT_NAME_BYTES_MAX = 256
 VERSION_OF_REDIS, OWN_VERSION = REDIS_VERSION.encode(), VERSION.encode()
+RESET = Frames(encode("RESET", RESP2))
 PRINTABLE = re.compile(rb"[!-~]*")
 
 
@@ -65,9 +67,11 @@ def quit_(context: CommandContext, *ignored: bytes) -> Reply:
 @command("reset")
 def reset(context: CommandContext) -> Reply:
     """Resets the connection."""
-    context.server.leave(context.session)
-    context.session.restart()
-    return "RESET"
+    session, server = context.session, context.server
+    if not session.is_as_new or server.leave_upstream is not None or server.notifications.knows(session):
+        server.leave(session)
+        session.restart()
+    return RESET
 
 
 @command("auth")

@@ -7,7 +7,7 @@ together count with their mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -52,41 +52,48 @@ def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
 @worker_query("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
-    removed = [
-        name
-        for name in names or list(server.slow_requests.latency.by_name)
-        if name in server.slow_requests.latency.by_name
-    ]
-    server.slow_requests.latency.reset(removed)
+    latency = server.slow_requests.latency
+    removed = [name for name in names or latency.by_name if name in latency.by_name]
+    latency.reset(removed)
     return removed
+
+
+def _of_events(context: CommandContext, make: Callable[[LatencyEvents], Reply]) -> Reply:
+    """Return a reply about the events of all processes."""
+    server = context.server
+    if server.workers is None:
+        return make(server.slow_requests.latency)
+    return server.gather(latency_events, None, lambda responses: make(LatencyEvents.merged(responses)))
 
 
 @command("latency|latest")
 def latency_latest(context: CommandContext) -> Reply:
     """Returns the latest latency samples for all events."""
+    return _of_events(context, _latest)
 
-    def merge(responses: Sequence[Any]) -> Reply:
-        events = LatencyEvents.merged(responses).by_name.items()
-        return [[name.encode(), *event.samples[-1], event.max_ms] for name, event in events]
 
-    return context.server.gather(latency_events, None, merge)
+def _latest(events: LatencyEvents) -> Reply:
+    return [[name.encode(), *event.samples[-1], event.max_ms] for name, event in events.by_name.items()]
 
 
 @command("latency|history")
 def latency_history(context: CommandContext, event: bytes) -> Reply:
     """Returns timestamp-latency samples for an event."""
 
-    def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.merged(responses).by_name.get(event.decode("latin-1"))
+    def make(events: LatencyEvents) -> Reply:
+        recorded = events.by_name.get(event.decode("latin-1"))
         return [] if recorded is None else [list(sample) for sample in recorded.samples]
 
-    return context.server.gather(latency_events, None, merge)
+    return _of_events(context, make)
 
 
 @command("latency|reset")
 def latency_reset(context: CommandContext, *events: bytes) -> Reply:
     """Resets the latency data for one or more events."""
     names = [event.decode("latin-1") for event in events]
+    if context.server.workers is None:
+        latency = context.server.slow_requests.latency
+        return latency.reset(names or list(latency.by_name))
 
     def merge(responses: Sequence[list[str]]) -> Reply:
         return len({name for response in responses for name in response})
@@ -97,15 +104,16 @@ def latency_reset(context: CommandContext, *events: bytes) -> Reply:
 @command("latency|graph")
 def latency_graph(context: CommandContext, event: bytes) -> Reply:
     """Returns a latency graph for an event."""
-    now_s = context.server.clock() // 1000
 
-    def merge(responses: Sequence[Any]) -> Reply:
-        recorded = LatencyEvents.merged(responses).by_name.get(event.decode("latin-1"))
+    def make(events: LatencyEvents) -> Reply:
+        recorded = events.by_name.get(event.decode("latin-1"))
         if recorded is None:
             raise GenericError(f"No samples available for event '{client_text(event)}'")
-        return Verbatim(graph(client_text(event), recorded, now_s).encode("utf-8", "surrogateescape"))
+        return Verbatim(
+            graph(client_text(event), recorded, context.server.clock() // 1000).encode("utf-8", "surrogateescape")
+        )
 
-    return context.server.gather(latency_events, None, merge)
+    return _of_events(context, make)
 
 
 def graph(name: str, event: LatencyTimeSeries, now_s: int) -> str:
@@ -143,9 +151,7 @@ def _age(seconds: int) -> str:
 def latency_doctor(context: CommandContext) -> Reply:
     """Returns a human-readable latency analysis report."""
     is_monitored = context.server.config.latency_monitor_threshold > 0
-    return context.server.gather(
-        latency_events, None, lambda responses: Verbatim(report(LatencyEvents.merged(responses), is_monitored).encode())
-    )
+    return _of_events(context, lambda events: Verbatim(report(events, is_monitored).encode()))
 
 
 def report(events: LatencyEvents, is_monitored: bool) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from resp_server.command.handler import command, worker_query
 from resp_server.commands.info import process_memory
 from resp_server.metrics.process_stats import ProcessStats
-from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.protocol.replies import OK, Frames, Reply, Verbatim, encode
+from resp_server.pipeline.context import CommandContext, ServerContext, ok
+from resp_server.protocol.replies import Frames, Reply, Verbatim, encode
 from state_backend.process_memory import release_free_memory
 
 # MEMORY DOCTOR does not report below this size, as in Redis.
@@ -154,7 +154,7 @@ def memory_malloc_stats(context: CommandContext) -> Reply:
 @command("memory|purge")
 def memory_purge(context: CommandContext) -> Reply:
     """Asks the allocator to release memory."""
-    return context.server.gather(purge, None, lambda responses: OK)
+    return context.server.gather(purge, None, ok)
 
 
 @worker_query("purge")

@@ -14,11 +14,19 @@ from resp_server.protocol.errors import GenericError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
 from resp_server.push.message_bus import POST, post_of
-from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.push.pubsub import VERBS
+from resp_server.session.session import RESP2, RESP3
+from resp_server.session.subscriptions import CHANNEL, PATTERN, SHARD, SubscriptionKind, subscription_reply
 from resp_server.settings.event_classes import ClassesError, classes_of
 
 # Channel names of a reply that is made at once (guess: well below a millisecond); more are sent in steps.
 NAMES_AT_ONCE = 1_024
+# The replies to UNSUBSCRIBE and the like, without names, to clients that have no subscriptions.
+NOT_SUBSCRIBED = {
+    (kind, protocol): Frames(subscription_reply(verbs[1], None, 0, protocol))
+    for kind, verbs in VERBS.items()
+    for protocol in (RESP2, RESP3)
+}
 # Bytes of channel names that one process sends to another.
 NAMES_BYTES_MAX = 8 << 20
 
@@ -26,37 +34,37 @@ NAMES_BYTES_MAX = 8 << 20
 @command("subscribe")
 def subscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to channels."""
-    return _subscribe(context, SubscriptionKind.CHANNEL, channels)
+    return _subscribe(context, CHANNEL, channels)
 
 
 @command("psubscribe")
 def psubscribe(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Listens for messages published to channels that match one or more patterns."""
-    return _subscribe(context, SubscriptionKind.PATTERN, patterns)
+    return _subscribe(context, PATTERN, patterns)
 
 
 @command("ssubscribe")
 def ssubscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to shard channels."""
-    return _subscribe(context, SubscriptionKind.SHARD, channels)
+    return _subscribe(context, SHARD, channels)
 
 
 @command("unsubscribe")
 def unsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to channels."""
-    return _unsubscribe(context, SubscriptionKind.CHANNEL, channels)
+    return _unsubscribe(context, CHANNEL, channels)
 
 
 @command("punsubscribe")
 def punsubscribe(context: CommandContext, *patterns: bytes) -> Reply:
     """Stops listening to messages published to channels that match one or more patterns."""
-    return _unsubscribe(context, SubscriptionKind.PATTERN, patterns)
+    return _unsubscribe(context, PATTERN, patterns)
 
 
 @command("sunsubscribe")
 def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to shard channels."""
-    return _unsubscribe(context, SubscriptionKind.SHARD, channels)
+    return _unsubscribe(context, SHARD, channels)
 
 
 def _subscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
@@ -67,6 +75,8 @@ def _subscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[
 def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
     subscribed = context.session.subscriptions
+    if not names and subscribed is None and not context.session.replies_suppressed:
+        return NOT_SUBSCRIBED[kind, context.session.protocol]
     if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
         return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, has_effect=True)
     return message_bus.subscription_reply(context.session, message_bus.pubsub.unsubscribe(context.session, kind, names))
@@ -83,13 +93,13 @@ def _unsubscribing(
 @command("publish")
 def publish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Posts a message to a channel."""
-    return context.server.message_bus.publish(context.session, SubscriptionKind.CHANNEL, channel, message)
+    return context.server.message_bus.publish(context.session, CHANNEL, channel, message)
 
 
 @command("spublish")
 def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Post a message to a shard channel"""
-    return context.server.message_bus.publish(context.session, SubscriptionKind.SHARD, channel, message)
+    return context.server.message_bus.publish(context.session, SHARD, channel, message)
 
 
 @command(
@@ -109,7 +119,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
 )
 def state_publish(context: CommandContext, kind: bytes, name: bytes, message: bytes) -> Reply:
     """Posts a message to this node's clients only, on behalf of another node of the cluster."""
-    kinds = {b"CHANNEL": SubscriptionKind.CHANNEL, b"SHARD": SubscriptionKind.SHARD}
+    kinds = {b"CHANNEL": CHANNEL, b"SHARD": SHARD}
     if kind.upper() not in kinds:
         raise GenericError("STATE PUBLISH is for CHANNEL or SHARD")
     return context.server.message_bus.publish(context.session, kinds[kind.upper()], name, message, is_forwarded=False)
@@ -137,31 +147,31 @@ def post(server: ServerContext, argument: dict[str, str]) -> Reply:
 @command("pubsub|channels")
 def pubsub_channels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active channels."""
-    return _active_channels(context, SubscriptionKind.CHANNEL, pattern)
+    return _active_channels(context, CHANNEL, pattern)
 
 
 @command("pubsub|shardchannels")
 def pubsub_shardchannels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active shard channels."""
-    return _active_channels(context, SubscriptionKind.SHARD, pattern)
+    return _active_channels(context, SHARD, pattern)
 
 
 @command("pubsub|numsub")
 def pubsub_numsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns a count of subscribers to channels."""
-    return _subscriber_counts(context, SubscriptionKind.CHANNEL, channels)
+    return _subscriber_counts(context, CHANNEL, channels)
 
 
 @command("pubsub|shardnumsub")
 def pubsub_shardnumsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns the count of subscribers of shard channels."""
-    return _subscriber_counts(context, SubscriptionKind.SHARD, channels)
+    return _subscriber_counts(context, SHARD, channels)
 
 
 @command("pubsub|numpat")
 def pubsub_numpat(context: CommandContext) -> Reply:
     """Returns a count of unique pattern subscriptions."""
-    return _gather_names(context, SubscriptionKind.PATTERN, len)
+    return _gather_names(context, PATTERN, len)
 
 
 @command("pubsub|help")

@@ -61,8 +61,12 @@ def lastsave(context: CommandContext) -> Reply:
 
 def last_save_s(context: CommandContext) -> int:
     """Return when the newest visible epoch was committed, in Unix seconds; without one, when the server started."""
-    times = [snapshot.applied.clock_ms for _, snapshot in context.jobs.snapshots() if snapshot.applied.epoch >= 0]
-    return max(times, default=context.server.process.started_ms) // 1000
+    newest_ms = None
+    for _, snapshot in context.jobs.snapshots():
+        applied = snapshot.applied
+        if applied.epoch >= 0 and (newest_ms is None or applied.clock_ms > newest_ms):
+            newest_ms = applied.clock_ms
+    return (context.server.process.started_ms if newest_ms is None else newest_ms) // 1000
 
 
 @command("lolwut")

@@ -13,8 +13,8 @@ from typing import Any
 
 from resp_server.command.handler import command, integer_at_least, worker_query
 from resp_server.metrics.slow_log import SlowRequest
-from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.protocol.replies import OK, Reply
+from resp_server.pipeline.context import CommandContext, ServerContext, ok
+from resp_server.protocol.replies import Reply
 
 COUNT = 10
 
@@ -27,13 +27,20 @@ def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
         requested = integer_at_least(count, -1, "count should be greater than or equal to -1")
     entries_max = context.server.config.slowlog_max_len
     count_max = entries_max if requested < 0 else min(requested, entries_max)
+    if context.server.workers is None:
+        return _rows(context.server.slow_requests.log.newest(count_max))
 
     def merge(responses: Sequence[list[list[Any]]]) -> Reply:
         found = [SlowRequest.from_json(each) for response in responses for each in response]
-        found.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
-        return [_row(each) for each in found[:count_max]]
+        return _rows(found)[:count_max]
 
     return context.server.gather(slow_requests, count_max, merge)
+
+
+def _rows(entries: list[SlowRequest]) -> list[Reply]:
+    """Return rows of requests, the newest first."""
+    entries.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
+    return [_row(each) for each in entries]
 
 
 def _row(entry: SlowRequest) -> Reply:
@@ -69,7 +76,7 @@ def slow_count(server: ServerContext, nothing: None) -> int:
 @command("slowlog|reset")
 def slowlog_reset(context: CommandContext) -> Reply:
     """Clears all entries from the slow log."""
-    return context.server.gather(clear_slow_requests, None, lambda responses: OK)
+    return context.server.gather(clear_slow_requests, None, ok)
 
 
 @worker_query("clear slow requests")

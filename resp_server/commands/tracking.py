@@ -95,10 +95,13 @@ class TrackingOptions:
         server.tracking.begin(client, prefixes)
 
 
+NO_OPTIONS = TrackingOptions()
+
+
 @command("client|tracking")
 def client_tracking(context: CommandContext, switch: bytes, *arguments: bytes) -> Reply:
     """Controls server-assisted client-side caching for the connection."""
-    options = TrackingOptions.of(arguments)
+    options = TrackingOptions.of(arguments) if arguments else NO_OPTIONS
     server, session = context.server, context.session
     is_remote = options.redirect and options.redirect not in server.sessions
 

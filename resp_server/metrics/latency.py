@@ -43,7 +43,7 @@ class LatencyEvents:
 
     def reset(self, names: Iterable[str]) -> int:
         """Remove events; return the number of removed kinds."""
-        return sum(self.by_name.pop(name, None) is not None for name in names)
+        return sum([self.by_name.pop(name, None) is not None for name in names])
 
     def to_json(self) -> dict[str, tuple[int, list[LatencySample]]]:
         """Return the events as JSON, for another process of the server."""

@@ -141,8 +141,9 @@ class Stats:
 
     def count_error(self, code: str, count: int = 1) -> None:
         """Count error replies under their code."""
-        if code in self.errors or len(self.errors) < ERROR_CODES_MAX:
-            self.errors[code] += count
+        errors = self.errors
+        if code in errors or len(errors) < ERROR_CODES_MAX:
+            errors[code] += count
 
     @property
     def round_ns(self) -> float:
@@ -167,7 +168,9 @@ class Stats:
         """Count from zero again; the `CommandStats` objects stay the same."""
         self.collect()
         for command_stats in self.commands.values():
-            if command_stats.is_used:
+            if (
+                command_stats.calls or command_stats.rejected or command_stats.failed
+            ):  # not `is_used`: there are hundreds
                 command_stats.reset()
         for name in SUMS:
             setattr(self, name, 0)

@@ -212,6 +212,7 @@ cdef class Core:
     cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2
     cdef int insert(self, size_t before, const char* head, size_t size) except -2
     cdef int reply_of_keys(self, Request* request) except -2
+    cdef int reply_of_slot(self, Request* request) except -2
     cdef bint is_listed(self)
     cdef int64_t size_of(self, const Record* record) noexcept
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2
@@ -241,7 +242,7 @@ cdef class ConnectionFields:
 cdef class CalledCommand:
     cdef object command, command_stats, function, name, converters, is_own
     cdef size_t name_words, least, most
-    cdef bint takes_words, keeps_caching, is_for_subscribers
+    cdef bint takes_words, keeps_caching, is_for_subscribers, has_slot
     cdef uint64_t calls, nanoseconds
     cdef uint64_t times[64]
     cdef int collect(self) except -1

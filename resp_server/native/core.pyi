@@ -27,6 +27,8 @@ class CalledCommand:
         converters: Sequence[Callable[[bytes], Any] | None] | None,
         keeps_caching: bool,
         is_for_subscribers: bool,
+        has_slot: bool,
+        is_own: Any,
     ) -> None: ...
 
 class FastPath:

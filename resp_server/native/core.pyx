@@ -44,7 +44,7 @@ from state_backend.native.lookup cimport (
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.errors import no_frequency
 from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
-from resp_server.protocol.replies import Frames, OK, Pending, Sliced, Verbatim, encode
+from resp_server.protocol.replies import Frames, OK, Pending, ReplySet, Sliced, Verbatim, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
 from state_backend.model.errors import StoreError
@@ -157,6 +157,8 @@ ROWS = (
     (b"scan", 1, 5, ANY_KIND, ALL_KEYS, TEXTS, True),
     (b"keys", 1, 1, ANY_KIND, ALL_KEYS, ALL_TEXTS, True),
     (b"randomkey", 0, 0, ANY_KIND, ALL_KEYS, ONE_TEXT, True),
+    (b"cluster|countkeysinslot", 1, 1, ANY_KIND, ALL_KEYS, LENGTHS, False),
+    (b"cluster|getkeysinslot", 2, 2, ANY_KIND, ALL_KEYS, FIELDS, True),
     (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
     (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
     (b"discard", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
@@ -292,6 +294,15 @@ cdef bint put_reply(Output* out, reply, bint is_resp3) except -1:
         for name, each in (<dict>reply).items():
             if not (put_reply(out, name, is_resp3) and put_reply(out, each, is_resp3)):
                 return False
+    elif kind is ReplySet:
+        put_line(out, c"~" if is_resp3 else c"*", len(reply))
+        for each in reply:
+            if not put_reply(out, each, is_resp3):
+                return False
+    elif kind is str:
+        put(out, b"+", 1)
+        put_text(out, (<str>reply).encode("utf-8", "surrogateescape"))
+        put(out, b"\r\n", 2)
     elif kind is Frames:
         put_text(out, reply.frames)
     elif kind is Verbatim:
@@ -552,6 +563,18 @@ cdef class JobPages:
         self.name = name
         self.prefix = name.encode()
         self.renewal = self.watch_renewal = 0
+
+
+cdef int has_key(const Walk* walk, int64_t now_ms) noexcept nogil:
+    """Return LIVE if the record at a walk's place has a key at this clock reading, ABSENT if it expired; GENERAL: undecided."""
+    cdef const uint8_t* record = walk.lookup.record
+    cdef size_t size = walk.lookup.size
+    if size < HEADER_BYTES or u32(record) > size - HEADER_BYTES:
+        return GENERAL
+    size -= HEADER_BYTES + u32(record)
+    if record[FORM_AT] == LARGE_MAP and (size < 32 or 0 < <int64_t>u64(record + HEADER_BYTES + u32(record) + 24) <= now_ms):
+        return GENERAL  # some fields have expired, perhaps all
+    return ABSENT if 0 < <int64_t>u64(record + EXPIRY_AT) <= now_ms else LIVE
 
 
 cdef class Core:
@@ -1323,6 +1346,8 @@ cdef class Core:
             return self.watch_keys(request) if row.shape == WATCHED else self.reply_to_keys(request)
         if row.part == COMBINED:
             return self.reply_of_sets(request)
+        if row.part == ALL_KEYS and row.shape in (LENGTHS, FIELDS):
+            return self.reply_of_slot(request)
         if row.part <= ALL_KEYS:
             return self.reply_of_keys(request) if row.is_array and row.part == ALL_KEYS else self.reply_without_key(request)
         found = self.read_key(request.first_lookup, word, &record)
@@ -1702,13 +1727,13 @@ cdef class Core:
         cdef int shape = rows[request.command].shape
         cdef Word* words = &self.words[request.first_word]
         cdef const Word* pattern = NULL
-        cdef int64_t cursor = 0, wanted = SCAN_COUNT, left, visits = 0, count = 0, expire_at_ms, now_ms
+        cdef int64_t cursor = 0, wanted = SCAN_COUNT, left, visits = 0, count = 0, now_ms
         cdef uint64_t last = 0, next_cursor = 0, steps = 0
-        cdef size_t before = out.used, visited = 0, at = 1, size
+        cdef size_t before = out.used, visited = 0, at = 1
         cdef Pages pages
         cdef Walk walk
         cdef const uint8_t* record
-        cdef int found, form
+        cdef int found, has
         cdef char head[NUMBER_LINE_BYTES]
         while at < request.words:
             if at + 1 == request.words:
@@ -1738,15 +1763,12 @@ cdef class Core:
                 break
             if visits and walk.lookup.high <= last:
                 return GENERAL  # damaged
-            record, size = walk.lookup.record, walk.lookup.size
-            last, visits, visited = walk.lookup.high, visits + 1, visited + size
-            if visited > VISITED_BYTES_MAX or size < HEADER_BYTES or u32(record) > size - HEADER_BYTES:
+            record = walk.lookup.record
+            last, visits, visited = walk.lookup.high, visits + 1, visited + walk.lookup.size
+            has = has_key(&walk, now_ms)
+            if visited > VISITED_BYTES_MAX or has == GENERAL:
                 return GENERAL
-            form, expire_at_ms = record[FORM_AT], <int64_t>u64(record + EXPIRY_AT)
-            size -= HEADER_BYTES + u32(record)
-            if form == LARGE_MAP and (size < 32 or 0 < <int64_t>u64(record + HEADER_BYTES + u32(record) + 24) <= now_ms):
-                return GENERAL  # some fields have expired, perhaps all
-            if not 0 < expire_at_ms <= now_ms:
+            if has == LIVE:
                 left -= 1
                 if pattern == NULL or glob(pattern.at, pattern.size, record + HEADER_BYTES, u32(record), &steps):
                     put_bulk(out, record + HEADER_BYTES, u32(record))
@@ -1764,6 +1786,41 @@ cdef class Core:
             return GENERAL
         self.limit = 0  # it took long: the next request has another turn
         return self.insert(before, head, write_line(head, c"*", count))
+
+    cdef int reply_of_slot(self, Request* request) except -2:
+        """Reply with the number of a slot's keys, or with some of them."""
+        cdef Word* words = &self.words[request.first_word]
+        cdef int64_t slot = 0, wanted = ENTRIES_MAX + 1, visits = 0, count = 0
+        cdef bint has_texts = rows[request.command].is_array
+        cdef size_t before = self.out.used
+        cdef JobPages job
+        cdef Walk walk
+        cdef int found, has
+        cdef char head[NUMBER_LINE_BYTES]
+        if not self.is_node or not integer(&words[0], &slot) or not 0 <= slot < 1 << 14:
+            return GENERAL
+        if has_texts and (not integer(&words[1], &wanted) or wanted < 0):
+            return GENERAL
+        if self.only_job < 0 or (self.owned_slots != NULL and not self.owned_slots[slot]) or not self.refresh_job(self.only_job):
+            return GENERAL
+        job = <JobPages>self.jobs[self.only_job]
+        if job.missing_slots is not None or not self.is_listed():
+            return GENERAL
+        found = job.pages.first_row(&job.pages.keys, &walk, <uint64_t>slot << 48, 0, False)
+        while found == FOUND and walk.lookup.high >> 48 == <uint64_t>slot and count < wanted:
+            has, visits = has_key(&walk, job.now_ms), visits + 1
+            if has == GENERAL or visits > ENTRIES_MAX:
+                return GENERAL
+            if has == LIVE:
+                count += 1
+                if has_texts:
+                    put_bulk(self.out, walk.lookup.record + HEADER_BYTES, u32(walk.lookup.record))
+            found = job.pages.next_row(&job.pages.keys, &walk)
+        if found != FOUND and found != MISSING:
+            return GENERAL
+        if has_texts:
+            return self.insert(before, head, write_line(head, c"*", count))
+        return put_line(self.out, c":", count) + ANSWERED
 
     cdef bint is_listed(self):
         """Return whether all jobs are there, so that their keys can be listed."""
@@ -2525,17 +2582,19 @@ cdef class CalledCommand:
 
     name_words, least, most: the number of words in its name, and in its requests. takes_words: its function takes the words
     after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`. is_for_subscribers: a client with subscriptions may call it.
+    has_slot: in a cluster, the pipeline checks first whether this node has the slot of its channel.
     is_own: returns whether a request of a session is answered by this process alone; None: each is.
     """
 
     def __init__(
         self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, converters,
-        bint keeps_caching, bint is_for_subscribers, is_own
+        bint keeps_caching, bint is_for_subscribers, bint has_slot, is_own
     ):
         self.command, self.command_stats, self.function = command, command_stats, command.handler.body
         self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
         self.converters, self.is_own = converters, is_own
         self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
+        self.has_slot = has_slot
 
     cdef int collect(self) except -1:
         """Add the counts to the command's statistics."""
@@ -2774,6 +2833,8 @@ cdef class FastPath:
                 core.is_incomplete = took == 0 and at > start
                 called = self.called_of(count) if took > 0 else None
                 if called is None or not called.least <= count <= called.most:
+                    break
+                if called.has_slot and self.server.cluster is not None:
                     break
                 if not session.can_be_forwarded and not self.admits_call(session, called, count):
                     break

@@ -1,16 +1,18 @@
 """The commands whose functions the compiled core calls itself, so that their requests need no pipeline.
 
-They are Redis' commands about the connection or the server: they have no key, and are not about transactions. The core
-finds the command by its name as typed, and checks the number of words and the user's rights. It calls the function,
-encodes the reply, and counts the call. Requests with an error in their form, or that the user may not send, are left to
-the pipeline, and so are those of a client for which the pipeline has more to do (`Session.can_call`). Each function is
-called after all effects of the requests before it.
+They are Redis' commands about the connection or the server: they have no key, and are not about transactions. In a
+cluster, shard channels have slots, so their commands are not called there. The core finds the command by its name as
+typed, and checks the number of words and the user's rights. It calls the function, encodes the reply, and counts the
+call. Requests with an error in their form, or that the user may not send, are left to the pipeline, and so are those of
+a client for which the pipeline has more to do (`Session.can_call`). Each function is called after all effects of the
+requests before it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from resp_server import native
@@ -28,12 +30,18 @@ IsOwn = Callable[[Session, Request], bool]
 SPELLINGS_MAX = 1024
 
 
+def has_slot(command: Command) -> bool:
+    """Return whether a command is about shard channels."""
+    specs = command.facts.key_specs
+    return bool(specs) and all("not_key" in each["flags"] for each in specs)
+
+
 def may_be_called(command: Command) -> bool:
     """Return whether a command is about the connection or the server."""
     facts, handler = command.facts, command.handler
     is_of_redis = handler is not None and handler.own is None  # proxies send ours over connections that they share
     is_of_transaction = facts.group == "transactions" and command.policy.role is not Role.UNWATCH
-    return is_of_redis and not facts.key_specs and not is_of_transaction
+    return is_of_redis and (not facts.key_specs or has_slot(command)) and not is_of_transaction
 
 
 class CalledCommands(dict[bytes | None, Any]):
@@ -77,6 +85,8 @@ class Caller:
         self._server, self._may_call = server, may_call
         self.commands = CalledCommands({each.name.encode(): each for each in server.table}, self._called_of)
         self.record = record
+        # Encodes and counts an error.
+        self.error_reply = partial(error_reply, server)
 
     def _called_of(self, command: Command) -> Any:
         may_call = command.handler is not None and self._may_call(command)
@@ -98,6 +108,7 @@ class Caller:
             converters,
             command.policy.keeps_caching,
             command.policy.channels is not None,
+            has_slot(command),
             None if may_call is True else may_call,
         )
 
@@ -107,7 +118,3 @@ class Caller:
             return None
         session.active_ms = self._server.view.now_ms
         return CommandContext(session, self._server)
-
-    def error_reply(self, error: Exception) -> bytes:
-        """Return an encoded error reply, and count it."""
-        return error_reply(self._server, error)

@@ -33,12 +33,16 @@ class ClientPause:
 
     def begin(self, until_ms: int, *, is_for_writes: bool = False) -> None:
         """Pause all clients until this time, or their writes only. As in Redis, an earlier pause is never shortened."""
+        if not self.until_ms and until_ms <= self._clock():
+            return  # it is over
         self.is_for_writes = is_for_writes and (self.is_for_writes or not self.remaining_ms())
         self.until_ms = max(self.until_ms, until_ms)
         self._on_change()
 
     def end(self) -> None:
-        """End the pause."""
+        """End the pause, if there is one."""
+        if not self.until_ms:
+            return
         self.until_ms, self.is_for_writes = 0, False
         self._on_change()
         self._resume()

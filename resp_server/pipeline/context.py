@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from resp_server.acl.rules import Reason
+from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.acl.users import UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView
@@ -24,7 +24,7 @@ from resp_server.pipeline.histories import Histories
 from resp_server.pipeline.loading_waits import LoadingWaits
 from resp_server.pipeline.slow_requests import SlowRequests
 from resp_server.protocol.errors import GenericError, NoEpochError, internal_error
-from resp_server.protocol.replies import Frames, Pending, Reply
+from resp_server.protocol.replies import OK, Frames, Pending, Reply
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
@@ -47,6 +47,8 @@ from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
 
 Found = TypeVar("Found")
+# Those of all users.
+ALL_NAMES: Set[bytes] = frozenset()
 
 # A command's longest wait for the other processes of its server. The master's own timeout is shorter, so this one is
 # reached only if the master hangs.
@@ -133,7 +135,7 @@ class ServerContext:
     # CLUSTER describes this process as the only node.
     is_single_node: bool = False
     # Closes a client's own connection to the upstream.
-    leave_upstream: Callable[[Session], None] = lambda session: None
+    leave_upstream: Callable[[Session], None] | None = None
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
@@ -153,6 +155,7 @@ class ServerContext:
         self.pause = ClientPause(lambda: self.clock(), self.update_observation, lambda: self.clients.resume())
         self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
         self.histories = Histories()
+        self._was_observed = False  # as a new session is
         self.update_observation()
         self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
         self.message_bus = MessageBus(self.clients, lambda: self.workers, self.cluster_bus)
@@ -214,8 +217,9 @@ class ServerContext:
         """Apply `is_observed` to all sessions, and the threshold of slow requests."""
         self.slow_ns = self.slow_requests.threshold_ns
         is_observed = self.is_observed
-        for session in self.sessions.values():
-            if session.is_observed != is_observed:
+        if is_observed is not self._was_observed:
+            self._was_observed = is_observed
+            for session in self.sessions.values():
                 session.set_observed(is_observed)
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
@@ -301,9 +305,10 @@ class ServerContext:
 
     def leave(self, session: Session) -> None:
         """End all pushes to a session: it disconnected, or sent RESET."""
-        each = self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking
-        for leave in (*each, self.leave_upstream):
+        for leave in (self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking):
             self.attempt(leave, session)
+        if self.leave_upstream is not None:
+            self.attempt(self.leave_upstream, session)
 
     def _end_tracking(self, session: Session) -> None:
         if session.tracking_state is not None:
@@ -366,7 +371,8 @@ class ServerContext:
         """Change users in all processes that serve this port. `finish` turns the outcome into the reply, or raises."""
         if self.workers is None:
             outcome = self.users.change(change)
-            self.apply_user_changes(caller.id)
+            if outcome.names and outcome.has_clients:
+                self.apply_user_changes(caller.id, {each.encode("latin-1") for each in outcome.names})
             return finish(outcome)
         pending = Pending(GATHER_S_MAX, users_not_changed)
         self.workers.change_users(
@@ -374,13 +380,17 @@ class ServerContext:
         )
         return pending
 
-    def apply_user_changes(self, caller_id: int = 0) -> None:
+    def apply_user_changes(self, caller_id: int = 0, names: Set[bytes] = ALL_NAMES) -> None:
         """Apply changed users to all connections at once.
 
         Clients of a removed user are cut, and clients with a subscription that is no longer allowed. The caller gets
         its reply first.
+
+        Args:
+            names: Those of the users. A client that has not logged in depends on the default user only.
         """
-        for session in list(self.sessions.values()):
+        is_all = names is ALL_NAMES or DEFAULT_USER in names
+        for session in [each for each in self.sessions.values() if is_all or each.user.name in names]:
             is_removed = not self.users.is_current(session.user)
             if is_removed and session.id != caller_id:
                 self.clients.cut(session.id)
@@ -433,6 +443,11 @@ def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
 def users_not_changed() -> Reply:
     """Raise the error for users that could not be changed in time."""
     raise GenericError("the users were not changed in time; check ACL LIST before you try again")
+
+
+def ok(responses: Sequence[Any]) -> Reply:
+    """Return OK, however the processes responded: the end of a `ServerContext.gather`."""
+    return OK
 
 
 class ReadContext(Protocol):

@@ -50,8 +50,7 @@ class ReplyError(Exception):
         ReplyError.by_code[code] = cls
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+        self.text = text  # `args` has it as well: `BaseException.__new__` sets them
 
     @property
     def line(self) -> bytes:
@@ -187,7 +186,9 @@ class QueryBufferError(ProtocolError):
 
 def _one_line(text: str) -> bytes:
     """Return the bytes of a text on one line: line breaks become spaces."""
-    return text.replace("\r", " ").replace("\n", " ").encode("utf-8", "surrogateescape")
+    if "\n" in text or "\r" in text:
+        text = text.replace("\r", " ").replace("\n", " ")
+    return text.encode("utf-8", "surrogateescape")
 
 
 def client_text(argument: bytes) -> str:

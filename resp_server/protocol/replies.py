@@ -44,7 +44,7 @@ class Push(tuple[Reply, ...]):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Verbatim:
     """Text for people, such as INFO's."""
 
@@ -58,7 +58,7 @@ class DoubleText:
     text: bytes
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Frames:
     """Complete replies and pushes, already encoded."""
 

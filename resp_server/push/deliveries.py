@@ -35,6 +35,11 @@ class Deliveries:
         self._defer = defer
         self._waiting: deque[_Delivery] = deque()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no delivery waits."""
+        return not self._waiting
+
     def add(self, steps: Iterator[None], flush: Callable[[], None], done: Callable[[], None]) -> None:
         """Start a delivery now if no other waits, for at most one turn's time; else enqueue it."""
         delivery = _Delivery(steps, flush, done)

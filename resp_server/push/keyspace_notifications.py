@@ -184,6 +184,10 @@ class Notifications:
         self._classes_of_clients[session] = classes
         self._update_demand()
 
+    def knows(self, session: Session) -> bool:
+        """Return whether there is something to remove of a client."""
+        return session in self._classes_of_clients or session in self._too_slow
+
     def _leave(self, session: Session) -> None:
         """Remove a client that disconnected, or sent RESET."""
         self._too_slow.discard(session)

@@ -19,7 +19,7 @@ from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.deliveries import Deliveries
 from resp_server.push.pubsub import OWN_CHANNELS, Accepts, MessageBatch, PubSub
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SubscriptionKind, check_name
+from resp_server.session.subscriptions import SHARD, SubscriptionKind, check_name
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 
@@ -69,6 +69,10 @@ class MessageBus:
         if channel.startswith(OWN_CHANNELS):
             raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         check_name(channel)
+        if self._workers() is None and self._deliveries.is_empty and not self.pubsub.has_receivers(kind, channel):
+            if is_forwarded:
+                self._cluster_bus.forward(kind, channel, text)
+            return 0
         self._check_size(len(channel) + len(text))
         delivered = _Delivered()
 
@@ -119,7 +123,7 @@ class MessageBus:
                 own_frames.append(batch.take(except_for))
             batch.send(self._clients.push)
 
-        if kind is SubscriptionKind.SHARD:
+        if kind is SHARD:
             steps = self.pubsub.post_to_shard_in_steps(batch, channel, text)
         else:
             steps = self.pubsub.post_in_steps(batch, channel, text, accepts)
@@ -127,14 +131,17 @@ class MessageBus:
 
     def leave(self, session: Session) -> None:
         """End all subscriptions of a client without replies: in steps, as there may be many."""
+        if session.subscriptions is None:
+            self.pubsub.on_leave(session)
+            return
         self._deliveries.add(self.pubsub.leave(session), lambda: None, lambda: None)
 
     def leave_slots(self, slots: SlotSet) -> None:
         """End subscriptions to shard channels of slots that this node lost, with SUNSUBSCRIBE replies."""
         pubsub = self.pubsub
-        for channel in [each for each in pubsub.names(SubscriptionKind.SHARD) if slot_of(each) not in slots]:
-            for session in pubsub.sessions(SubscriptionKind.SHARD, channel):
-                self._clients.push(session.id, pubsub.unsubscribe(session, SubscriptionKind.SHARD, [channel]))
+        for channel in [each for each in pubsub.names(SHARD) if slot_of(each) not in slots]:
+            for session in pubsub.sessions(SHARD, channel):
+                self._clients.push(session.id, pubsub.unsubscribe(session, SHARD, [channel]))
 
     def _answer(self, publisher: Session, count: int, own_frames: bytes) -> Reply:
         if not own_frames:

@@ -6,12 +6,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from resp_server.protocol.glob import Matches, check_pattern, matcher
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SubscriptionKind, Subscriptions, message, subscription_reply
+from resp_server.session.subscriptions import (
+    CHANNEL,
+    PATTERN,
+    SHARD,
+    SubscriptionKind,
+    Subscriptions,
+    message,
+    subscription_reply,
+)
 
 # The server's own channels; clients cannot publish on them.
 OWN_CHANNELS = b"__sparkis__:"
 
-SUBSCRIBE, UNSUBSCRIBE = b"subscribe", b"unsubscribe"
+# What the replies to SUBSCRIBE and UNSUBSCRIBE, and the like, begin with.
+VERBS = {kind: (kind.value + b"subscribe", kind.value + b"unsubscribe") for kind in SubscriptionKind}
 
 Accepts = Callable[[Session], bool]
 
@@ -80,8 +89,8 @@ class PubSub:
 
     def __init__(self) -> None:
         self._named: dict[SubscriptionKind, dict[bytes, dict[Session, None]]] = {
-            SubscriptionKind.CHANNEL: {},
-            SubscriptionKind.SHARD: {},
+            CHANNEL: {},
+            SHARD: {},
         }
         self._patterns: dict[bytes, _Pattern] = {}
         # Called with a channel or pattern when it gets its first subscriber, and when it loses its last one.
@@ -93,30 +102,43 @@ class PubSub:
 
     def subscribe(self, session: Session, kind: SubscriptionKind, names: Sequence[bytes]) -> bytes:
         """Subscribe a client; return the encoded replies. GenericError for too many; then nothing changes."""
-        subscriptions = session.subscriptions or Subscriptions()
-        subscriptions.check_limits(kind, names)
-        is_pattern = kind is SubscriptionKind.PATTERN
-        new_patterns = {name: _Pattern(name) for name in names if name not in self._patterns} if is_pattern else {}
-        out = []
+        subscriptions = Subscriptions() if session.subscriptions is None else session.subscriptions
+        held, verb = subscriptions.of(kind), VERBS[kind][0]
         for name in names:
-            is_new = name not in self.names(kind)
-            if is_pattern:
-                if is_new:
-                    self._patterns[name] = new_patterns[name]
-                self._patterns[name][session] = None
-            else:
-                self._named[kind].setdefault(name, {})[session] = None
-            if is_new:
-                self.on_change(kind, name)
-            subscriptions.add(kind, name)
-            out.append(subscription_reply(kind.value + SUBSCRIBE, name, subscriptions.count(kind), session.protocol))
+            if name not in held:
+                break
+        else:  # nothing changes
+            count = subscriptions.count(kind)
+            return b"".join([subscription_reply(verb, name, count, session.protocol) for name in names])
+        subscriptions.check_limits(kind, names)
+        is_pattern, out = kind is PATTERN, []
+        new_patterns = {name: _Pattern(name) for name in names if name not in self._patterns} if is_pattern else {}
+        for name in names:
+            if name not in held:
+                self._add(session, kind, name, new_patterns)
+                subscriptions.add(kind, name)
+            out.append(subscription_reply(verb, name, subscriptions.count(kind), session.protocol))
         session.set_subscriptions(subscriptions)
         return b"".join(out)
 
+    def _add(self, session: Session, kind: SubscriptionKind, name: bytes, new_patterns: dict[bytes, _Pattern]) -> None:
+        is_new = name not in self.names(kind)
+        if kind is PATTERN:
+            if is_new:
+                self._patterns[name] = new_patterns[name]
+            self._patterns[name][session] = None
+        else:
+            self._named[kind].setdefault(name, {})[session] = None
+        if is_new:
+            self.on_change(kind, name)
+
     def unsubscribe(self, session: Session, kind: SubscriptionKind, names: Iterable[bytes] = ()) -> bytes:
         """End subscriptions of a client, all of this kind if none is named; return the encoded replies."""
-        subscriptions = session.subscriptions or Subscriptions()
-        verb = kind.value + UNSUBSCRIBE
+        verb = VERBS[kind][1]
+        if session.subscriptions is None:
+            ended: list[bytes | None] = list(names) or [None]
+            return b"".join([subscription_reply(verb, name, 0, session.protocol) for name in ended])
+        subscriptions = session.subscriptions
         out = []
         for name in list(names) or list(subscriptions.of(kind)):
             if subscriptions.remove(kind, name):
@@ -150,20 +172,20 @@ class PubSub:
         del sessions[session]
         if sessions:
             return
-        if kind is SubscriptionKind.PATTERN:
+        if kind is PATTERN:
             del self._patterns[name]
         else:
             del self._named[kind][name]
         self.on_change(kind, name)
 
     def _subscribed(self, kind: SubscriptionKind, name: bytes) -> dict[Session, None]:
-        if kind is SubscriptionKind.PATTERN:
+        if kind is PATTERN:
             return self._patterns.get(name, {})
         return self._named[kind].get(name, {})
 
     def names(self, kind: SubscriptionKind) -> Collection[bytes]:
         """Return the channels or patterns with subscribers."""
-        return self._patterns if kind is SubscriptionKind.PATTERN else self._named[kind]
+        return self._patterns if kind is PATTERN else self._named[kind]
 
     def count(self, kind: SubscriptionKind, name: bytes) -> int:
         """Return the number of a channel's subscribers."""
@@ -177,17 +199,21 @@ class PubSub:
         """Add the receivers of a message on a channel to `found`, one name or pattern at each step."""
         named = self._named[kind].get(channel, {})
         found.add(len(named))
-        if kind is SubscriptionKind.SHARD:
+        if kind is SHARD:
             return
         for pattern in list(self._patterns.values()):
             yield
             if pattern and pattern.matches(channel):
                 found.add(len(pattern))
 
+    def has_receivers(self, kind: SubscriptionKind, channel: bytes) -> bool:
+        """Return whether a message may have a receiver: on its channel, or by a pattern, which is not matched."""
+        return channel in self._named[kind] or (bool(self._patterns) and kind is CHANNEL)
+
     @property
     def is_empty(self) -> bool:
         """Return whether there are no subscriptions to channels or patterns."""
-        return not self._patterns and not self._named[SubscriptionKind.CHANNEL]
+        return not self._patterns and not self._named[CHANNEL]
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -210,22 +236,22 @@ class PubSub:
 
     def post_to_shard_in_steps(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
         """Add a message to a batch for all subscribers of a shard channel, one client at each step."""
-        subscribed = self._named[SubscriptionKind.SHARD].get(channel, {})
+        subscribed = self._named[SHARD].get(channel, {})
         for session in list(subscribed):
-            if session.is_subscribed(SubscriptionKind.SHARD, channel):
-                batch.add(session, message(SubscriptionKind.SHARD, b"", channel, text, session.protocol))
+            if session.is_subscribed(SHARD, channel):
+                batch.add(session, message(SHARD, b"", channel, text, session.protocol))
             yield
 
     def _receivers(self, channel: bytes) -> Iterator[tuple[SubscriptionKind, bytes, Session | None]]:
         """Iterate over the receivers of a message; None for a pattern that does not match."""
-        subscribed = self._named[SubscriptionKind.CHANNEL].get(channel, {})
+        subscribed = self._named[CHANNEL].get(channel, {})
         for session in list(subscribed):
-            if session.is_subscribed(SubscriptionKind.CHANNEL, channel):
-                yield SubscriptionKind.CHANNEL, b"", session
+            if session.is_subscribed(CHANNEL, channel):
+                yield CHANNEL, b"", session
         for name, pattern in list(self._patterns.items()):
             if not pattern.matches(channel):
-                yield SubscriptionKind.PATTERN, name, None
+                yield PATTERN, name, None
                 continue
             for session in list(pattern):
-                if session.is_subscribed(SubscriptionKind.PATTERN, name):
-                    yield SubscriptionKind.PATTERN, name, session
+                if session.is_subscribed(PATTERN, name):
+                    yield PATTERN, name, session

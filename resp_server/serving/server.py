@@ -312,6 +312,8 @@ class Server(Clients, ConnectionHost):
         if not connection.session.is_authenticated:
             self._unauthenticated[connection.session.id] = connection
         self.context.sessions[connection.session.id] = connection.session
+        if connection.session.is_observed is not self.context.is_observed:  # it has changed during a handshake
+            connection.session.set_observed(self.context.is_observed)
 
     def remove(self, session_id: int) -> None:
         """Remove a client whose connection ended."""

@@ -15,11 +15,13 @@ class Account(ABC):
         is_unrestricted: No request has to be checked.
         rate_limiter: None: there is no limit.
         compiled: The rules in the form of the compiled core.
+        was_used: A client has logged in as this user.
     """
 
     name: bytes
     rate_limiter: Any
     compiled: Any
+    was_used: bool
 
     @property
     @abstractmethod

@@ -142,6 +142,20 @@ class Session(SessionFields):
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self.end_transaction()
 
+    @property
+    def is_as_new(self) -> bool:
+        """Return whether RESET would change nothing here, as of most clients that send it again and again."""
+        return (
+            self.can_use_fast_path  # so it has no transaction, subscriptions or tracking, and is in database 0
+            and self.user is self.default_user
+            and self._is_logged_in
+            and self.user.is_open
+            and self.protocol == RESP2
+            and self.epoch_feed is None
+            and not (self.name or self.is_readonly or self.watched)
+            and self.read_point is None
+        )
+
     def _update_flags(self) -> None:
         """Update the fields that are derived from others."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
@@ -177,6 +191,7 @@ class Session(SessionFields):
     def authenticate(self, user: Account) -> None:
         """Log the client in as a user."""
         if user is not self.user or not self._is_logged_in:
+            user.was_used = True
             self.user, self._is_logged_in = user, True
             self._update_flags()
 

@@ -31,6 +31,10 @@ class SubscriptionKind(Enum):
     __hash__ = object.__hash__
 
 
+# The same by names of their own: to find a member of an Enum takes as long as the rest of a short function.
+CHANNEL, PATTERN, SHARD = SubscriptionKind
+
+
 class Subscriptions:
     """The channels, patterns and shard channels of one connection, in the order of subscribing."""
 
@@ -61,9 +65,9 @@ class Subscriptions:
 
     def count(self, kind: SubscriptionKind) -> int:
         """Return the count for replies: channels and patterns together, shard channels apart."""
-        if kind is SubscriptionKind.SHARD:
-            return len(self._by_kind[kind])
-        return len(self._by_kind[SubscriptionKind.CHANNEL]) + len(self._by_kind[SubscriptionKind.PATTERN])
+        if kind is SHARD:
+            return len(self._by_kind[SHARD])
+        return len(self._by_kind[CHANNEL]) + len(self._by_kind[PATTERN])
 
     def check_limits(self, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
         """Raise GenericError if a client would have too many subscriptions."""
@@ -92,9 +96,8 @@ def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: in
     frame_type = b">" if protocol >= 3 else b"*"
     if name is None:
         encoded = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
-    else:
-        encoded = b"$%d\r\n%b\r\n" % (len(name), name)
-    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (frame_type, len(verb), verb, encoded, count)
+        return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (frame_type, len(verb), verb, encoded, count)
+    return b"%b3\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n:%d\r\n" % (frame_type, len(verb), verb, len(name), name, count)
 
 
 def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:

@@ -455,7 +455,7 @@ class Workers(JobCatalog):
 
     async def _apply_to_workers(self, outcome: UserChangeResult, caller: int) -> None:
         """Send a change of users to all workers; changes keep their order."""
-        line = {"event": "users", "rules": outcome.rules, "caller": caller}
+        line = {"event": "users", "rules": self.users.rules_of(outcome.names), "caller": caller}
         requests = [worker.request(line, RESPONSE_S_MAX) for worker in self._serving]
         for each in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(each, WorkerError):

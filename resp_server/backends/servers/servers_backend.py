@@ -24,7 +24,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.pipeline.called import Caller, IsOwn, may_be_called
+from resp_server.pipeline.called import Caller, IsOwn, has_slot, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.long_requests import too_long
@@ -95,7 +95,12 @@ class ServersBackend:
     @staticmethod
     def may_call(command: Command) -> bool:
         """Return whether the proxy runs a command itself, as a server does."""
-        return may_be_called(command) and command.destination is Destination.LOCAL and not command.policy.is_internal
+        return (
+            not has_slot(command)
+            and may_be_called(command)
+            and command.destination is Destination.LOCAL
+            and not command.policy.is_internal
+        )
 
     def poll(self, poller: Any) -> None:
         """Use the compiled core's epoll for the connections to servers."""
