@@ -1,13 +1,13 @@
 """The protocol as compiled modules share it: requests cut into words, names of commands, lines written to an output."""
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:
     NUMBER_LINE_BYTES = 24  # a type byte, a sign, 19 digits and a line end are 23
     COMMAND_BYTES_MAX = 24
-    SPECS_MAX = 255
+    SPECS_MAX = 511
     NAME_HASHES = 512
 
 cdef struct Word:
@@ -25,12 +25,12 @@ cdef struct Spec:  # a command, and the minimum and maximum of words in its requ
     uint32_t size
     uint32_t least
     uint32_t most
-    uint8_t words  # of the name, which may be a container's and a subcommand's: `object|encoding`
-    uint8_t next  # the index + 1 of the next command whose name has the same hash; 0: none
+    uint8_t words  # of the name, which may be a container's and a subcommand's: `object|encoding`; 0: a container without one
+    uint16_t next  # the index + 1 of the next command whose name has the same hash; 0: none
 
 cdef struct Specs:
     Spec rows[SPECS_MAX]
-    uint8_t first[NAME_HASHES]  # the index + 1 of the first command for each hash of a name; 0: none
+    uint16_t first[NAME_HASHES]  # the index + 1 of the first command for each hash of a name; 0: none
     int count
     uint8_t last_name[COMMAND_BYTES_MAX]  # of the last command that was found, as typed, if it is one word
     size_t last_name_bytes
@@ -175,8 +175,8 @@ cdef inline uint32_t name_hash(const uint64_t* name) noexcept nogil:
     return <uint32_t>((mixed ^ (name[2] | bits) * 0x165667B19E3779F9ULL) >> 55)
 
 
-cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most) except -1:
-    """Add a command; return its index. Its name has at most COMMAND_BYTES_MAX bytes."""
+cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most, bint is_container=False) except -1:
+    """Add a command; return its index. Its name has at most COMMAND_BYTES_MAX bytes. is_container: it is sent without a subcommand."""
     cdef bytes padded = name.ljust(COMMAND_BYTES_MAX, b"\0")
     cdef int i, index = specs.count
     cdef Spec* spec
@@ -186,13 +186,14 @@ cdef inline int add_spec(Specs* specs, bytes name, uint32_t least, uint32_t most
         raise ValueError(f"at most {SPECS_MAX} commands have a row")
     spec = &specs.rows[index]
     case_bits = <uint8_t*>spec.case_bits
-    spec.size, spec.least, spec.most, spec.words = len(name), least, most, 1 + (b"|" in name)
+    spec.size, spec.least, spec.most = len(name), least, most
+    spec.words = 0 if is_container else 1 + (b"|" in name)
     memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
     for i in range(COMMAND_BYTES_MAX):
         case_bits[i] = 0x20 if c"a" <= padded[i] <= c"z" else 0
     hash_of_name = name_hash(spec.name)
     spec.next = specs.first[hash_of_name]
-    specs.first[hash_of_name] = <uint8_t>(index + 1)
+    specs.first[hash_of_name] = <uint16_t>(index + 1)
     specs.count += 1
     return index
 
@@ -234,8 +235,8 @@ cdef inline int command_at(Specs* specs, const Word* words, size_t count) noexce
         specs.last, specs.last_name_bytes = command, words.size
         memcpy(specs.last_name, words.at, words.size)
         return command
-    if command >= 0:
-        return -1
+    if command >= 0 and (specs.rows[command].words or count == 1):
+        return -1 if specs.rows[command].words else command
     both.at, both.size = name, words[0].size + 1 + words[1].size if count > 1 else COMMAND_BYTES_MAX + 1
     if both.size > COMMAND_BYTES_MAX:
         return -1

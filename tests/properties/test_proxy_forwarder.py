@@ -45,6 +45,7 @@ FIRST, ALL, COUNTED = [KeyRange(1)], [KeyRange(1, -1)], [KeyRange(1, counted_fro
 OLD: ReplyEpochs = ({"job": (1, 1)},)
 NEW: ReplyEpochs = ({"job": (1, 2)},)
 OK = b"+OK\r\n"
+LONG_INTEGER = b":1764282345000\r\n"
 
 keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nGET", b"*2\r\n", b"x" * 3000]))
 gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
@@ -184,7 +185,7 @@ class Scene:
         self.forwarder.set_upstream(
             connection_of or (lambda client, protocol, database: self.databases[database]),
             lambda client, database: cache,
-            rows or [(*row, CommandStats()) for row in few],
+            rows or [(*row, False, CommandStats()) for row in few],
         )
         self.forwarder.set_patterns(patterns)
 
@@ -255,7 +256,8 @@ def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[byt
 
 @given(
     replies=st.lists(
-        st.sampled_from([b"$1\r\na\r\n", b"$-1\r\n", b":-7\r\n", b"+OK\r\n", b"*1\r\n$0\r\n\r\n"]), min_size=1
+        st.sampled_from([b"$1\r\na\r\n", b"$-1\r\n", b":-7\r\n", LONG_INTEGER, b"+OK\r\n", b"*1\r\n$0\r\n\r\n"]),
+        min_size=1,
     ),
     data=st.data(),
 )
@@ -826,12 +828,28 @@ def test_an_error_within_a_transaction_of_the_upstream_is_its_reply() -> None:
     scene.upstream.asked()
     (batch,) = scene.upstream.batches
     replies = [b"+OK\r\n", b"-ERR wrong number\r\n", b"+QUEUED\r\n", b"-EXECABORT discarded\r\n"]
-    batch.feed(replies[0], 0, NO_EPOCHS)
-    for reply in replies[1:]:
-        request = batch.next_request()
-        assert isinstance(request, UpstreamRequest) and not request.is_read  # it is not sent again alone
-        request.sink.put(request.index, reply)
-    assert sink.replies == [b"".join(replies)]
+    sent = b"".join(replies)
+    assert batch.feed(sent, 0, NO_EPOCHS) == len(sent)
+    assert sink.replies == [sent]
+
+
+def test_a_redirect_and_an_error_of_a_former_master_are_left_to_the_general_path() -> None:
+    error, readonly, moved = b"-ERR no\r\n", b"-READONLY replica\r\n", b"-MOVED 1 there:1\r\n"
+    for follow, reply, is_taken in (
+        (None, error, True),
+        (None, LONG_INTEGER, True),
+        (None, readonly, False),
+        (lambda *arguments: None, moved, False),
+    ):
+        scene, sink = with_patterns(), ForwarderSink()
+        scene.upstream.follow = follow
+        assert scene.forwarder.forward(sink, pack(OF_UPSTREAM), 2)
+        scene.upstream.asked()
+        (batch,) = scene.upstream.batches
+        for size in range(1, len(reply)):
+            assert (batch.feed(reply[:size], 0, NO_EPOCHS), batch.remaining) == (0, 1)
+        assert batch.feed(reply, 0, NO_EPOCHS) == (len(reply) if is_taken else 0)
+        assert (sink.replies, batch.has_partial) == ([reply] if is_taken else [], False)
 
 
 def test_watched_keys_are_those_after_the_last_exec() -> None:
@@ -901,8 +919,8 @@ arguments = st.sampled_from(
     [b"u", b"v", b"j:1", b"j:1", b"0", b"1", b"2", b"-1", b"BLOCK", b"STORE", b"STREAMS", b"KEYS"]
 )
 any_request = st.tuples(
-    st.sampled_from(sorted(each.name.encode() for each in TABLE)), st.lists(arguments, max_size=6)
-).map(lambda parts: (parts[0], *parts[1]))
+    st.sampled_from(sorted(each.name.encode() for each in TABLE.with_subcommands())), st.lists(arguments, max_size=6)
+).map(lambda parts: (*parts[0].split(b"|"), *parts[1]))
 
 
 @cache

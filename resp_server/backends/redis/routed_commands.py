@@ -63,6 +63,7 @@ class ForwardableCommand(NamedTuple):
         publishes: Its requests may send messages.
         keys: The keys of its requests, whose owners decide about them; empty: the upstream answers it.
         role: WATCH, which needs a connection of the client's own.
+        is_container: Only a request without a subcommand is one of this command.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ForwardableCommand(NamedTuple):
     publishes: bool
     keys: Sequence[KeyRange]
     role: Role | None
+    is_container: bool
 
 
 class RoutedCommands:
@@ -126,9 +128,10 @@ class RoutedCommands:
         for name in dict.fromkeys(names):
             routed = self._find(name)
             keys = None if routed is None else _forwarded_keys(routed)
-            if routed is not None and keys is not None and (keys or "|" not in name):
-                policy = routed.policy
-                found.append(ForwardableCommand(name, routed.is_read, policy.publishes, keys, policy.role))
+            if routed is not None and keys is not None:
+                policy, is_container = routed.policy, bool(routed.facts.subcommands)
+                row = ForwardableCommand(name, routed.is_read, policy.publishes, keys, policy.role, is_container)
+                found.append(row)
         return found
 
     def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
@@ -152,7 +155,7 @@ class RoutedCommands:
             destination = Destination.DENIED
         elif policy.destination is not None and not is_allowed:
             destination = policy.destination
-        elif facts.key_specs or needs_getkeys:
+        elif needs_getkeys or any("not_key" not in spec["flags"] for spec in facts.key_specs):
             destination = Destination.BY_KEYS
         is_read = "readonly" in facts.flags
         is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
@@ -178,7 +181,7 @@ def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
     if needs_own or policy.changes_role or policy.writes_other_database or policy.role not in FORWARDED_ROLES:
         return None
-    if facts.subcommands or routed.needs_getkeys:
+    if routed.needs_getkeys:
         return None
     if routed.destination is Destination.UPSTREAM:
         return ()

@@ -105,7 +105,7 @@ class Forwarder:
         self,
         upstream: Callable[[int, int, int], UpstreamConnection | NodeConnections | None],
         cache_of: Callable[[int, int], ResultCache | None],
-        commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, CommandStats]],
+        commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, CommandStats]],
     ) -> None: ...
     def set_patterns(
         self, by_database: Mapping[int, Sequence[ForwardedKeys]], others: Sequence[ForwardedKeys] = ()

@@ -77,6 +77,7 @@ cdef enum:
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     TRANSACTION_BYTES_MAX = 131072  # of a transaction that ends with an incomplete request (guess)
     DEPTH_MAX = 8
+    DIGITS_MAX = 19  # of an integer of 64 bits
     RANGES_MAX = 2  # see `resp_server.command.keys`
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
@@ -104,7 +105,7 @@ cdef struct Request:
     uint32_t first  # of its items
     uint32_t items
     uint32_t queued  # of an EXEC the number of commands before it, which it runs
-    uint8_t command
+    uint16_t command
     uint8_t join
     # Flags, as bytes: there is one request for each of a client's.
     uint8_t is_read
@@ -241,6 +242,22 @@ cdef int64_t integer_in(const char* reply, size_t size) noexcept nogil:
     return found
 
 
+cdef Py_ssize_t integer_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Return the size of a reply that is an integer; 0: it is incomplete; -1: it is something else."""
+    cdef const uint8_t* at = start + 1
+    cdef const uint8_t* digits
+    if at < end and at[0] == 45:
+        at += 1
+    digits = at
+    while at < end and c"0" <= at[0] <= c"9":
+        at += 1
+    if at - digits > DIGITS_MAX:
+        return -1
+    if at == end or (at + 1 == end and at[0] == 13 and at > digits):
+        return 0
+    return at + 2 - start if at > digits and at[0] == 13 and at[1] == 10 else -1
+
+
 cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
     """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
 
@@ -279,11 +296,7 @@ cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth)
     if at[0] == c"+" or at[0] == c"_" or at[0] == c"#" or at[0] == c"," or at[0] == c"(":
         return line_bytes(at, end)
     if at[0] == 58:
-        at += 1
-        if at < end and at[0] == 45:
-            at += 1
-        took = number_line(at, end, &size)
-        return took if took <= 0 else at + took - start
+        return integer_bytes(at, end)
     return -1
 
 
@@ -547,6 +560,7 @@ cdef class PipelineBatch:
     cdef public double sent_s
     cdef readonly bint has_partial
     cdef readonly bint is_batch, is_blocking
+    cdef bint passes_errors  # an error is the reply of an upstream that sends no redirects
     cdef PendingReply* pending
     cdef size_t count, size, next, room
     cdef Output out
@@ -559,6 +573,7 @@ cdef class PipelineBatch:
         self.forwarder, self.connection, self.deadline_s, self.room = forwarder, connection, deadline_s, room
         self.client_batches = []
         self.is_batch = True
+        self.passes_errors = connection is forwarder.upstream_connection and connection.follow is None
 
     def __dealloc__(self):
         free(self.pending)
@@ -614,6 +629,10 @@ cdef class PipelineBatch:
         self.has_partial = False
         while self.next < self.count:
             took = reply_bytes(at, end, 0)
+            if took < 0 and at[0] == c"-" and self.passes_errors:
+                took = line_bytes(at, end)
+                if took > 0 and memcmp(at, b"-READONLY ", min(took, 10)) == 0:  # the general path looks for a new master
+                    took = -1
             if took <= 0:
                 break
             index = self.next
@@ -869,9 +888,9 @@ cdef class Forwarder:
         self.caching_command = self.add_command("client|caching", 0, 0, (), None, server.stats.command_stats("client|caching"))
         self.stats.collectors.append(self.collect)
 
-    cdef int add_command(self, name, least, most, keys, role, command_stats) except -1:
+    cdef int add_command(self, name, least, most, keys, role, command_stats, is_container=False) except -1:
         """Add a command that the forwarder forwards; return its index."""
-        cdef int i = add_spec(&self.specs, name.encode(), least, most)
+        cdef int i = add_spec(&self.specs, name.encode(), least, most, is_container)
         cdef Plan* plan = &self.plans[i]
         cdef KeyRange* keys_of_range
         memset(plan, 0, sizeof(Plan))
@@ -891,17 +910,17 @@ cdef class Forwarder:
         upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
         `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
         database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether it may send messages,
-        its keys, its role, `CommandStats`). They replace the commands of an earlier call.
+        its keys, its role, whether it is a container without a subcommand, `CommandStats`). They replace the commands of an earlier call.
         """
         cdef int i
         self.upstream, self.cache_of = upstream, cache_of
         for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
-        for name, is_read, publishes, keys, role, command_stats in commands:
+        for name, is_read, publishes, keys, role, is_container, command_stats in commands:
             if name not in self.command_indexes:
                 if self.specs.count == SPECS_MAX:
                     continue  # the general path answers it
-                self.add_command(name, 1, WORDS_MAX, keys, role, command_stats)
+                self.add_command(name, 1, WORDS_MAX, keys, role, command_stats, is_container)
             i = self.command_indexes[name]
             if self.plans[i].reads_states and not self.has_keys(&self.plans[i], keys):
                 continue
