@@ -72,6 +72,7 @@ cdef class Rules:
 
 cdef class KeyFilter:
     cdef bint admits(self, const Word* keys, size_t count) noexcept
+    cdef bint admits_all_keys(self) noexcept
     cdef bint admits_transaction_of(self, session) except -1
     cdef bint has_own_clock(self) noexcept
 

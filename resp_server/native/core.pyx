@@ -544,6 +544,10 @@ cdef class KeyFilter:
         """Return whether the core may answer a request with these keys, at least one."""
         return False
 
+    cdef bint admits_all_keys(self) noexcept:
+        """Return whether the core may answer requests about all keys."""
+        return False
+
     cdef bint admits_transaction_of(self, session) except -1:
         """Return whether the core may answer a client's transactions."""
         return False
@@ -819,7 +823,7 @@ cdef class Core:
             if rows[command].shape == CLOCK:
                 return self.key_filter.has_own_clock()
             return rows[command].shape in (TEXTS, CLIENT_ID, CACHING, DATABASE)
-        return rows[command].part == TRANSACTION
+        return rows[command].part == TRANSACTION or (rows[command].part == ALL_KEYS and self.key_filter.admits_all_keys())
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
@@ -1757,6 +1761,8 @@ cdef class Core:
             return GENERAL
         pages, now_ms, left = (<JobPages>self.jobs[self.only_job]).pages, (<JobPages>self.jobs[self.only_job]).now_ms, wanted
         found = pages.first_row(&pages.keys, &walk, <uint64_t>cursor << 16, 0, False)
+        if found == MISSING and shape == ONE_TEXT:  # after the last key comes the first one
+            found = pages.first_row(&pages.keys, &walk, 0, 0, False)
         while found == FOUND and not (shape == ONE_TEXT and count):
             if (left <= 0 or visits >= SCAN_VISITS_MAX + wanted) and walk.lookup.high >> 16 != last >> 16:
                 next_cursor = walk.lookup.high >> 16

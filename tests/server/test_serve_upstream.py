@@ -204,6 +204,102 @@ def test_one_address_answers_keys_of_both_sides(client: Connection) -> None:
     assert client.call("DEL", "cart").plain == 1
 
 
+@pytest.fixture
+def own_keys(scene: Scene) -> Iterator[set[bytes]]:
+    names = {b"own:%d" % number for number in range(40)}
+    with scene.upstream.connect() as upstream:
+        upstream.call("MSET", *(word for name in names for word in (name, "1")))
+        yield names
+        upstream.call("DEL", *names)
+
+
+def calls_at(upstream: Connection, command: str) -> int:
+    found = re.search(rb"cmdstat_%b:calls=(\d+)" % command.encode(), upstream.call("INFO", "commandstats").value)
+    return 0 if found is None else int(found[1])
+
+
+def scan_all(client: Connection, *options: object) -> list[bytes]:
+    found, cursor = [], b"0"
+    while True:
+        cursor, keys = client.call("SCAN", cursor, *options).plain
+        found += keys
+        if cursor == b"0":
+            return found
+
+
+def test_requests_about_all_keys_keep_their_order_in_a_pipeline(client: Connection, own_keys: set[bytes]) -> None:
+    everything = own_keys | VALUES.keys()
+    lines = [
+        ("DBSIZE",),
+        ("GET", "job:speed:2"),
+        ("KEYS", "*"),
+        ("RANDOMKEY",),
+        ("GET", "own:1"),
+        ("KEYS", "job:*"),
+        ("SCAN", 0),
+    ]
+    client.send(b"".join(request(*line) for line in lines) * 20)
+    for _ in range(20):
+        count, of_states, keys, drawn, own, some, page = [client.read().plain for _ in lines]
+        # Copies of states' keys at the upstream are counted, but not listed.
+        assert (count, of_states, own) == (len(everything) + len(VALUES) + 1, b"20", b"1")
+        assert sorted(keys) == sorted(everything) and drawn in everything
+        assert sorted(some) == sorted(key for key in VALUES if key.startswith(b"job:"))
+        assert set(page[1]) <= own_keys
+
+
+def test_a_scan_walks_both_sides_whatever_its_options(client: Connection, own_keys: set[bytes]) -> None:
+    everything = own_keys | VALUES.keys()
+    for options in ((), ("COUNT", 1), ("COUNT", 1000), ("MATCH", "*"), ("TYPE", "string", "count", 3)):
+        assert set(scan_all(client, *options)) == everything
+    assert set(scan_all(client, "MATCH", "job:*", "COUNT", 4)) == {key for key in VALUES if key.startswith(b"job:")}
+    assert scan_all(client, "TYPE", "hash") == []
+
+
+@pytest.mark.compiled
+def test_the_upstream_draws_one_key_for_a_random_key(scene: Scene, server: Running, own_keys: set[bytes]) -> None:
+    with server.connect() as client, scene.upstream.connect() as upstream:
+        wait_until_ready(client)
+        before = calls_at(upstream, "randomkey"), calls_at(upstream, "dbsize")
+        client.send(request("RANDOMKEY") * 200)
+        found = {client.read().plain for _ in range(200)}
+        assert found <= own_keys | VALUES.keys() and found & own_keys and found & VALUES.keys()
+        assert calls_at(upstream, "randomkey") - before[0] == 200
+        assert calls_at(upstream, "dbsize") - before[1] <= 200
+
+
+def test_replies_about_all_keys_are_those_of_a_client_that_tracks_keys(
+    client: Connection, server: Running, own_keys: set[bytes]
+) -> None:
+    """Its requests take the general path."""
+    with server.connect() as tracking:
+        tracking.call("HELLO", 3)
+        tracking.call("CLIENT", "TRACKING", "ON")
+        client.call("HELLO", 3)
+        for line in (
+            ("DBSIZE",),
+            ("dbsize", "x"),
+            ("SCAN",),
+            ("SCAN", "x"),
+            ("SCAN", "-1"),
+            ("SCAN", "0", "COUNT", "0"),
+            ("SCAN", "0", "TYPE"),
+            ("SCAN", "1", "COUNT", "0"),
+            ("SCAN", "1", "COUNT", "3"),
+            ("SCAN", "1", "TYPE", "hash"),
+            ("SCAN", "99999999999999999999999"),
+            ("SCAN", str(2**64 - 2)),
+            ("SCAN", "0", "COUNT", "1000"),
+            ("SCAN", "1", "MATCH", "job:speed:[12]", "COUNT", "100"),
+            ("KEYS",),
+            ("KEYS", "none"),
+            ("KEYS", "own:7"),
+            ("KEYS", "*", "x"),
+            ("RANDOMKEY", "x"),
+        ):
+            assert client.call(*line).raw == tracking.call(*line).raw, line
+
+
 def test_the_state_server_is_private(client: Connection, server: Running) -> None:
     found = re.search(r"127\.0\.0\.1:(\d+)", client.call("INFO", "proxy").plain.decode())
     assert found is not None

@@ -178,6 +178,8 @@ class RoutedCommands:
 def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
     """Return the keys of a command that may be forwarded; None: its requests need the general path."""
     facts, policy = routed.facts, routed.policy
+    if routed.destination is Destination.ALL_KEYS:
+        return ()
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
     if needs_own or policy.changes_role or policy.writes_other_database or policy.role not in FORWARDED_ROLES:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
 from resp_server.backends.servers.outages import CommonEpoch, Outages
 from resp_server.backends.servers.requests import ConnectionKey
@@ -119,6 +121,11 @@ class ClusterEpochs:
         if found is None or job not in found.counted or job not in seen:
             return None
         return max(found.counted[job], seen[job])
+
+    def jobs_of(self, server: ConnectionKey) -> Set[str]:
+        """Return the jobs that a server has announced."""
+        found = self.of_connections.get(server)
+        return frozenset() if found is None else found.counted.keys()
 
     def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
         """Note that clients may see an epoch of a server's store before the server announces it."""

@@ -16,8 +16,8 @@ copied out of a server's data without decoding. When all replies of a `ClientBat
 
 The forwarder stops at the first request that is not forwardable. The general path answers that request. It also answers input that
 contains both reads of states and writes to the upstream: the reads may have to be sent again, the writes must not be.
-Errors, pushes, incomplete replies and lost connections are handled by the general path, too. It treats a batch as an
-`InFlightRequest`.
+Pushes, incomplete replies, lost connections, and errors except those of a single upstream are handled by the general path, too. It
+treats a batch as an `InFlightRequest`.
 
 The keys of a client that tracks keys are noted when a state server's reply to them arrives, and recorded in the tracking
 table before anything else runs (see `tracked_reads`). The upstream's keys are tracked by the upstream: the requests of
@@ -25,7 +25,8 @@ such a client go over its dedicated connection. CLIENT CACHING is answered here,
 transaction, to the upstream. The keys of a transaction are read by EXEC, so they are noted with its reply.
 
 If the state server's stores are on this machine (`backends/servers/server_stores.py`), `StoredReads` comes before the forwarder: the
-compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest.
+compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest. It also answers
+requests about all keys, with the upstream's reply and that of the stores.
 """
 
 import re
@@ -40,10 +41,13 @@ cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
 from resp_server.native.core cimport (
-    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, ConnectionFields, FastPath, InputInterceptor, KeyFilter, SessionFields, glob,
+    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, ConnectionFields, Core, FastPath, InputInterceptor, KeyFilter, SessionFields, glob,
     record_reads
 )
-from resp_server.native.wire cimport Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve
+from resp_server.native.arguments cimport integer
+from resp_server.native.wire cimport (
+    NUMBER_LINE_BYTES, Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, write_line
+)
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination, Joined, Role
@@ -53,13 +57,14 @@ from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.reply_sinks import UnansweredError, malformed_reply
 from resp_server.backends.servers.requests import SENDS_MAX, ServerRequest, read_point as encoded_read_point, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
-from resp_server.forwarding.reply_splitter import PING, FrameError
+from resp_server.forwarding.reply_splitter import PING, FrameError, pack
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 
 OK = b"+OK\r\n"
 PONG = b"+PONG\r\n"
+KEY_COUNT = pack((b"DBSIZE",))
 # The beginning of a Redis pattern, up to the first character with a meaning.
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 
@@ -77,15 +82,20 @@ cdef enum:
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     TRANSACTION_BYTES_MAX = 131072  # of a transaction that ends with an incomplete request (guess)
     DEPTH_MAX = 8
+    LISTED_KEYS_MAX = 4096  # of states, that KEYS of one batch walk (guess: half a millisecond)
+    DRAWN_MAX = 1024  # random keys from which the share of hidden ones is estimated (guess)
     DIGITS_MAX = 19  # of an integer of 64 bits
     RANGES_MAX = 2  # see `resp_server.command.keys`
+
+# Those commands about all keys that both sides answer, by their roles.
+LISTINGS = {Role.DBSIZE: COUNTED, Role.KEYS: LISTED, Role.RANDOMKEY: DRAWN, Role.SCAN: SCANNED}
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
 
 cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
     size_t size
-    uint16_t slot
+    uint16_t slot  # of random keys: of the states' a random number, of the upstream's the item with its number of keys
     uint16_t number  # of the connection, in `open_connections`; 0: the value is cached
     uint8_t epochs
 
@@ -96,6 +106,11 @@ cdef enum Join:
     SUM = 2  # sent once for each key
     QUEUED_PART = 3  # of a transaction over several servers: its item is the value that EXEC has for it
     EXEC_PARTS = 4  # EXEC of such a transaction, an array of these values
+    # Requests about all keys. The first item is the reply of the states' stores, and the others are the upstream's.
+    COUNTED = 5  # DBSIZE
+    LISTED = 6  # KEYS
+    DRAWN = 7  # RANDOMKEY
+    SCANNED = 8  # a SCAN of the upstream, whose reply is the only item
 
 cdef struct Request:
     const uint8_t* at
@@ -144,6 +159,9 @@ cdef class KeyPatterns:
     cdef list texts
     cdef KeyPattern* patterns
     cdef size_t count
+    cdef Word word
+    cdef uint32_t drawn, visible  # random keys of the upstream, and those among them that are its own
+    cdef bint has_two_owners  # each key is either the states' or the upstream's, under the same name
 
     def __init__(self, patterns):
         cdef size_t i
@@ -163,6 +181,7 @@ cdef class KeyPatterns:
             each.literal = LITERAL.match(text).end()
             each.is_literal_and_star = text[each.literal:] == b"*"
         self.count = len(self.texts)
+        self.has_two_owners = all([self.patterns[i].backend != GENERAL_PATH for i in range(self.count)])
 
     def __dealloc__(self):
         free(self.patterns)
@@ -192,6 +211,57 @@ cdef class KeyPatterns:
                 return GENERAL_PATH
         return backend
 
+    cdef bint put_owned(self, Output* out, const Item* item, const char* data, int backend, size_t* count) except -1:
+        """Write those keys of an array that are a backend's, and add their number; False: the general path does it."""
+        cdef const uint8_t* at = <const uint8_t*>data + item.at
+        cdef const uint8_t* end = at + item.size
+        cdef size_t keys = 0, i
+        cdef Py_ssize_t took = number_line(at + 1, end, &keys) if item.size and at[0] == 42 else 0
+        cdef int owner
+        cdef Word key
+        if took <= 0:
+            return False
+        at += 1 + took
+        for i in range(keys):
+            took = bulk_bytes(at, end, &key)
+            owner = GENERAL_PATH if took <= 0 else self.owner_of(&key)
+            if owner == GENERAL_PATH:
+                return False
+            if owner == backend:
+                put(out, at, took)
+                count[0] += 1
+            at += took
+        return at == end
+
+    cdef int owner_of(self, const Word* key) noexcept:
+        """Return the backend that lists a key."""
+        cdef int backend = self.backend_of(key)
+        return UPSTREAM_BACKEND if backend == CACHED else backend
+
+    cdef bint put_page(self, Output* out, const Item* item, const char* data, int backend) except -1:
+        """Write a backend's reply to SCAN with its own keys only, and with the cursor that clients send next (see `routing.scan_cursor`)."""
+        cdef const uint8_t* at = <const uint8_t*>data + item.at
+        cdef const uint8_t* end = at + item.size
+        cdef Py_ssize_t took = bulk_bytes(at + 4, end, &self.word) if item.size > 4 and memcmp(at, b"*2\r\n", 4) == 0 else 0
+        cdef int64_t cursor = 0
+        cdef size_t count = 0
+        cdef Item rest
+        cdef Output keys
+        if took <= 0 or not integer(&self.word, &cursor) or cursor < 0:
+            return False
+        rest.at, rest.size = item.at + 4 + took, item.size - 4 - took
+        keys.data, keys.used, keys.size = NULL, 0, 0
+        try:
+            if not self.put_owned(&keys, &rest, data, backend, &count):
+                return False
+            put(out, b"*2\r\n", 4)
+            put_number(out, (cursor << 1 | (backend == STATES)) if cursor else backend == UPSTREAM_BACKEND)
+            put_line(out, 42, count)
+            put(out, keys.data, keys.used)
+            return True
+        finally:
+            free(keys.data)
+
 
 # The part of a command in a transaction.
 cdef enum Part:
@@ -210,6 +280,7 @@ cdef struct Plan:  # how the forwarder may forward a command
     bint publishes  # it may send messages
     uint8_t part
     uint8_t join  # by state servers
+    uint8_t listing  # how a request about all keys is joined; NOT_JOINED: it is about no keys, or about some
     int ranges
     KeyRange keys[RANGES_MAX]
 
@@ -230,6 +301,35 @@ cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept no
 cdef bint number_in(const Word* word, size_t* number) noexcept nogil:
     """Parse a word that is a number in its canonical form; return whether it is one."""
     return number_line(word.at, word.at + word.size + 2, number) == <Py_ssize_t>word.size + 2
+
+
+cdef Py_ssize_t bulk_bytes(const uint8_t* at, const uint8_t* end, Word* word) noexcept nogil:
+    """Return the size of a string in a complete reply, and find its text; -1: it is something else."""
+    cdef size_t size = 0
+    cdef Py_ssize_t took = number_line(at + 1, end, &size) if at < end and at[0] == c"$" else 0
+    if took <= 0 or <size_t>(end - at) < 1 + took + size + 2:
+        return -1
+    word.at, word.size = at + 1 + took, size
+    return 1 + took + size + 2
+
+
+cdef int put_number(Output* out, int64_t number) except -1:
+    """Append a number as a string."""
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef int size = write_line(line, c"$", number)
+    put_line(out, c"$", size - 3)
+    return put(out, line + 1, size - 1)
+
+
+cdef int put_scan(Output* out, const uint8_t* at, const uint8_t* cursor_at, const uint8_t* end) except -1:
+    """Append a SCAN with the cursor of the backend that the client's cursor names: the number without its lowest bit."""
+    cdef Word word
+    cdef int64_t cursor = 0
+    cdef Py_ssize_t took = bulk_bytes(cursor_at, end, &word)
+    integer(&word, &cursor)
+    put(out, at, cursor_at - at)
+    put_number(out, cursor >> 1)
+    return put(out, cursor_at + took, end - cursor_at - took)
 
 
 cdef int64_t integer_in(const char* reply, size_t size) noexcept nogil:
@@ -322,6 +422,7 @@ cdef class ClientBatch:
     cdef bint was_caching_set  # before the requests
     cdef uint64_t full_invalidations  # of the tracking table, when the requests were sent
     cdef list noted  # the keys of state servers' replies that are not recorded yet; None: there are none
+    cdef KeyPatterns patterns  # of the client's database
     cdef object at_epochs  # at which transactions over several servers are read
 
     def __cinit__(self):
@@ -389,6 +490,12 @@ cdef class ClientBatch:
         if request.join != ARRAY and request.join != EXEC_PARTS:
             item.epochs = number
             self.missing -= 1
+            if request.join >= COUNTED:
+                if data[0] == 45:
+                    self.set_error(request, at, size)
+                elif not request.is_error:
+                    item.at, item.size = at, size
+                return entry.item + 1 == request.first + request.items and not (request.is_error or self.join_listing(request))
             if request.join == NOT_JOINED or (size and data[0] == c":" and not request.is_error):
                 item.at, item.size = at, size
                 return 0
@@ -429,6 +536,62 @@ cdef class ClientBatch:
         self.long_reply_bytes += len(reply)
         self.missing -= 1
         return 0
+
+    cdef bint join_listing(self, Request* request) except -1:
+        """Make one reply to a request about all keys of those of both sides; False: the general path answers it."""
+        cdef Item* item = &self.items[request.first]
+        cdef const char* data = self.buffer.data
+        cdef size_t count = 0, at = self.buffer.used
+        cdef bint is_joined = True
+        cdef Output out
+        if request.join == COUNTED:
+            put_line(&self.buffer, c":", integer_in(data + item.at, item.size) + integer_in(data + item[1].at, item[1].size))
+            item.at, item.size, request.join, request.items = at, self.buffer.used - at, NOT_JOINED, 1
+            return True
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            if request.join == DRAWN:
+                is_joined = self.put_drawn(&out, request)
+            elif request.join == SCANNED:
+                is_joined = self.patterns.put_page(&out, item, data, UPSTREAM_BACKEND)
+            else:
+                is_joined = self.patterns.put_owned(&out, item, data, STATES, &count)
+                is_joined = is_joined and self.patterns.put_owned(&out, item + 1, data, UPSTREAM_BACKEND, &count)
+                put_line(&self.buffer, 42, count)
+            put(&self.buffer, out.data, out.used)
+        finally:
+            free(out.data)
+        item.at, item.size, request.join, request.items = at, self.buffer.used - at, NOT_JOINED, 1
+        return is_joined
+
+    cdef bint put_drawn(self, Output* out, const Request* request) except -1:
+        """Write the random key of one side; False: the general path draws one. The states' item has their number of keys, and a key.
+
+        Some of the upstream's keys are hidden: copies of states' keys. Their share follows from all keys drawn so far. In place of a hidden
+        one the states' key is taken, so the upstream's key is chosen so often that each visible key is equally probable.
+        """
+        cdef const Item* drawn = &self.items[request.first + request.items - 1]
+        cdef const Item* total = &self.items[drawn.slot]
+        cdef const uint8_t* at = <const uint8_t*>self.buffer.data + self.items[request.first].at
+        cdef const uint8_t* end = at + self.items[request.first].size
+        cdef const uint8_t* theirs = <const uint8_t*>self.buffer.data + drawn.at
+        cdef KeyPatterns patterns = self.patterns
+        cdef Py_ssize_t took = integer_bytes(at, end), theirs_took
+        cdef double states = integer_in(<const char*>at, took), others = integer_in(self.buffer.data + total.at, total.size), share
+        cdef Word key
+        at += took
+        theirs_took = bulk_bytes(theirs, theirs + drawn.size, &key)
+        if theirs_took > 0:
+            patterns.drawn += 1
+            if patterns.owner_of(&key) == UPSTREAM_BACKEND:
+                patterns.visible += 1
+                share = <double>patterns.visible / patterns.drawn
+                if self.items[request.first].slot * (states + others * share) < others * 65536.0:
+                    return put(out, theirs, theirs_took) == 0
+            if patterns.drawn >= DRAWN_MAX:
+                patterns.drawn, patterns.visible = patterns.drawn >> 1, patterns.visible >> 1
+        took = bulk_bytes(at, end, &key)
+        return took > 0 and patterns.owner_of(&key) == STATES and put(out, at, took) == 0
 
     cdef void set_error(self, Request* request, size_t at, size_t size) noexcept:
         if not request.is_error:
@@ -791,7 +954,8 @@ cdef class PipelineBatch:
             return
         # The general path merges long replies to an MGET, and follows the errors of a transaction at a state server. The
         # reply `+PONG` arrives here if a PING replaced the request because its connection was busy with a long reply.
-        if (is_array or client_batch.requests[entry.request].join == EXEC_PARTS) and type(reply) is not bytes:
+        if (is_array or client_batch.requests[entry.request].join >= EXEC_PARTS) and type(reply) is not bytes:
+            self.forwarder.has_long_listings |= client_batch.requests[entry.request].join == LISTED
             self.forwarder.restart(client_batch)
             return
         if index >= 0 and ((is_array and reply[:1] == b"+") or (is_transaction and (reply == PONG or reply[:1] == b"-"))):
@@ -841,6 +1005,11 @@ cdef class Forwarder:
     cdef dict command_indexes
     cdef bint has_states, has_writes  # of `requests`: some read states; some write at the upstream
     cdef bint has_cached  # some keys of the upstream are cached
+    cdef object stored  # the `StoredReads` that answer requests about all of the states' keys; None: the general path does
+    cdef bytes key_count  # their reply to DBSIZE, while a client's input is being forwarded
+    cdef int64_t listed_keys  # the states' keys that KEYS among `requests` have walked
+    cdef uint32_t total  # of `requests`: the item with the upstream's number of keys; 0: none needed it yet
+    cdef bint has_long_listings  # the upstream's replies to KEYS are long
     cdef list watched  # the keys that `requests` watch at the upstream, after the last EXEC
     cdef bint ends_watch  # they have an EXEC at the upstream
     cdef readonly object cluster
@@ -894,6 +1063,7 @@ cdef class Forwarder:
         cdef Plan* plan = &self.plans[i]
         cdef KeyRange* keys_of_range
         memset(plan, 0, sizeof(Plan))
+        plan.listing = LISTINGS.get(role, NOT_JOINED)
         plan.part = BEGIN if role is Role.MULTI else RUN if role is Role.EXEC else WATCHED if role is Role.WATCH else QUEUED
         for each in keys:
             keys_of_range = &plan.keys[plan.ranges]
@@ -1011,7 +1181,7 @@ cdef class Forwarder:
             self.has_partial = False
             return 0
         client_batch = ClientBatch.__new__(ClientBatch)
-        client_batch.sink, client_batch.protocol = sink, protocol
+        client_batch.sink, client_batch.protocol, client_batch.patterns = sink, protocol, self.patterns
         client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
         client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request) + self.item_count * sizeof(Item))
         if client_batch.requests == NULL:
@@ -1078,7 +1248,7 @@ cdef class Forwarder:
         cdef Plan* plan
         self.has_partial = self.has_states = self.has_writes = self.ends_watch = False
         self.item_count = self.request_count = 0
-        self.cache_hits, self.has_cache, self.divided = 0, False, 0
+        self.cache_hits, self.has_cache, self.divided, self.key_count, self.total, self.listed_keys = 0, False, 0, None, 0, 0
         self.patterns = self.patterns_of(database)
         if self.cached:
             self.cached = []
@@ -1119,6 +1289,8 @@ cdef class Forwarder:
                     break
             self.add_request(command, at, took, items)
             self.requests[self.request_count - 1].is_in_transaction = multi != NULL
+            if self.listed_keys > LISTED_KEYS_MAX:  # the client's other requests have another turn
+                requests_max = self.request_count
             if plan.part == RUN:
                 multi, requests_max = NULL, TRANSACTION_REQUESTS_MAX
                 self.requests[self.request_count - 1].queued = self.request_count - begin - 2
@@ -1175,6 +1347,8 @@ cdef class Forwarder:
         cdef int backend = STATES
         cdef Word none
         self.requests[self.request_count].join, self.requests[self.request_count].has_caching = NOT_JOINED, False
+        if plan.listing:
+            return 0 if is_queued else self.add_listing(sink, plan, count, at, size, protocol, database)
         if keys < 0:
             return 0
         if self.upstream is not None and not is_of_states:
@@ -1255,6 +1429,71 @@ cdef class Forwarder:
                 return 0
         self.has_states = True
         return items
+
+    cdef int add_listing(self, sink, const Plan* plan, size_t count, const uint8_t* at, size_t size, int protocol, database) except -1:
+        """Add the items of a request about all keys; return their number, or 0: the general path answers it."""
+        cdef Item* item = self.add_item(0)
+        cdef Request* request = &self.requests[self.request_count]
+        cdef StoredReads stored = self.stored
+        cdef int64_t cursor = 0
+        cdef int items = 3 if plan.listing == DRAWN and not self.total else 2
+        cdef bytes found
+        if stored is None or database or self.tracking is not None or type(sink) is not ClientForwarder:
+            return 0
+        if self.has_writes or self.holds_upstream or not self.patterns.has_two_owners or self.item_count + items > ITEMS_MAX:
+            return 0
+        if not self.open_upstream(sink, protocol, database) or self.node_table is not None:
+            return 0
+        if plan.listing == SCANNED:
+            if count < 2 or not integer(&self.words[1], &cursor) or cursor < 0:
+                return 0
+            items = 1
+        elif count != (2 if plan.listing == LISTED else 1) or (plan.listing == LISTED and self.has_long_listings):
+            return 0
+        if plan.listing != SCANNED or cursor & 1:
+            found = self.reply_of_states((<ClientForwarder>sink).fields, plan.listing, at, size)
+            if found is None:
+                return 0
+            self.cached.append(found)
+            request.join = NOT_JOINED if items == 1 else plan.listing
+        else:
+            item.number, request.join = UPSTREAM, SCANNED
+        self.has_states = True
+        if items == 3:
+            self.total = self.item_count + 1
+        for i in range(1, items):
+            self.add_item(i).number = UPSTREAM
+        item.slot, item[items - 1].slot = <uint16_t>stored.core.below(1 << 16), self.total
+        return items
+
+    cdef bytes reply_of_states(self, SessionFields session, int listing, const uint8_t* at, size_t size):
+        """Return the states' part of the reply to a request about all keys; None: the general path answers it."""
+        cdef StoredReads stored = self.stored
+        cdef Output out
+        cdef Item reply
+        cdef bytes found
+        if listing != SCANNED:
+            if self.key_count is None:
+                self.key_count = stored.reply_about_states(session, PyBytes_AS_STRING(KEY_COUNT), PyBytes_GET_SIZE(KEY_COUNT))
+            if self.key_count is None or listing == COUNTED:
+                return self.key_count
+            found = stored.reply_about_states(session, at, size)
+            if listing == LISTED or found is None:
+                self.listed_keys += 1 + integer_in(PyBytes_AS_STRING(self.key_count), PyBytes_GET_SIZE(self.key_count))
+                return found
+            return self.key_count + found
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            put_scan(&out, at, self.words[0].at + self.words[0].size + 2, at + size)
+            found = stored.reply_about_states(session, out.data, out.used)
+            if found is None:
+                return None
+            out.used, reply.at, reply.size = 0, 0, PyBytes_GET_SIZE(found)
+            if not self.patterns.put_page(&out, &reply, PyBytes_AS_STRING(found), STATES):
+                return None
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
 
     cdef int add_cached_item(self, sink, const uint8_t* at, size_t size, int protocol, database) except -1:
         """Add the cached reply to a read; return 1, or 0: the general path answers it."""
@@ -1423,8 +1662,13 @@ cdef class Forwarder:
                     put(&batch.out, PyBytes_AS_STRING(caching), PyBytes_GET_SIZE(caching))
                     batch.add(client_batch, i, request.first, 0, number, start, True)
                     start = batch.out.used
-                put(&batch.out, request.at, request.size)
+                if request.join == SCANNED:
+                    put_scan(&batch.out, request.at, request.keys, request.at + request.size)
+                else:
+                    put(&batch.out, request.at, request.size)
                 batch.add(client_batch, i, request.first, client_batch.items[request.first].slot, number, start)
+            elif request.join >= COUNTED:
+                self.send_listing(client_batch, i)
         for j in range(self.used_count):
             self.batches[self.used[j]] = None
         self.last_command = self.names[client_batch.requests[client_batch.request_count - 1].command]
@@ -1478,6 +1722,18 @@ cdef class Forwarder:
             put(&batch.out, requests[run].at, requests[run].size)
             batch.add(client_batch, run, requests[run].first, 0, number, batch.out.used)
         return 0
+
+    cdef int send_listing(self, ClientBatch client_batch, uint32_t index) except -1:
+        """Append a request about all keys, which the upstream answers for its own; for the first random key, also their number."""
+        cdef Request* request = &client_batch.requests[index]
+        cdef PipelineBatch batch = <PipelineBatch>self.batches[UPSTREAM]
+        cdef size_t start = batch.out.used
+        if request.items == 3:
+            put(&batch.out, PyBytes_AS_STRING(KEY_COUNT), PyBytes_GET_SIZE(KEY_COUNT))
+            batch.add(client_batch, index, request.first + 1, 0, UPSTREAM, start)
+            start = batch.out.used
+        put(&batch.out, request.at, request.size)
+        return batch.add(client_batch, index, request.first + request.items - 1, 0, UPSTREAM, start)
 
     cdef int send_each_key(self, ClientBatch client_batch, uint32_t index) except -1:
         """Append a request for each key of a request whose replies are added up."""
@@ -1584,7 +1840,10 @@ cdef class StateKeys(KeyFilter):
     """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns; none without stores."""
 
     cdef Forwarder forwarder
-    cdef bint has_stores
+    cdef bint has_stores, admits_all
+
+    cdef bint admits_all_keys(self) noexcept:
+        return self.admits_all
 
     cdef bint admits(self, const Word* keys, size_t count) noexcept:
         cdef size_t i
@@ -1629,6 +1888,7 @@ cdef class StoredReads(FastPath):
         keys.has_stores = stores is not None
         self.forwarder = keys.forwarder = forwarder
         self.stores = stores
+        forwarder.stored = None if stores is None else self
         self.core.key_filter = keys
 
     cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
@@ -1678,6 +1938,25 @@ cdef class StoredReads(FastPath):
         except Exception as error:
             self.server.report(error)
         return self.may_read
+
+    cdef bytes reply_about_states(self, SessionFields session, const void* request, size_t size):
+        """Return the reply of the stores to a request about all keys; None: the general path answers it."""
+        cdef Core core = self.core
+        cdef bint is_full = core.is_full, is_incomplete = core.is_incomplete
+        if not session.can_use_checked_fast_path or not self.begin():
+            return None
+        core.drop_lookaheads()
+        core.begin_tracking(None)
+        self.output.used = 0
+        core.out, core.monotonic_ms, core.session = &self.output, self.renewed_ms, session
+        (<StateKeys>core.key_filter).admits_all = True
+        try:
+            if core.answer_all(<const uint8_t*>request, size, session.protocol, None) != size:
+                return None
+            return PyBytes_FromStringAndSize(self.output.data, self.output.used)
+        finally:
+            (<StateKeys>core.key_filter).admits_all = False
+            core.is_full, core.is_incomplete = is_full, is_incomplete
 
     def collect(self):
         self.core.counts.hits = self.core.counts.misses = 0  # the servers' hits are counted, and the forwarder does not know its own

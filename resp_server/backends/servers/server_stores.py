@@ -47,6 +47,12 @@ class StoresView(KeyspaceView):
             self._compared[name] = snapshot.version
         return snapshot
 
+    def check_all_listed(self) -> None:
+        """Raise StoreError also if the state server serves a job whose store is not read here."""
+        super().check_all_listed()
+        if self.epochs is not None and not self.epochs.jobs_of(self.server) <= self._keyspace.jobs.keys():
+            raise StoreError("a job's keys can only be listed by its state server")
+
     def compare_again(self) -> None:
         """Compare all snapshots before their next use: an epoch was announced, or a store has changed."""
         self._compared.clear()
