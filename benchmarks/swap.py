@@ -43,6 +43,8 @@ from resp_server.net.client import Client, ClientError
 STATES_BUDGET = 0.95
 CHECKED_KEYS = 100
 DELAY_REQUESTS = 50_000
+# One request at a time takes so many times as long as through twemproxy, at most.
+DELAY_BUDGET = 1.1
 # As many replies fit into a proxy's cache.
 CACHED_KEYS = 10_000
 IDLE_CLIENTS = 1_000
@@ -148,7 +150,11 @@ def run(options: Options) -> Iterator[Row]:
             yield _of_states(pipeline, scene, options)
         for pipeline in PIPELINES:
             yield _beside_a_stopped_upstream(pipeline, scene, options)
-        yield from _delays(get, scene, options)
+        busy = f"{CLIENTS} connections without a pause, so it is that of a busy machine; beside the upstream alone"
+        yield from _delays("delay of a GET of the upstream's keys", get, CLIENTS, scene.alone, busy, scene, options)
+        for case in (get, set_):
+            name = f"delay of a {case.name} of the upstream's keys, one request at a time"
+            yield from _delays(name, case, 1, scene.peer, "one connection", scene, options, DELAY_BUDGET)
         yield _beside_blocked_clients(get, scene, options)
         yield from _of_cached_keys(scene, folder, stack, options)
         yield from _of_serve(scene, folder, stack, options)
@@ -305,16 +311,25 @@ def _compared(
     )
 
 
-def _delays(case: Case, scene: Swap, options: Options) -> Iterator[Row]:
-    """Yield the delay of a request while 50 clients send one request at a time, as redis-benchmark measures it."""
-    requests = str(max(CLIENTS, int(DELAY_REQUESTS * options.scale)))
+def _delays(
+    name: str,
+    case: Case,
+    clients: int,
+    peer: Endpoint,
+    note: str,
+    scene: Swap,
+    options: Options,
+    budget: float | None = None,
+) -> Iterator[Row]:
+    """Yield the delay of a request while clients send one request at a time, as redis-benchmark measures it."""
+    requests = str(max(clients, int(DELAY_REQUESTS * options.scale)))
     rounds: list[dict[str, dict[str, str]]] = []
     for number in range(options.rounds):
-        options.report(f"delay: round {number + 1} of {options.rounds}")
-        order = (scene.swap, scene.alone) if number % 2 == 0 else (scene.alone, scene.swap)
+        options.report(f"{name}: round {number + 1} of {options.rounds}")
+        order = (scene.swap, peer) if number % 2 == 0 else (peer, scene.swap)
         found = {}
         for endpoint in order:
-            command = ["redis-benchmark", "-p", str(endpoint.port), "-c", str(CLIENTS), "-n", requests]
+            command = ["redis-benchmark", "-p", str(endpoint.port), "-c", str(clients), "-n", requests]
             done = subprocess.run(
                 [*command, "-r", str(case.key_range), "--csv", *case.words], capture_output=True, text=True, check=True
             )
@@ -323,13 +338,14 @@ def _delays(case: Case, scene: Swap, options: Options) -> Iterator[Row]:
     for share in ("p50", "p99"):
         column = f"{share}_latency_ms"
         yield compared_row(
-            f"delay of a GET of the upstream's keys, {share}",
+            f"{name}, {share}",
             "swap",
-            [(float(each[scene.swap.name][column]), float(each[scene.alone.name][column])) for each in rounds],
+            [(float(each[scene.swap.name][column]), float(each[peer.name][column])) for each in rounds],
             unit="ms",
             better="less",
-            peer_name="redis-server",
-            note=f"{CLIENTS} connections without a pause, so it is that of a busy machine; beside the upstream alone",
+            budget=budget,
+            peer_name=peer.name,
+            note=note,
         )
 
 
