@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka bench soak chaos conformance screenshots programs fuzz fuzz-native mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ fuzz: setup ## send random bytes in random chunks, guided by coverage; ARGS="--s
 
 fuzz-native: setup ## fuzz the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz.native $(ARGS)
+
+fuzz-paths: setup ## send random requests to the compiled core and to the general path, and compare replies; ARGS="--requests 10000000 --seed 7"
+	@$(RUN) python -m compat.fuzz.paths $(ARGS)
 
 mutation: setup-test ## list changes of a folder's code that no unit test notices (FOLDER=state_backend/log); ARGS="--sample 200"
 	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1

@@ -173,7 +173,8 @@ cdef class Core:
     cdef int begin_transaction(self) except -1
     cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
     cdef int discard(self) except -1
-    cdef bint note_slots(self, const Request* request, dict slots) except -1
+    cdef bint may_queue_slots(self, const Request* request) noexcept
+    cdef int note_slots(self, const Request* request, dict slots) except -1
     cdef bint run_queued(self, list queued, Rules rules) except -1
     cdef bint add_queued(self, list queued, Rules rules) except -1
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1

@@ -1211,7 +1211,7 @@ cdef class Core:
             command = request.command
             if rows[command].part == TRANSACTION or rows[command].shape == DATABASE or not is_queueable(&rows[command]):
                 break
-            if self.is_node and not self.note_slots(&request, transaction.slots):
+            if self.is_node and not self.may_queue_slots(&request):
                 break
             words, added = [], 0
             for i in range(count):
@@ -1219,6 +1219,8 @@ cdef class Core:
                 added += self.words[i].size + WORD_OVERHEAD_BYTES
             if <int64_t>len(requests) >= requests_left or size + added > bytes_left:
                 break
+            if self.is_node:
+                self.note_slots(&request, transaction.slots)
             requests.append(words)
             size += added
             needs_state |= self.needs_state[request.command]
@@ -1245,8 +1247,8 @@ cdef class Core:
         self.last_command, self.is_caching_set = DISCARD, False
         return 0
 
-    cdef bint note_slots(self, const Request* request, dict slots) except -1:
-        """Add the slots of a request's keys to those of its transaction; False if the general path has to queue it."""
+    cdef bint may_queue_slots(self, const Request* request) noexcept:
+        """Return whether a request's keys are in slots of this node, and in one of them; else the general path queues it."""
         cdef uint32_t i
         cdef uint16_t slot, first_slot = 0
         for i in range(request.first_word, request.first_word + request.keys):
@@ -1257,8 +1259,14 @@ cdef class Core:
                 return False
             if self.owned_slots != NULL and not self.owned_slots[slot]:
                 return False
-            slots[slot] = None
         return True
+
+    cdef int note_slots(self, const Request* request, dict slots) except -1:
+        """Add the slots of a queued request's keys to those of its transaction."""
+        cdef uint32_t i
+        for i in range(request.first_word, request.first_word + request.keys):
+            slots[slot_of(self.words[i].at, self.words[i].size)] = None
+        return 0
 
     cdef bint run_queued(self, list queued, Rules rules) except -1:
         """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""

@@ -601,6 +601,15 @@ def apply(store: LmdbStore, turn: int) -> None:
 @example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [])
 @example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
 @example(CROSS_SLOT[:2] + CROSS_SLOT[3:], b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
+# A request that is refused is not queued, and its keys are not those of the transaction.
+@example(
+    [*CROSS_SLOT[:2], [b"MGET", b"j:v:0", b"j:v:1"], [b"EXEC"]],
+    b"",
+    [15, 40],
+    False,
+    [topology(0, "0-16383", "", False)],
+    [],
+)
 def test_a_connection_answers_and_counts_as_one_without_the_core(
     settings_of: dict[str, Any],
     sent: list[list[bytes]],
