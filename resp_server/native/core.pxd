@@ -9,8 +9,6 @@ from resp_server.native.records cimport Item, RankRange, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Pages, Walk
 
-cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil
-
 cdef int record_reads(tracking, tracking_state, list keys) except -1
 
 cdef class InputInterceptor:
@@ -28,8 +26,6 @@ cdef enum:
     GENERAL_BYTES_MAX = 64 << 10  # of requests that are cut for the general path at once
     ENTRIES_MAX = 4096  # of a reply, some 200 us; the general path sends longer ones, in steps
     SELECTORS_MAX = 8
-    # Bytes of patterns that a request's keys are compared with: those of its user, or of a scan. Some 3 ms.
-    GLOB_STEPS_MAX = 1 << 20
 
     COMMANDS_MAX = 128
 
@@ -185,15 +181,13 @@ cdef class Core:
     cdef int reply_to_keys(self, Request* request) except -2
     cdef int reply_without_key(self, Request* request) except -2
     cdef int set_read_point(self, const Word* words, size_t count) except -2
-    cdef int reply_of_encoding(self, int found, const Record* record) except -2
-    cdef int reply_of_dump(self, int found, const Record* record) except -2
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2
     cdef int reply_of_whole(self, Request* request, int found, const Record* record) except -2
     cdef int put_row(self, int shape, const Walk* walk, int64_t now_ms) except -2
     cdef int reply_of_rows(self, Request* request, const Record* record, uint64_t cursor, int64_t wanted) except -2
     cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2
-    cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_string_range(self, Request* request, const Record* record) except -2
     cdef int reply_of_members(self, Request* request, int found, const Record* record) except -2
     cdef int find_member(
         self, Request* request, size_t index, int found, const Record* record, Member* member
@@ -203,20 +197,16 @@ cdef class Core:
     cdef int reply_of_random(self, Request* request, int found, const Record* record) except -2
     cdef int64_t below(self, int64_t limit) noexcept
     cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2
-    cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2
-    cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2
-    cdef int reply_of_numbers(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_search(self, Request* request, const Record* record) except -2
     cdef int reply_of_sets(self, Request* request) except -2
     cdef bint parse_combination(self, Request* request, Combination* wanted) except -1
     cdef int64_t read_sets(self, Request* request, Combination* wanted) except -2
-    cdef int reply_of_sort(self, Request* request, int found, const Record* record) except -2
+    cdef int reply_of_sort(self, Request* request, const Record* record) except -2
     cdef int put_item(self, const Item* item, bint has_score) except -1
     cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2
-    cdef int insert(self, size_t before, const char* head, size_t size) except -2
     cdef int reply_of_keys(self, Request* request) except -2
     cdef int reply_of_slot(self, Request* request) except -2
     cdef bint is_listed(self)
-    cdef int64_t size_of(self, const Record* record) noexcept
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2
     cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1

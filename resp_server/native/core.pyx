@@ -17,29 +17,29 @@ from cpython.mem cimport PyMem_Free
 from cpython.ref cimport PyObject
 from cpython.time cimport monotonic_ns
 from libc.math cimport INFINITY, fabs, nextafter, signbit
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
-from libc.string cimport memchr, memcmp, memcpy, memmove, memset, strlen
+from libc.string cimport memchr, memcmp, memcpy, memset, strlen
 
-from resp_server.native.arguments cimport exact_double, integer, is_number, is_word, score_of, text_end
+from resp_server.native.arguments cimport exact_double, integer, is_word, score_of, text_end
+from resp_server.native.bits cimport count_leading_zeros, put_bits, put_numbers
+from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
+from resp_server.native.dumps cimport Checksums, put_dump, put_encoding
 from resp_server.native.geo cimport Match, Search, by_order, parse_search, put_distance, put_match, put_place, unit_of
 from resp_server.native.geohash cimport CELLS_MAX, Cell, cells_of, distance, distance_within, first_score, is_place, point_of
+from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.records cimport (
-    ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, SHORT_LIST, SMALL_MAP, SMALL_SET,
-    SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
-    map_value, members_in_run, name_member, next_item, rank_in_run, read_record, read_run,
-    text_ranks
+    ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, RANK_BITS, SHORT_LIST, SMALL_MAP,
+    SMALL_SET, SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
+    map_value, members_in_run, name_member, next_item, rank_in_run, read_record, read_run, size_of, text_ranks
 )
-from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
 from resp_server.native.rows cimport *
 from resp_server.native.wire cimport (
-    COMMAND_BYTES_MAX, NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, number_line, put, put_bulk, put_double_text, put_line,
+    NUMBER_LINE_BYTES, Output, Specs, Word, add_spec, command_at, cut, insert, number_line, put, put_bulk, put_double_text, put_line,
     put_nil, reserve, write_line
 )
-from state_backend.native.little_endian cimport f64, u16, u32, u64
-from state_backend.native.lookup cimport (
-    EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, Walk, crc16_of, crc32_of, slot_of
-)
+from state_backend.native.little_endian cimport f64, u32, u64
+from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, Walk, crc32_of, slot_of
 
 from resp_server.protocol.doubles import double_text
 from resp_server.protocol.errors import no_frequency
@@ -48,10 +48,6 @@ from resp_server.protocol.replies import Frames, OK, Pending, ReplySet, Sliced, 
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
 from resp_server.protocol.rdb_encoder import checksum_table
 from state_backend.model.errors import StoreError
-
-cdef extern from *:
-    int count_leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
-    int count_ones "__builtin_popcountll"(unsigned long long) noexcept nogil
 
 cdef extern from "Python.h":
     void PyObject_GC_UnTrack(void *)
@@ -193,9 +189,6 @@ cdef bytes NO_FREQUENCY = b"-%b\r\n" % no_frequency().line
 cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
 cdef size_t PATTERN_BYTES_MAX = PATTERN_BYTES
 
-# More members than any sorted set has. Counts in a tree are masked with it, so that a sum cannot overflow.
-cdef int64_t RANKS_MAX = (1 << 53) - 1
-
 # A key's job, if it is not the index of one.
 cdef enum:
     NO_JOB = -1
@@ -208,14 +201,6 @@ cdef enum:
 # A tree that is not damaged is not deeper. A damaged one may have a cycle.
 cdef enum:
     TREE_DEPTH_MAX = 16
-
-# Redis' limits of compact encodings (see `commands.object`).
-cdef enum:
-    EMBEDDED_BYTES_MAX = 44
-    COMPACT_ITEMS_MAX = 128
-    COMPACT_ITEM_BYTES_MAX = 64
-    COMPACT_LIST_BYTES_MAX = 8192
-    NUMBERS_MAX = 512
 
 # The watched keys of a client, and the bytes of a record, that make a mark; the general path makes others.
 cdef enum:
@@ -235,14 +220,13 @@ cdef enum:
     VISITED_BYTES_MAX = 4 << 20  # of their records
 cdef uint64_t POSITIONS = <uint64_t>1 << 48, KEY_POSITIONS = <uint64_t>1 << 46
 
-# Elements of a record of which some are chosen at random; the highest offset of a bit.
+# Elements of a record of which some are chosen at random.
 cdef enum:
     RANDOM_MAX = 512
 # Functions that are called for one client before others have their turn (guess: below a turn's time, as it ends after a call).
 cdef int64_t CALLED_NS_MAX = 1_000_000
 # Where a shorter request is slow, sessions are observed, and the core calls nothing (see `context.ONE_BY_ONE_US`).
 cdef int64_t ONE_BY_ONE_NS = 1_000_000
-cdef int64_t BIT_OFFSET_MAX = (<int64_t>512 << 23) - 1
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
@@ -318,98 +302,22 @@ cdef bint put_reply(Output* out, reply, bint is_resp3) except -1:
     return True
 
 
-# The types of small records in RDB, by their forms.
-cdef uint8_t[5] RDB_TYPES = [0, 4, 1, 2, 5]
-cdef uint64_t crc64_table[256]
-
-for _byte, _checksum in enumerate(checksum_table()):
-    crc64_table[_byte] = _checksum
+# Of RDB (see `dumps.pxd`).
+cdef Checksums checksums[8]
 
 
-cdef int put_rdb_length(Output* out, size_t number) except -1:
-    cdef uint8_t bytes_[5]
-    cdef int size = 1 if number < 1 << 6 else 2 if number < 1 << 14 else 5, i
-    for i in range(size):
-        bytes_[size - 1 - i] = <uint8_t>(number >> 8 * i)
-    if size > 1:
-        bytes_[0] = bytes_[0] | 0x40 if size == 2 else 0x80
-    return put(out, bytes_, size)
+def _fill_checksums():
+    cdef int byte, i
+    for byte, checksum in enumerate(checksum_table()):
+        checksums[0][byte] = checksum
+    for i in range(1, 8):
+        for byte in range(256):
+            checksums[i][byte] = checksums[0][checksums[i - 1][byte] & 0xFF] ^ checksums[i - 1][byte] >> 8
 
+
+_fill_checksums()
 
 # --- access control ---------------------------------------------------------------------------------------------------
-
-
-cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byte) noexcept nogil:
-    """Return whether a byte is in the class that begins after a `[`; move the pattern to the class's last byte."""
-    cdef const uint8_t* at = pattern[0]
-    cdef bint is_not = at < end and at[0] == c"^", found = False
-    cdef int8_t first, last  # Redis compares the bytes of a range as signed characters
-    if is_not:
-        at += 1
-    while True:
-        if end - at >= 2 and at[0] == c"\\":
-            at += 1
-            found |= at[0] == byte
-        elif at >= end:
-            at -= 1
-            break
-        elif at[0] == c"]":
-            break
-        elif end - at >= 3 and at[1] == c"-":
-            first, last = <int8_t>at[0], <int8_t>at[2]
-            at += 2
-            found |= min(first, last) <= <int8_t>byte <= max(first, last)
-        else:
-            found |= at[0] == byte
-        at += 1
-    pattern[0] = at
-    return found != is_not
-
-
-cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size, uint64_t* steps) noexcept nogil:
-    """Match a glob as Redis does, with backtracking to the last star only, which is sufficient.
-
-    steps: the bytes of patterns that were compared are added. Above GLOB_STEPS_MAX, the result is wrong.
-    """
-    cdef const uint8_t* end = pattern + pattern_size
-    cdef const uint8_t* text_end = text + size
-    cdef const uint8_t* star = NULL
-    cdef const uint8_t* star_text = NULL
-    cdef const uint8_t* at = pattern
-    cdef const uint8_t* begun = pattern
-    cdef bint fits
-    if not size:  # as in Redis, an empty text matches only an empty pattern and `*`
-        return not pattern_size or (pattern_size == 1 and pattern[0] == c"*")
-    while True:
-        if pattern < end and pattern[0] == c"*":
-            while pattern < end and pattern[0] == c"*":
-                pattern += 1
-            if pattern == end:
-                return True
-            star, star_text = pattern, text
-            continue
-        if text == text_end:
-            return pattern == end
-        fits = False
-        if pattern < end:
-            at = pattern
-            if at[0] == c"?":
-                fits = True
-            elif at[0] == c"[":
-                at += 1
-                fits = matches_class(&at, end, text[0])
-            else:
-                if at[0] == c"\\" and end - at >= 2:
-                    at += 1
-                fits = at[0] == text[0]
-            if fits:
-                pattern, text = at + 1, text + 1
-                continue
-        steps[0] += at + 1 - begun
-        if star == NULL or steps[0] > GLOB_STEPS_MAX:
-            return False
-        star_text += 1
-        pattern, text, at, begun = star, star_text, star, star
 
 
 cdef class Rules:
@@ -1014,7 +922,7 @@ cdef class Core:
                 else:
                     high = middle
             number = u64(ends - 8 * count + 8 * low)
-            before += <int64_t>(u64(ends + 8 * (low - 1)) & RANKS_MAX) if low else 0
+            before += <int64_t>(u64(ends + 8 * (low - 1)) & ((<uint64_t>1 << RANK_BITS) - 1)) if low else 0
         return -1
 
     cdef int begin_tracking(self, tracking_state) except -1:
@@ -1365,52 +1273,47 @@ cdef class Core:
         found = self.read_key(request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
-        if row.part == FACT:
-            if row.shape == STORED_BYTES:
-                if record.form > SMALL_SORTED_SET:
-                    return GENERAL
-                size = self.lookups[request.first_lookup].size + ROW_BYTES
-                return (put_line(self.out, c":", size) if found == LIVE else put_nil(self.out, self.is_resp3)) + ANSWERED
-            self.count_lookup(found == LIVE)
-            if row.shape == ENCODINGS:
-                return self.reply_of_encoding(found, &record)
-            if row.shape == DUMPS:
-                return self.reply_of_dump(found, &record)
-            return self.reply_of_fact(row.shape, found, &record)
-        if row.part == SORTED:
-            return self.reply_of_sort(request, found, &record)
-        if found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
+        if row.part == FACT and row.shape == STORED_BYTES:
+            if record.form > SMALL_SORTED_SET:
+                return GENERAL
+            size = self.lookups[request.first_lookup].size + ROW_BYTES
+            return (put_line(self.out, c":", size) if found == LIVE else put_nil(self.out, self.is_resp3)) + ANSWERED
+        if row.kind != ANY_KIND and found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
-        if row.part == MEMBERS:
-            if row.shape == DISTANCE:
-                return self.reply_of_distance(request, found, &record)
+        if row.part == MEMBERS and row.shape != DISTANCE:
             return self.reply_of_members(request, found, &record)
+        self.count_lookup(found == LIVE)
+        if row.part == FACT:
+            return self.reply_of_fact(row.shape, found, &record)
+        if row.part == MEMBERS:
+            return self.reply_of_distance(request, found, &record)
         if row.part == AREA:
             return self.reply_of_area(request, row.shape, found, &record)
+        if row.part == SORTED:
+            return self.reply_of_sort(request, &record)
         if row.kind == SORTED_SET and row.part in (RANKS, SCORES, TEXT_RANGE):
             return self.reply_of_range(request, found, &record)
         if row.kind == LIST and row.part == RANKS:
             return self.reply_of_list(request, found, &record)
         if row.part == SIZE:
-            size = self.size_of(&record) if found == LIVE else 0
-            if size < 0:
-                return GENERAL
-            self.count_lookup(found == LIVE)
-            return put_line(self.out, c":", size) + ANSWERED
+            size = size_of(&record)
+            return put_line(self.out, c":", size) + ANSWERED if size >= 0 else GENERAL
         if row.part == SCAN:
             return self.reply_of_scan(request, found, &record)
         if row.part == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
-            return self.reply_of_rows(request, &record, 0, self.size_of(&record))
+            return self.reply_of_rows(request, &record, 0, size_of(&record))
         if found == LIVE and record.form != SMALL_FORMS[row.kind]:
             return GENERAL
         if row.part == RANDOM:
             return self.reply_of_random(request, found, &record)
+        if row.part == BITS and row.is_array:
+            return put_numbers(self.out, word, request.words, &record)
         if row.part == BITS:
-            return self.reply_of_numbers(request, found, &record) if row.is_array else self.reply_of_bits(request, found, &record)
+            return put_bits(self.out, word, request.words, row.shape, &record)
         if row.part == SEARCH:
-            return self.reply_of_search(request, found, &record)
+            return self.reply_of_search(request, &record)
         if row.part == RANKS:
-            return self.reply_of_string_range(request, found, &record)
+            return self.reply_of_string_range(request, &record)
         return self.reply_of_whole(request, found, &record)
 
     cdef int reply_without_key(self, Request* request) except -2:
@@ -1468,74 +1371,6 @@ cdef class Core:
         self.read_ms = self.now_ms = clock_ms
         return put(self.out, b"+OK\r\n", 5) + ANSWERED
 
-    cdef int reply_of_encoding(self, int found, const Record* record) except -2:
-        """Reply with the encoding that Redis would choose for a small record (see `commands.object`)."""
-        cdef Output* out = self.out
-        cdef int64_t count, i
-        cdef size_t at = 0, bytes_ = 0
-        cdef bint has_long = False, has_text = False
-        cdef const char* name = b"listpack"
-        cdef Word word
-        cdef Item item
-        if found != LIVE:
-            return put_nil(out, self.is_resp3) + ANSWERED
-        if record.form == VALUE:
-            word.at, word.size = record.payload, record.size
-            name = b"int" if is_number(&word) else b"embstr" if record.size <= EMBEDDED_BYTES_MAX else b"raw"
-            return put_bulk(out, name, strlen(name)) + ANSWERED
-        count = self.size_of(record)
-        if record.form > SMALL_SORTED_SET or count <= 0:
-            return GENERAL
-        at = items_start(record)
-        for i in range(2 * count if record.form == SMALL_MAP else count):
-            if next_item(record, i, &at, &item) == GENERAL:
-                return GENERAL
-            word.at, word.size = item.at, item.size
-            has_long |= item.size > COMPACT_ITEM_BYTES_MAX
-            has_text |= not is_number(&word)
-            bytes_ += item.size + 2
-        if record.form == SHORT_LIST:
-            name = b"listpack" if bytes_ < COMPACT_LIST_BYTES_MAX and count <= COMPACT_LIST_BYTES_MAX // 2 else b"quicklist"
-        elif record.form == SMALL_SET and not has_text:
-            if count > NUMBERS_MAX:
-                return GENERAL
-            name = b"intset"
-        elif has_long or (record.form != SMALL_MAP and count > COMPACT_ITEMS_MAX):
-            name = b"skiplist" if record.form == SMALL_SORTED_SET else b"hashtable"
-        return put_bulk(out, name, strlen(name)) + ANSWERED
-
-    cdef int reply_of_dump(self, int found, const Record* record) except -2:
-        """Reply with a small record in the format of RDB (see `protocol.rdb_encoder`)."""
-        cdef Output* out = self.out
-        cdef size_t before = out.used, at
-        cdef char head[NUMBER_LINE_BYTES]
-        cdef int64_t count = self.size_of(record) if found == LIVE else 0, i
-        cdef uint64_t checksum = 0
-        cdef Item item
-        if found != LIVE:
-            return put_nil(out, self.is_resp3) + ANSWERED
-        if record.form > SMALL_SORTED_SET or not 0 <= count:
-            return GENERAL
-        put(out, &RDB_TYPES[record.form], 1)
-        put_rdb_length(out, count)
-        if record.form == VALUE:
-            put(out, record.payload, record.size)
-            count = 0
-        at = items_start(record) if count else 0
-        for i in range(2 * count if record.form == SMALL_MAP else count):
-            if next_item(record, i, &at, &item) == GENERAL:
-                return GENERAL
-            put_rdb_length(out, item.size)
-            put(out, item.at, item.size)
-            if record.form == SMALL_SORTED_SET:
-                put(out, &item.score, 8)
-        put(out, b"\x0a\0", 2)  # the version of RDB
-        for at in range(before, out.used):
-            checksum = crc64_table[(checksum ^ <uint8_t>out.data[at]) & 0xFF] ^ checksum >> 8
-        put(out, &checksum, 8)
-        put(out, b"\r\n", 2)
-        return self.insert(before, head, write_line(head, c"$", out.used - before - 2))
-
     cdef int reply_of_scan(self, Request* request, int found, const Record* record) except -2:
         """Reply with all elements of a small record, at any cursor, or with some of a large map or set."""
         cdef Output* out = self.out
@@ -1553,11 +1388,10 @@ cdef class Core:
             return self.reply_of_rows(request, record, <uint64_t>number, wanted)
         if found == LIVE and record.form != SMALL_FORMS[rows[request.command].kind]:
             return GENERAL
-        self.count_lookup(found == LIVE)
         put(out, b"*2\r\n$1\r\n0\r\n", 11)
         if found != LIVE:
             return put(out, b"*0\r\n", 4) + ANSWERED
-        count = self.size_of(record)
+        count = size_of(record)
         if count < 0 or count > ENTRIES_MAX or record.size > REPLY_BYTES_MAX:
             return GENERAL
         put_line(out, c"*", count if rows[request.command].shape == TEXTS else 2 * count)
@@ -1573,7 +1407,7 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_of_fact(self, int shape, int found, const Record* record) except -2:
-        """Reply with a key's type or expiry, or with a number that is the same for all keys."""
+        """Reply with a fact about a key, or with a number that is the same for all keys."""
         cdef Output* out = self.out
         cdef int64_t number
         if shape == TYPES:
@@ -1583,6 +1417,10 @@ cdef class Core:
                 if record.form in (SMALL_FORMS[number], LARGE_FORMS[number]):
                     return put(out, TYPE_REPLIES[number], strlen(TYPE_REPLIES[number])) + ANSWERED
             return GENERAL
+        if shape in (ENCODINGS, DUMPS):
+            if found != LIVE:
+                return put_nil(out, self.is_resp3) + ANSWERED
+            return put_encoding(out, record) if shape == ENCODINGS else put_dump(out, record, checksums)
         if shape == NONE_OR_ERROR and found == LIVE:
             self.counts.errors += 1
             return put(out, PyBytes_AS_STRING(NO_FREQUENCY), PyBytes_GET_SIZE(NO_FREQUENCY)) + ANSWERED
@@ -1635,14 +1473,13 @@ cdef class Core:
         cdef size_t at
         cdef Item item
         cdef char type_byte = c"*"
-        self.count_lookup(found == LIVE)
         if row.kind == STRING:
             return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, self.is_resp3)) + ANSWERED
         if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
             type_byte = c"~" if row.kind == SET else c"%"
         if found != LIVE:
             return put_line(out, type_byte, 0) + ANSWERED
-        count = self.size_of(record)
+        count = size_of(record)
         at = items_start(record) if count >= 0 else record.size + 1
         if at > record.size or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
             return GENERAL
@@ -1704,14 +1541,13 @@ cdef class Core:
             found = pages.next_row(&pages.fields, &walk)
         if found != FOUND and found != MISSING:
             return GENERAL
-        self.count_lookup(True)
         if row.part == SCAN:
             return self.put_scan_head(before, next_cursor, 2 * count if shape == PAIRS else count)
         if next_cursor or count != wanted:
             return GENERAL
         if self.is_resp3 and (row.kind == SET or row.shape == PAIRS):
             type_byte = c"~" if row.kind == SET else c"%"
-        return self.insert(before, head, write_line(head, type_byte, 2 * count if shape == PAIRS and not self.is_resp3 else count))
+        return insert(out, before, head, write_line(head, type_byte, 2 * count if shape == PAIRS and not self.is_resp3 else count)) + ANSWERED
 
     cdef int put_scan_head(self, size_t before, uint64_t cursor, int64_t count) except -2:
         """Write the head of a scan's reply whose elements were written from `before` on."""
@@ -1723,15 +1559,7 @@ cdef class Core:
         memcpy(head + size, number + 1, digits + 2)
         size += digits + 2
         size += write_line(head + size, c"*", count)
-        return self.insert(before, head, size)
-
-    cdef int insert(self, size_t before, const char* head, size_t size) except -2:
-        """Write a head in front of what was written from `before` on."""
-        reserve(self.out, size)
-        memmove(self.out.data + before + size, self.out.data + before, self.out.used - before)
-        memcpy(self.out.data + before, head, size)
-        self.out.used += size
-        return ANSWERED
+        return insert(self.out, before, head, size) + ANSWERED
 
     cdef int reply_of_keys(self, Request* request) except -2:
         """Reply with keys of the only job from a cursor on, which is a position (see `Snapshot.scan`), with all, or with any."""
@@ -1799,7 +1627,7 @@ cdef class Core:
         if next_cursor or not self.limit:  # or a second one in a transaction
             return GENERAL
         self.limit = 0  # it took long: the next request has another turn
-        return self.insert(before, head, write_line(head, c"*", count))
+        return insert(out, before, head, write_line(head, c"*", count)) + ANSWERED
 
     cdef int reply_of_slot(self, Request* request) except -2:
         """Reply with the number of a slot's keys, or with some of them."""
@@ -1833,7 +1661,7 @@ cdef class Core:
         if found != FOUND and found != MISSING:
             return GENERAL
         if has_texts:
-            return self.insert(before, head, write_line(head, c"*", count))
+            return insert(self.out, before, head, write_line(head, c"*", count)) + ANSWERED
         return put_line(self.out, c":", count) + ANSWERED
 
     cdef bint is_listed(self):
@@ -1870,15 +1698,14 @@ cdef class Core:
                 found = pages.next_row(&pages.blocks, &walk)
         return ANSWERED
 
-    cdef int reply_of_string_range(self, Request* request, int found, const Record* record) except -2:
+    cdef int reply_of_string_range(self, Request* request, const Record* record) except -2:
         """Reply with a range of a value's bytes; negative positions count from the end."""
         cdef int64_t first = 0, last = 0, size
         if not integer(&self.words[request.first_word + 1], &first):
             return GENERAL
         if not integer(&self.words[request.first_word + 2], &last):
             return GENERAL
-        self.count_lookup(found == LIVE)
-        size = <int64_t>record.size if found == LIVE else 0
+        size = <int64_t>record.size
         if first < 0 and last < 0 and first > last:
             size = 0
         first = max(first + size, 0) if first < 0 else first
@@ -1933,7 +1760,7 @@ cdef class Core:
                 member.at, member.size, member.is_encoded = value.at, value.size, True
             return has
         if record.form in (SMALL_SET, SMALL_SORTED_SET):
-            member.rank = index_of(record, self.size_of(record), word, &member.score)
+            member.rank = index_of(record, size_of(record), word, &member.score)
             return LIVE if member.rank >= 0 else ABSENT if member.rank == -1 else GENERAL
         if index >= request.members:
             return GENERAL
@@ -1982,7 +1809,7 @@ cdef class Core:
             return GENERAL
         if shape == RANKS_OF:
             return put_line(out, c":", member.rank) + ANSWERED
-        count = self.size_of(record)
+        count = size_of(record)
         if member.rank >= count:
             return GENERAL
         return put_line(out, c":", count - 1 - member.rank) + ANSWERED
@@ -1996,7 +1823,6 @@ cdef class Core:
         cdef int has_other = self.find_member(request, 1, found, record, &other)
         if not unit or has_one == GENERAL or has_other == GENERAL:
             return GENERAL
-        self.count_lookup(found == LIVE)
         if has_one != LIVE or has_other != LIVE:
             return put_nil(self.out, self.is_resp3) + ANSWERED
         meters = distance(point_of(one.score), point_of(other.score))
@@ -2012,7 +1838,6 @@ cdef class Core:
         cdef int64_t count, i
         if not parse_search(&self.words[request.first_word + 1], request.words - 1, shape, &wanted):
             return GENERAL
-        self.count_lookup(found == LIVE)
         if found != LIVE:
             return put(self.out, b"*0\r\n", 4) + ANSWERED
         if wanted.member != NULL:
@@ -2073,18 +1898,16 @@ cdef class Core:
         """Reply with an element or a range of a list."""
         cdef Output* out = self.out
         cdef bint is_range = rows[request.command].is_array
-        cdef int64_t count = self.size_of(record) if found == LIVE else 0, first = 0, last = 0
+        cdef int64_t count = size_of(record), first = 0, last = 0
         cdef ByteRange part
         if count < 0:
             return GENERAL
         if not is_range and found != LIVE:
-            self.count_lookup(False)
             return put_nil(out, self.is_resp3) + ANSWERED
         if not integer(&self.words[request.first_word + 1], &first):
             return GENERAL
         if is_range and not integer(&self.words[request.first_word + 2], &last):
             return GENERAL
-        self.count_lookup(found == LIVE)
         if first < 0:
             first += count
         if not is_range:
@@ -2109,7 +1932,7 @@ cdef class Core:
         """Reply with one or some elements of a small record, each as likely as any other."""
         cdef Output* out = self.out
         cdef Word* words = &self.words[request.first_word]
-        cdef int64_t size = self.size_of(record) if found == LIVE else 0, count = 0, left, i, chosen
+        cdef int64_t size = size_of(record), count = 0, left, i, chosen
         cdef bint has_values = request.words == 3
         cdef uint16_t order[RANDOM_MAX]
         if size < 0 or (found == LIVE and not size) or size > RANDOM_MAX:
@@ -2120,7 +1943,6 @@ cdef class Core:
             return GENERAL
         if has_values and found != LIVE:
             return GENERAL
-        self.count_lookup(found == LIVE)
         if request.words == 1:
             if found != LIVE:
                 return put_nil(out, self.is_resp3) + ANSWERED
@@ -2173,95 +1995,13 @@ cdef class Core:
         put_bulk(out, field.at, field.size)
         return (put_bulk(out, value.at, value.size) if has_value else 0) + ANSWERED
 
-    cdef int reply_of_bits(self, Request* request, int found, const Record* record) except -2:
-        """Reply with a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
-        cdef Output* out = self.out
-        cdef Word* words = &self.words[request.first_word]
-        cdef int shape = rows[request.command].shape
-        cdef int64_t size = <int64_t>record.size if found == LIVE else 0, number = 0, first = 0, last = -1, count = 0
-        cdef int at = 1 if shape == LENGTHS else 2
-        cdef bint has_end = request.words >= at + 2
-        cdef uint8_t skipped
-        if shape != LENGTHS and not integer(&words[1], &number):
-            return GENERAL
-        if shape == FLAGS:
-            if not 0 <= number <= BIT_OFFSET_MAX:
-                return GENERAL
-            self.count_lookup(found == LIVE)
-            return put_line(out, c":", record.payload[number >> 3] >> (7 - (number & 7)) & 1 if number >> 3 < size else 0) + ANSWERED
-        if request.words > at + 2 or (shape == LENGTHS and request.words == 2) or not 0 <= number <= 1:
-            return GENERAL
-        if request.words > at and not integer(&words[at], &first):
-            return GENERAL
-        if has_end and not integer(&words[at + 1], &last):
-            return GENERAL
-        self.count_lookup(found == LIVE)
-        if found != LIVE:
-            return put_line(out, c":", 0 if shape == LENGTHS or not number else -1) + ANSWERED
-        if shape == LENGTHS and has_end and first < 0 and last < 0 and first > last:
-            return put_line(out, c":", 0) + ANSWERED
-        first = max(0, first + size) if first < 0 else first
-        last = min(max(0, last + size) if last < 0 else last, size - 1)
-        if shape == LENGTHS:
-            while first <= last:
-                if last - first >= 7:
-                    count += count_ones(u64(record.payload + first))
-                    first += 8
-                else:
-                    count += count_ones(record.payload[first])
-                    first += 1
-            return put_line(out, c":", count) + ANSWERED
-        if first > last:
-            return put_line(out, c":", -1) + ANSWERED
-        skipped = 0 if number else 0xFF
-        while first <= last and record.payload[first] == skipped:
-            first += 1
-        if first > last:  # a value without an end is followed by zeros
-            return put_line(out, c":", 8 * first if not number and not has_end else -1) + ANSWERED
-        skipped = record.payload[first] if number else ~record.payload[first]
-        return put_line(out, c":", 8 * first + count_leading_zeros(<uint64_t>skipped << 56)) + ANSWERED
-
-    cdef int reply_of_numbers(self, Request* request, int found, const Record* record) except -2:
-        """Reply with integers at positions of a value's bits."""
-        cdef Word* words = &self.words[request.first_word]
-        cdef Word digits
-        cdef int64_t size = <int64_t>record.size if found == LIVE else 0, bits = 0, position = 0, bit
-        cdef uint64_t number
-        cdef size_t at
-        cdef bint is_signed, is_nth
-        if request.words % 3 != 1:
-            return GENERAL
-        self.count_lookup(found == LIVE)
-        put_line(self.out, c"*", request.words // 3)
-        for at in range(1, request.words, 3):
-            is_signed = words[at + 1].size > 0 and words[at + 1].at[0] == c"i"
-            is_nth = words[at + 2].size > 0 and words[at + 2].at[0] == c"#"
-            digits.at, digits.size = words[at + 1].at + 1, words[at + 1].size - 1
-            if not is_word(&words[at], b"get", 3) or words[at + 1].size < 2 or words[at + 1].at[0] not in (c"i", c"u"):
-                return GENERAL
-            if not integer(&digits, &bits) or not 1 <= bits <= (64 if is_signed else 63):
-                return GENERAL
-            digits.at, digits.size = words[at + 2].at + is_nth, words[at + 2].size - is_nth
-            if not integer(&digits, &position) or not 0 <= position <= (BIT_OFFSET_MAX // bits if is_nth else BIT_OFFSET_MAX):
-                return GENERAL
-            position, number = position * bits if is_nth else position, 0
-            for bit in range(position, position + bits):
-                number <<= 1
-                if bit >> 3 < size:
-                    number |= record.payload[bit >> 3] >> (7 - (bit & 7)) & 1
-            if is_signed:  # the sign is the highest bit
-                number = <uint64_t>(<int64_t>(number << (64 - bits)) >> (64 - bits))
-            put_line(self.out, c":", <int64_t>number)
-        return ANSWERED
-
-    cdef int reply_of_search(self, Request* request, int found, const Record* record) except -2:
+    cdef int reply_of_search(self, Request* request, const Record* record) except -2:
         """Reply with the index of the first element of a short list that is equal to an argument."""
         cdef const Word* element = &self.words[request.first_word + 1]
         cdef double score
-        cdef int64_t i = index_of(record, self.size_of(record), element, &score) if found == LIVE else -1
+        cdef int64_t i = index_of(record, size_of(record), element, &score)
         if i == -2:
             return GENERAL
-        self.count_lookup(found == LIVE)
         return (put_line(self.out, c":", i) if i >= 0 else put_nil(self.out, self.is_resp3)) + ANSWERED
 
     cdef int reply_of_sets(self, Request* request) except -2:
@@ -2343,7 +2083,7 @@ cdef class Core:
             if found == GENERAL or (found == LIVE and one.record.form not in (SMALL_SET, SMALL_FORMS[row.kind])):
                 return -1
             self.count_lookup(found == LIVE)
-            one.count, one.weight = self.size_of(&one.record) if found == LIVE else 0, wanted.weights[i]
+            one.count, one.weight = size_of(&one.record), wanted.weights[i]
             if one.count < 0:
                 return -1
             total += one.count
@@ -2354,11 +2094,11 @@ cdef class Core:
             sets[j] = one
         return total
 
-    cdef int reply_of_sort(self, Request* request, int found, const Record* record) except -2:
+    cdef int reply_of_sort(self, Request* request, const Record* record) except -2:
         """Reply with the elements of a small list, set or sorted set in the order of their numbers, or of their texts."""
         cdef Word* words = &self.words[request.first_word]
         cdef bint is_descending = False, is_alpha = False
-        cdef int64_t start = 0, wanted = -1, size = 0, i
+        cdef int64_t start = 0, wanted = -1, size, i
         cdef size_t at = 1
         cdef Word word
         cdef Item* items
@@ -2374,11 +2114,9 @@ cdef class Core:
             else:
                 return GENERAL
             at += 1
-        if found == LIVE:
-            size = self.size_of(record) if record.form in (SHORT_LIST, SMALL_SET, SMALL_SORTED_SET) else -1
+        size = size_of(record) if record.form < 0 or record.form in (SHORT_LIST, SMALL_SET, SMALL_SORTED_SET) else -1
         if not 0 <= size <= ENTRIES_MAX:
             return GENERAL
-        self.count_lookup(found == LIVE)
         self.scratch.used = 0
         reserve(&self.scratch, (size + 1) * sizeof(Item))
         items, at = <Item*>self.scratch.data, items_start(record) if size else 0
@@ -2396,30 +2134,12 @@ cdef class Core:
             self.put_item(&items[size - 1 - i if is_descending else i], False)
         return ANSWERED
 
-    cdef int64_t size_of(self, const Record* record) noexcept:
-        """Return the number of elements of a record, or of a value's bytes; -1 if it is damaged."""
-        cdef uint64_t count
-        if record.form == VALUE:
-            return record.size
-        if record.form == SMALL_MAP:
-            return u16(record.payload) if record.size >= 2 else -1
-        if record.form in (SHORT_LIST, SMALL_SET):
-            return list_count(record)
-        if record.form == SMALL_SORTED_SET:
-            return members_in_run(record.payload, record.size)
-        if record.size < 16 or (record.form == LONG_LIST and record.size < 24):
-            return -1
-        count = u64(record.payload + 8)
-        if record.form == LONG_LIST:  # its first index, and the one after its last
-            count = u64(record.payload + 16) - count
-        return <int64_t>count if count <= <uint64_t>RANKS_MAX else -1
-
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2:
         """Return how many members have a lower score; -1 if the set is damaged. is_after: those with this score, too."""
         cdef Word no_member = Word(<const uint8_t*>b"", 0)
         if is_after:
             if score == INFINITY:
-                return self.size_of(record)
+                return size_of(record)
             score = nextafter(score, INFINITY)
         if record.form == SMALL_SORTED_SET:
             return rank_in_run(record.payload, record.size, score, &no_member, False)
@@ -2469,7 +2189,7 @@ cdef class Core:
 
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1:
         """Turn a range into ranks from the lowest, the last one exclusive; False if the set is damaged."""
-        cdef int64_t count = self.size_of(record), length
+        cdef int64_t count = size_of(record), length
         if count < 0:
             return False
         if wanted.is_by_text:
@@ -2509,7 +2229,6 @@ cdef class Core:
             return GENERAL
         if found == LIVE and record.form == LARGE_SORTED_SET and record.size < 24:
             return GENERAL
-        self.count_lookup(found == LIVE)
         if found == LIVE:
             if not self.range_in(job, record, &wanted):
                 return GENERAL
@@ -2555,7 +2274,7 @@ cdef class Core:
         cdef int64_t rank
         cdef int found
         if record.form == SMALL_SORTED_SET:
-            rank = index_of(record, self.size_of(record), member, score)
+            rank = index_of(record, size_of(record), member, score)
             return LIVE if rank >= 0 else ABSENT if rank == -1 else GENERAL
         if record.size < 24:
             return GENERAL
@@ -2822,10 +2541,7 @@ cdef class FastPath:
         if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
             pushes = server.pending_pushes(epoch_feed) + pushes
         if pushes:
-            reserve(out, PyBytes_GET_SIZE(pushes))
-            memmove(out.data + before + PyBytes_GET_SIZE(pushes), out.data + before, out.used - before)
-            memcpy(out.data + before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
-            out.used += PyBytes_GET_SIZE(pushes)
+            insert(out, before, PyBytes_AS_STRING(pushes), PyBytes_GET_SIZE(pushes))
         return 0
 
     cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0:

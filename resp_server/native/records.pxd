@@ -29,6 +29,7 @@ cdef enum:
     ANSWERED = 1
 
 cdef enum:
+    RANK_BITS = 53  # no sorted set has more members
     TEXTS_MAX = 512  # of a set in which a range by text is searched
 
 cdef struct Record:  # a record with its header parsed
@@ -177,7 +178,7 @@ cdef inline int64_t index_of(const Record* record, int64_t count, const Word* te
     """Return the index of a text, and its score, in a small list, set or sorted set; -1: absent, -2: it is damaged."""
     cdef Item item
     cdef int64_t i
-    cdef size_t at = items_start(record) if count >= 0 else 0
+    cdef size_t at = items_start(record) if count > 0 else 0
     for i in range(count):
         if next_item(record, i, &at, &item) == GENERAL:
             return -2
@@ -304,3 +305,24 @@ cdef inline bint text_ranks(const Record* record, int64_t count, RankRange* want
             last += 1
     wanted.first, wanted.last = first, last
     return True
+
+
+cdef inline int64_t size_of(const Record* record) noexcept nogil:
+    """Return the number of elements of a record, or of a value's bytes, 0 for a missing key; -1 if it is damaged."""
+    cdef uint64_t count
+    if record.form < 0:
+        return 0
+    if record.form == VALUE:
+        return record.size
+    if record.form == SMALL_MAP:
+        return u16(record.payload) if record.size >= 2 else -1
+    if record.form in (SHORT_LIST, SMALL_SET):
+        return list_count(record)
+    if record.form == SMALL_SORTED_SET:
+        return members_in_run(record.payload, record.size)
+    if record.size < 16 or (record.form == LONG_LIST and record.size < 24):
+        return -1
+    count = u64(record.payload + 8)
+    if record.form == LONG_LIST:  # its first index, and the one after its last
+        count = u64(record.payload + 16) - count
+    return <int64_t>count if count <= <uint64_t>1 << RANK_BITS else -1

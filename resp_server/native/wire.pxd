@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef enum:
     NUMBER_LINE_BYTES = 24  # a type byte, a sign, 19 digits and a line end are 23
@@ -105,6 +105,15 @@ cdef inline int put_double_text(Output* out, const char* text, size_t size, bint
     put(out, b",", 1)
     put(out, text, size)
     return put(out, b"\r\n", 2)
+
+
+cdef inline int insert(Output* out, size_t before, const char* head, size_t size) except -1:
+    """Write a head in front of what was written from `before` on."""
+    reserve(out, size)
+    memmove(out.data + before + size, out.data + before, out.used - before)
+    memcpy(out.data + before, head, size)
+    out.used += size
+    return 0
 
 
 cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:

@@ -40,10 +40,8 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
-from resp_server.native.core cimport (
-    COMMANDS_MAX as CORE_COMMANDS_MAX, GLOB_STEPS_MAX, ConnectionFields, Core, FastPath, InputInterceptor, KeyFilter, SessionFields, glob,
-    record_reads
-)
+from resp_server.native.core cimport ConnectionFields, Core, FastPath, InputInterceptor, KeyFilter, SessionFields, record_reads
+from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.arguments cimport integer
 from resp_server.native.wire cimport (
     NUMBER_LINE_BYTES, Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, write_line
