@@ -142,9 +142,9 @@ class Users:
         """Make a change completely, or not at all."""
         try:
             if "set" in change:
-                name, *rules = map(_bytes, change["set"])
-                self.set(name, rules)
-                return UserChangeResult(names=change["set"][:1], has_clients=self._by_name[name].was_used)
+                name, *rules = [each.encode("latin-1") for each in change["set"]]
+                user = self.set(name, rules)
+                return UserChangeResult(names=change["set"][:1], has_clients=user.was_used)
             if "delete" in change:
                 names = self.delete([each.encode("latin-1") for each in change["delete"]])
                 return UserChangeResult(names=_texts(names))
@@ -189,20 +189,21 @@ class Users:
             else:
                 self._put(name, self._with_rate_limiter(made))
 
-    def set(self, name: bytes, rules: Sequence[bytes]) -> None:
-        """Apply rules to a user, which is created if it does not exist; AccessError."""
-        if len(name) > USER_NAME_BYTES_MAX:
-            raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
-        if BLANK.search(name):
-            raise AccessError("Usernames can't contain spaces or null characters")
+    def set(self, name: bytes, rules: Sequence[bytes]) -> User:
+        """Apply rules to a user, which is created if it does not exist; return it. AccessError."""
         self._loaded = None
-        user = self._by_name.get(name) or self._with_rate_limiter(User(name, self._known_commands))
+        user = self._by_name.get(name)
+        is_new = user is None
+        if user is None:
+            _check_name(name)
+            user = self._with_rate_limiter(User(name, self._known_commands))
         try:
             user.apply_all(rules)
         except RuleError as error:
             raise AccessError(str(error)) from None
-        if name not in self._by_name:
+        if is_new:
             self._put(name, user)
+        return user
 
     def delete(self, names: Sequence[bytes]) -> list[bytes]:
         """Delete users; return the names of those that existed. AccessError for `default`."""
@@ -288,6 +289,13 @@ class Users:
             with suppress(OSError):
                 written.unlink()
             raise AccessError(NOT_SAVED) from None
+
+
+def _check_name(name: bytes) -> None:
+    if len(name) > USER_NAME_BYTES_MAX:
+        raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
+    if BLANK.search(name):
+        raise AccessError("Usernames can't contain spaces or null characters")
 
 
 def _apply_line(user: User, words: Sequence[bytes], where: str) -> list[str]:

@@ -28,6 +28,7 @@ REPLY_MODES = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SK
 text_of = lru_cache(1024)(client_text)
 
 TIMEOUT = b"TIMEOUT"
+ALL_CLIENTS: Mapping[str, Any] = {"ids": None, "kind": ""}
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 
@@ -108,6 +109,8 @@ def client_info(context: CommandContext) -> Reply:
 @command("client|list")
 def client_list(context: CommandContext, *options: bytes) -> Reply:
     """Lists open connections."""
+    if not options and context.server.workers is None:
+        return _listed(client_lines.respond(context.server, ALL_CLIENTS))
     option = options[0].upper() if options else None
     ids: list[int] | None = None
     kind = ""
@@ -119,15 +122,20 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
         raise syntax_error()
 
     def merge(responses: Sequence[list[tuple[int, str]]]) -> Reply:
-        rows = sorted(chain.from_iterable(responses), key=itemgetter(0))
-        chosen: Iterable[str] = [line for _, line in rows]
-        if ids is not None:
-            lines = dict(rows)
-            chosen = [lines[each] for each in ids if each in lines]
-        return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
+        rows = list(chain.from_iterable(responses))
+        if ids is None:
+            return _listed(rows)
+        lines = dict(rows)
+        return Verbatim("".join([lines[each] for each in ids if each in lines]).encode("utf-8", "surrogateescape"))
 
     unique_ids = None if ids is None else list(dict.fromkeys(ids))
     return context.server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
+
+
+def _listed(rows: list[tuple[int, str]]) -> Reply:
+    """Return the reply with clients' lines, by their ids."""
+    rows.sort(key=itemgetter(0))
+    return Verbatim("".join([line for _, line in rows]).encode("utf-8", "surrogateescape"))
 
 
 @worker_query("client lines")
@@ -162,11 +170,12 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     state = session.tracking_state or NOT_TRACKED
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
-        f"name={text_of(session.name)} age={(now_ms - session.created_ms) // 1000} "
+        f"name={text_of(session.name) if session.name else ''} age={(now_ms - session.created_ms) // 1000} "
         f"idle={(now_ms - session.active_ms) // 1000} flags={_flags(session, state)} db={session.db} "
         f"{_sizes(session, server.clients.output_bytes(session.id))} events=r cmd={session.last_command or 'NULL'} "
         f"user={text_of(session.user.name)} redir={state.redirect if state.is_on else -1} "
-        f"resp={session.protocol} lib-name={text_of(session.lib_name)} lib-ver={text_of(session.lib_ver)} "
+        f"resp={session.protocol} lib-name={text_of(session.lib_name) if session.lib_name else ''} "
+        f"lib-ver={text_of(session.lib_ver) if session.lib_ver else ''} "
         f"tot-net-in={session.input_bytes} tot-net-out={session.output_bytes} tot-cmds={session.calls}\n"
     )
 

@@ -171,7 +171,7 @@ def _has_values(config: ServerConfig, changes: Mapping[str, Any]) -> bool:
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
     """Return the new values of ServerConfig's fields; GenericError for the first invalid pair, and nothing changes."""
     settings = settings_of(server)
-    values: dict[str, bytes] = {}
+    found: dict[str, tuple[Readable, bytes]] = {}
     for as_typed, value in pairs:
         name = as_typed.decode("utf-8", "replace").lower()
         setting = settings.get(name)
@@ -179,19 +179,18 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
             raise GenericError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
         if setting.is_immutable:
             raise _failed(client_text(as_typed), "can't set immutable config")
-        if name in values:
+        if name in found:
             raise _failed(client_text(as_typed), "duplicate parameter")
-        values[name] = value
+        found[name] = setting, value
     changes: dict[str, Any] = {}
-    for name, value in values.items():
-        setting = settings[name]
-        if setting.parse is not None and setting.row is not None:
+    for name, ((render, row, _, parse), value) in found.items():
+        if row is not None and parse is not None:
             try:
-                parsed = setting.parse(value)
+                parsed = parse(value)
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-            changes[setting.row.name] = setting.row.joined(getattr(server.config, setting.row.name), parsed)
-        elif value.decode("utf-8", "replace") != setting.render(server):
+            changes[row.name] = row.joined(getattr(server.config, row.name), parsed)
+        elif value.decode("utf-8", "replace") != render(server):
             raise _failed(name, "can't set immutable config")
     return changes
 

@@ -90,10 +90,10 @@ def latency_history(context: CommandContext, event: bytes) -> Reply:
 @command("latency|reset")
 def latency_reset(context: CommandContext, *events: bytes) -> Reply:
     """Resets the latency data for one or more events."""
+    latency = context.server.slow_requests.latency
+    if context.server.workers is None and not latency.by_name:
+        return 0
     names = [event.decode("latin-1") for event in events]
-    if context.server.workers is None:
-        latency = context.server.slow_requests.latency
-        return latency.reset(names or list(latency.by_name))
 
     def merge(responses: Sequence[list[str]]) -> Reply:
         return len({name for response in responses for name in response})

@@ -29,38 +29,37 @@ class _Delivery(NamedTuple):
 
 
 class Deliveries:
-    """The unfinished deliveries, in order."""
+    """The unfinished deliveries, in order.
+
+    Attributes:
+        waiting: Those that have not ended; empty: the next one begins at once.
+    """
 
     def __init__(self, defer: Defer) -> None:
         self._defer = defer
-        self._waiting: deque[_Delivery] = deque()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no delivery waits."""
-        return not self._waiting
+        self.waiting: deque[_Delivery] = deque()
 
     def add(self, steps: Iterator[None], flush: Callable[[], None], done: Callable[[], None]) -> None:
         """Start a delivery now if no other waits, for at most one turn's time; else enqueue it."""
         delivery = _Delivery(steps, flush, done)
-        if self._waiting:
-            self._waiting.append(delivery)
+        if self.waiting:
+            self.waiting.append(delivery)
         elif not _is_done(delivery, perf_counter_ns() + STEP_NS_MAX):
-            self._waiting.append(delivery)
+            self.waiting.append(delivery)
             self._defer(self._continue)
 
     def _continue(self) -> None:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         try:
-            while self._waiting and _is_done(self._waiting[0], ends_ns):
-                self._waiting.popleft()
+            while self.waiting and _is_done(self.waiting[0], ends_ns):
+                self.waiting.popleft()
                 if perf_counter_ns() >= ends_ns:
                     break
         except BaseException:
-            self._waiting.popleft()  # the exception fails this message only
+            self.waiting.popleft()  # the exception fails this message only
             raise
         finally:
-            if self._waiting:
+            if self.waiting:
                 self._defer(self._continue)
 
 

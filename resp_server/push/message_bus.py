@@ -19,7 +19,7 @@ from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.deliveries import Deliveries
 from resp_server.push.pubsub import OWN_CHANNELS, Accepts, MessageBatch, PubSub
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SHARD, SubscriptionKind, check_name
+from resp_server.session.subscriptions import NAME_BYTES_MAX, SHARD, SubscriptionKind, check_name
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 
@@ -68,8 +68,9 @@ class MessageBus:
         """
         if channel.startswith(OWN_CHANNELS):
             raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
-        check_name(channel)
-        if self._workers() is None and self._deliveries.is_empty and not self.pubsub.has_receivers(kind, channel):
+        if len(channel) > NAME_BYTES_MAX:
+            check_name(channel)
+        if not self._deliveries.waiting and self._workers() is None and not self.pubsub.has_receivers(kind, channel):
             if is_forwarded:
                 self._cluster_bus.forward(kind, channel, text)
             return 0

@@ -109,7 +109,8 @@ class PubSub:
                 break
         else:  # nothing changes
             count = subscriptions.count(kind)
-            return b"".join([subscription_reply(verb, name, count, session.protocol) for name in names])
+            replies = [subscription_reply(verb, name, count, session.protocol) for name in names]
+            return replies[0] if len(replies) == 1 else b"".join(replies)
         subscriptions.check_limits(kind, names)
         is_pattern, out = kind is PATTERN, []
         new_patterns = {name: _Pattern(name) for name in names if name not in self._patterns} if is_pattern else {}

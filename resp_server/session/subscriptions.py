@@ -39,7 +39,10 @@ class Subscriptions:
     """The channels, patterns and shard channels of one connection, in the order of subscribing."""
 
     def __init__(self) -> None:
-        self._by_kind: dict[SubscriptionKind, dict[bytes, None]] = {kind: {} for kind in SubscriptionKind}
+        self._channels: dict[bytes, None] = {}
+        self._patterns: dict[bytes, None] = {}
+        self._shards: dict[bytes, None] = {}
+        self._by_kind = {CHANNEL: self._channels, PATTERN: self._patterns, SHARD: self._shards}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -65,9 +68,7 @@ class Subscriptions:
 
     def count(self, kind: SubscriptionKind) -> int:
         """Return the count for replies: channels and patterns together, shard channels apart."""
-        if kind is SHARD:
-            return len(self._by_kind[SHARD])
-        return len(self._by_kind[CHANNEL]) + len(self._by_kind[PATTERN])
+        return len(self._shards) if kind is SHARD else len(self._channels) + len(self._patterns)
 
     def check_limits(self, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
         """Raise GenericError if a client would have too many subscriptions."""

@@ -46,7 +46,7 @@ def integer_between(minimum: int, maximum: int) -> Callable[[bytes], int]:
             value = integer(word)
         except ReplyError:
             raise SettingError("argument couldn't be parsed into an integer") from None
-        return _checked(value, minimum, maximum)
+        return value if minimum <= value <= maximum else _checked(value, minimum, maximum)
 
     return parse
 
