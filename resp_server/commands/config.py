@@ -161,19 +161,18 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
 
 def _has_values(config: ServerConfig, changes: Mapping[str, Any]) -> bool:
     """Return whether CONFIG SET has set these values before. A password also resets the default user."""
-    fields = config.changed_fields
     for name, value in changes.items():
-        if name == "password" or name not in fields or getattr(config, name) != value:
+        if getattr(config, name) != value or name not in config.changed_fields or name == "password":
             return False
     return True
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
     """Return the new values of ServerConfig's fields; GenericError for the first invalid pair, and nothing changes."""
-    settings = settings_of(server)
+    settings, config = settings_of(server), server.config
     found: dict[str, tuple[Readable, bytes]] = {}
     for as_typed, value in pairs:
-        name = as_typed.decode("utf-8", "replace").lower()
+        name = str(as_typed, "utf-8", "replace").lower()
         setting = settings.get(name)
         if setting is None:
             raise GenericError(f"Unknown option or number of arguments for CONFIG SET - '{client_text(as_typed)}'")
@@ -189,7 +188,7 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
                 parsed = parse(value)
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-            changes[row.name] = row.joined(getattr(server.config, row.name), parsed)
+            changes[row.name] = row.joined(getattr(config, row.name), parsed) if type(parsed) is dict else parsed
         elif value.decode("utf-8", "replace") != render(server):
             raise _failed(name, "can't set immutable config")
     return changes
