@@ -248,7 +248,7 @@ POOLS: Mapping[str, Pool] = {
     "COMMAND": _texts("get,GET,mget,config|get,zunion", "nope,sort,eval,client"),
     "SETTING": _texts("max*,maxclients,timeout,slowlog-log-slower-than,tracking-table-max-keys,*pass*", "nope"),
     "CHANGED": _texts(
-        "maxclients 77,slowlog-log-slower-than 0,slowlog-log-slower-than -1,tracking-table-max-keys 1",
+        "maxclients 77,slowlog-log-slower-than 0,slowlog-log-slower-than -1",
         "nope 1,maxclients x",
     ),
     "STATE": _texts("j:v,j:m", "j:nope,x"),

@@ -181,6 +181,7 @@ def test_the_replay_of_a_committed_batch_leaves_the_first(job: Job, scene: Scene
     assert job.value() == "6"
 
 
+@pytest.mark.slow
 def test_the_replay_of_a_query_that_is_not_deterministic_warns_and_leaves_the_first(
     job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
 ):

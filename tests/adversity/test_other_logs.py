@@ -37,7 +37,9 @@ def other_log(fleet: Fleet, kind: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["unmounted", "leftover", "copy that was written"])
+@pytest.mark.parametrize(
+    "kind", ["unmounted", pytest.param("leftover", marks=pytest.mark.slow), "copy that was written"]
+)
 def test_a_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, kind: str) -> None:
     fleet.registry()
     fleet.server(0)

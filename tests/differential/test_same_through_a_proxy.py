@@ -56,7 +56,7 @@ def through(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@checked(10)
+@checked(6)
 def test_a_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
     greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
     through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])

@@ -28,7 +28,7 @@ def test_the_python_that_is_given_makes_the_environment(tmp_path: Path, is_optio
     assert (tmp_path / ".venv/bin/python").exists()
 
 
-@pytest.mark.parametrize("goal", ["demo", "test"])
+@pytest.mark.parametrize("goal", ["demo", pytest.param("test", marks=pytest.mark.slow)])
 def test_demo_installs_only_its_requirements(tmp_path: Path, goal: str) -> None:
     for name in ("Makefile", "scripts", "pyproject.toml", "requirements.lock", "setup.py"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)

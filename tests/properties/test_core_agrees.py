@@ -577,8 +577,7 @@ def apply(store: LmdbStore, turn: int) -> None:
 
 @patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @patch("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
-@pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     requests_sent,
     endings,
@@ -586,9 +585,10 @@ def apply(store: LmdbStore, turn: int) -> None:
     st.booleans(),
     st.one_of(st.just(NO_CLUSTER), topologies),
     st.one_of(st.just([]), user_rules),
+    st.sampled_from([None, None, "secret"]),
 )
 # What the core looks up behind what it leaves is not answered by it, and so not counted by it.
-@example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [])
+@example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [], None)
 @example(
     [[b"GET", b"j:v:0"], [b"OBJECT|ENCODING", b"j:v:0"], [b"object|encoding", b"x", b"j:v:0"]],
     b"",
@@ -596,12 +596,13 @@ def apply(store: LmdbStore, turn: int) -> None:
     False,
     NO_CLUSTER,
     [],
+    None,
 )
-@example([[b"", b"j:v:0"], [b"GET", b"j:v:0"], [b"", b"j:v:0"]], b"", [], False, NO_CLUSTER, [])
+@example([[b"", b"j:v:0"], [b"GET", b"j:v:0"], [b"", b"j:v:0"]], b"", [], False, NO_CLUSTER, [], None)
 # A node refuses a transaction over several slots, however it arrives.
-@example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [])
-@example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
-@example(CROSS_SLOT[:2] + CROSS_SLOT[3:], b"", [15, 40], False, [topology(0, "0-16383", "", False)], [])
+@example(CROSS_SLOT, b"", [], False, [topology(0, "0-16383", "", False)], [], None)
+@example(CROSS_SLOT, b"", [15, 40], False, [topology(0, "0-16383", "", False)], [], None)
+@example(CROSS_SLOT[:2] + CROSS_SLOT[3:], b"", [15, 40], False, [topology(0, "0-16383", "", False)], [], None)
 # A request that is refused is not queued, and its keys are not those of the transaction.
 @example(
     [*CROSS_SLOT[:2], [b"MGET", b"j:v:0", b"j:v:1"], [b"EXEC"]],
@@ -610,20 +611,21 @@ def apply(store: LmdbStore, turn: int) -> None:
     False,
     [topology(0, "0-16383", "", False)],
     [],
+    None,
 )
 def test_a_connection_answers_and_counts_as_one_without_the_core(
-    settings_of: dict[str, Any],
     sent: list[list[bytes]],
     ending: bytes,
     places: list[int],
     is_loading: bool,
     shown: list[Topology],
     rules: list[bytes],
+    password: str | None,
 ) -> None:
     data = requests(sent) + ending
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
-    config = ServerConfig(**settings_of)
+    config = ServerConfig(password=password)
     given_all = config, chunks, is_loading and not sent[:2], shown, rules
     assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
 

@@ -887,7 +887,7 @@ TestStoresAgreeWithSmallRuns = pytest.mark.slow(StoresAgreeWithSmallRuns.TestCas
 TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
-TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
+TestStoresAgreeOnSomeSlots = pytest.mark.slow(StoresAgreeOnSomeSlots.TestCase)
 SETTINGS = settings(SETTINGS, max_examples=examples(12), stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase

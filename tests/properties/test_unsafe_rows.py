@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compat.examples import examples
 from state_backend.checkpoint.unsafe_rows import decode_rows
 from state_backend.model.errors import CheckpointFormatError
 from tests.golden_checkpoints import plain
@@ -80,12 +81,14 @@ def encoded(rows: list[Any], schema: pa.StructType) -> tuple[bytes, Any, Any]:
     return content, np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
+@settings(max_examples=examples(40))
 @given(ROWS)
 def test_rows_are_read_back(given_rows: tuple[pa.StructType, list[Any]]) -> None:
     schema, rows = given_rows
     assert plain(decode_rows(*encoded(rows, schema), schema, "5.delta")) == rows
 
 
+@settings(max_examples=examples(40))
 @given(ROWS, st.data())
 def test_damaged_rows_are_an_error_or_other_values(
     given_rows: tuple[pa.StructType, list[Any]], data: st.DataObject
@@ -105,6 +108,7 @@ def test_damaged_rows_are_an_error_or_other_values(
         assert found.nbytes <= 64 * len(content) + 10_000
 
 
+@settings(max_examples=examples(40))
 @given(ROWS, st.integers(0, 1000))
 def test_rows_that_are_shorter_than_their_fields_are_an_error(
     given_rows: tuple[pa.StructType, list[Any]], size: int

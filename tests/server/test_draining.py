@@ -176,6 +176,7 @@ def test_none_of_100_000_reads_fails_when_the_next_server_takes_over(start: Star
     next_to(start, first, second, 100_000)
 
 
+@pytest.mark.slow
 def test_the_next_proxy_with_an_upstream_takes_over_the_port_and_no_read_fails(
     start: Start, log: Path, tmp_path: Path
 ) -> None:

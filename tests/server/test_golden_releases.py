@@ -41,6 +41,7 @@ def remark(stores: Path, change: Callable[[str, str], str]) -> None:
         boot.write_text(f"{change(number, version)} {_boot_id()}")
 
 
+@pytest.mark.slow
 def test_a_generation_that_is_held_back_is_seen_once_it_is_promoted(start: Start, golden: Path) -> None:
     server = serve(start, golden, "store")
     check(server, golden)

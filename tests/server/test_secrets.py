@@ -127,7 +127,7 @@ def test_a_server_shows_no_secret(
     assert PLANTED not in read_on(server)
 
 
-@pytest.mark.parametrize("password", [UPSTREAMS, WRONG])
+@pytest.mark.parametrize("password", [UPSTREAMS, pytest.param(WRONG, marks=pytest.mark.slow)])
 def test_a_proxy_with_an_upstream_shows_no_secret(
     start: Start, log: Path, tmp_path: Path, files: dict[str, Path], password: str
 ) -> None:

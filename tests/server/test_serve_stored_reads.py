@@ -208,7 +208,7 @@ def of_another_log(scene: Scene, name: str) -> tuple[Counter, list[str]]:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generation(scene: Scene, workers: str) -> None:
     counter, options = of_another_log(scene, f"log{workers}")
     choice, seen = random.Random(7), 0
@@ -234,7 +234,12 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
 
 @pytest.mark.parametrize(
     "options",
-    [(), (b"NOLOOP",), (b"BCAST",), (b"OPTIN",), (b"OPTOUT",)],
+    [
+        (),
+        (b"BCAST",),
+        (b"OPTIN",),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((b"NOLOOP",), (b"OPTOUT",))),
+    ],
     ids=lambda options: b" ".join(options).decode(),
 )
 def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scene, options: tuple[bytes, ...]) -> None:

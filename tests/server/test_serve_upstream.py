@@ -541,7 +541,7 @@ def shadow(server: Running) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("has_upstream", [False, True], ids=["alone", "with an upstream"])
-@pytest.mark.parametrize("damaged", ["first.1/epochs/0.json", "terms/1.json"])
+@pytest.mark.parametrize("damaged", ["first.1/epochs/0.json", pytest.param("terms/1.json", marks=pytest.mark.slow)])
 def test_no_key_of_a_job_whose_first_epoch_cannot_be_read_is_missing(
     tmp_path: Path, damaged: str, has_upstream: bool
 ) -> None:

@@ -71,7 +71,7 @@ def started_with_levels(start: Start, file: Path, log: Path, workers: int) -> tu
     return server, int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_hangup_changes_level_and_format_of_the_log_also_in_workers(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -95,7 +95,7 @@ def test_hangup_changes_level_and_format_of_the_log_also_in_workers(
     assert "invalid bulk length" in fields["message"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -173,7 +173,7 @@ def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
     end_while_it_reads(program, secret, number)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_while_jobs_are_loaded_ends_the_program_with_a_line(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -220,7 +220,7 @@ def can_log_in(port: int, user: str) -> bool:
         return bool(connection.call("AUTH", user, "secret").value == b"OK")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_hangup_reloads_the_users_of_a_server_and_ends_none_of_its_processes(
     start: Start, log: Path, tmp_path: Path, workers: int
 ) -> None:

@@ -54,7 +54,7 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
     assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
 
 
-@pytest.mark.parametrize("reader", ["files", "spark"])
+@pytest.mark.parametrize("reader", ["files", pytest.param("spark", marks=pytest.mark.slow)])
 def test_a_null_or_a_separator_in_a_key_leaves_its_row_out_and_a_function_without_a_name_stays(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, reader: str
 ):

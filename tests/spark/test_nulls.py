@@ -88,7 +88,7 @@ def test_a_sink_and_a_table_keep_a_row_unless_all_its_columns_are_null(
     assert set(by_key) == {key.encode() for key, row in found.items() if row}
 
 
-@pytest.mark.parametrize("reader", ["files", "spark"])
+@pytest.mark.parametrize("reader", ["files", pytest.param("spark", marks=pytest.mark.slow)])
 def test_an_attachment_keeps_a_row_unless_all_its_columns_are_null(
     client: redis.Redis,
     endpoint,

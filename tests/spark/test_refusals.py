@@ -268,6 +268,7 @@ def test_a_state_that_changed_its_kind_is_refused_at_the_start(batches: Make, lo
     begin(**GOOD)
 
 
+@pytest.mark.slow
 def test_of_two_queries_with_one_name_in_one_log_the_one_that_is_taken_over_is_fenced(
     batches: Make, log: Path, tmp_path: Path
 ):

@@ -90,6 +90,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # tests/adversity/test_driver_kill.py kills drivers beside readers, too
 def test_a_jobs_state_is_readable_while_its_driver_is_killed_and_started_again(place: Path) -> None:
     first, url, pid = driver(place, 1)
     reads = Reads(url)

@@ -239,6 +239,7 @@ def test_complete_mode_replaces_a_leaderboard_and_a_score_that_is_no_number_fail
     assert "the score column 'points' is NaN in a row of the key b'board:top:mon'" in failure_of(query)
 
 
+@pytest.mark.slow
 def test_complete_mode_of_several_sorted_states_runs_the_plan_once(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
@@ -410,6 +411,7 @@ def test_a_condition_that_is_never_true_leaves_the_checkpoint_whole(
     assert keys(client, f"{job}:*") == set()
 
 
+@pytest.mark.slow
 def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     for run in range(2):
@@ -427,6 +429,7 @@ def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Ma
     assert client.get("now:s:a") == "1"
 
 
+@pytest.mark.slow
 def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     sums = rows.df.groupBy("k").agg(F.sum("v").alias("sum"))
@@ -461,6 +464,7 @@ def test_a_job_is_live_while_its_query_runs_and_stale_when_it_has_ended(
     eventually(lambda: lag(client, "alive")["stale"], lambda stale: stale == 0)
 
 
+@pytest.mark.slow
 def test_one_writer_may_be_started_twice_under_two_names(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)

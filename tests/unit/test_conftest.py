@@ -33,7 +33,9 @@ def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
-@pytest.mark.parametrize("test", [BY_A_MARK, BY_A_CALL, BY_THE_MODULE])
+@pytest.mark.parametrize(
+    "test", [BY_A_MARK, *(pytest.param(each, marks=pytest.mark.slow) for each in (BY_A_CALL, BY_THE_MODULE))]
+)
 def test_a_skip_fails_the_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
     done = run(tmp_path, test, is_ci=True)
     assert done.returncode == 1

@@ -162,7 +162,7 @@ def test_what_sorted_sets_make_together_is_sorted_by_score_and_text(ask: Callabl
     assert ask("ZINTER 2 ranks:even set:third").plain == common
 
 
-@pytest.mark.parametrize("count", [1, 40, 700, LARGE, LARGE + 100])
+@pytest.mark.parametrize("count", [1, 40, pytest.param(700, marks=pytest.mark.slow), LARGE, LARGE + 100])
 @pytest.mark.parametrize("name", ["SRANDMEMBER set:even", "ZRANDMEMBER ranks:even", "HRANDFIELD map:large"])
 def test_chance_gives_each_item_once_or_as_often_as_it_has_it(ask: Callable[..., Reply], name: str, count: int) -> None:
     once = ask(f"{name} {count}").plain

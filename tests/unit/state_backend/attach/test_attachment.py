@@ -273,7 +273,7 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.parametrize("job", ["transform", "rocksdb-join"])
+@pytest.mark.parametrize("job", [pytest.param("transform", marks=pytest.mark.slow), "rocksdb-join"])
 def test_a_follower_that_is_killed_at_any_moment_leaves_each_batch_exactly_once(job: str, log: Path, tmp_path: Path):
     random = Random(SEED)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)

@@ -28,8 +28,10 @@ from tests.unit.state_backend.attach.following import (
     without_json,
 )
 
-# Operators, providers, expressions: what is sent to the child.
+# Operators, providers, expressions: what is sent to the child. Slow are those of which another one has each part.
 JOBS = ("hdfs-window", "hdfs-dedupe-within", "format2-join", "rocksdb-sessions", "transform", "transform-ttl")
+SLOW = ("hdfs-dedupe-within", "format2-join", "transform")
+EACH_JOB = [pytest.param(job, marks=[pytest.mark.slow] if job in SLOW else []) for job in JOBS]
 
 
 class CountingReader(ProcessReader):
@@ -80,7 +82,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", EACH_JOB)
 def test_each_epoch_has_the_rows_of_its_batch(job: str, readers: Readers, log: Path, tmp_path: Path):
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
     growing.commit(0)

@@ -30,6 +30,8 @@ from tests.unit.state_backend.attach.following import (
 
 # Both providers and checkpoint formats, several stores, column families, lists, and changes found by comparison.
 JOBS = ("hdfs-window", "rocksdb-join", "format2-join", "transform", "rocksdb-no-changelog")
+# Operators differ in what is read, which test_files_reader.py compares for all of them, and not in how it is divided.
+EACH_JOB = [pytest.param(job, marks=[pytest.mark.slow] if job.startswith("rocksdb") else []) for job in JOBS]
 PARTITIONS = 4
 KEYS = 6_000
 NUMBERS = np.arange(KEYS)
@@ -115,7 +117,7 @@ def follow(job: str, folder: Path, readers: Readers) -> list[int]:
     return growing.batches
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", EACH_JOB)
 @pytest.mark.usefixtures("read_after_commit")
 def test_the_epochs_have_the_records_of_a_feed_that_one_process_reads(
     job: str, tmp_path: Path, request: pytest.FixtureRequest
