@@ -153,3 +153,18 @@ def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
     assert "job job: the state server answers all of its reads: the store " in caplog.text
     view = stores.current_view()
     assert view is not None and view.job_names() == []
+
+
+def test_keys_are_not_listed_while_the_state_server_has_a_job_whose_store_is_not_read(
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
+) -> None:
+    announce(epochs, "job", (1, 5))
+    for line in (make_store("job", 5), {"event": "loaded"}):
+        stores.take(line)
+    view = stores.current_view()
+    assert view is not None and view.key_count() == 1
+    announce(epochs, "another", (1, 0))
+    with pytest.raises(StoreError, match="by its state server"):
+        view.key_count()
+    stores.take(make_store("another", 0))
+    assert view.key_count() == 2
