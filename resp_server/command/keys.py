@@ -80,6 +80,8 @@ def key_ranges(facts: CommandSpec) -> Sequence[KeyRange] | None:
     found = []
     for spec in facts.key_specs:
         search, find = spec["begin_search"], spec["find_keys"]
+        if search["type"] == "unknown" and "update" not in spec["flags"]:
+            continue  # `key_runs` finds no such keys, which SORT_RO reads by patterns
         if search["type"] != "index" or not {"incomplete", "not_key"}.isdisjoint(spec["flags"]):
             return None
         first, rule = int(search["spec"]["index"]), find["spec"]

@@ -134,6 +134,7 @@ cdef class Core:
     cdef uint64_t random  # of RANDOM
     cdef object count_keys, watch_point, read_clock, report  # see `FastPath`; the server's clock; logs and counts an exception
     cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
+    cdef bint has_all_listed  # no job of the view has keys that cannot be listed
 
     cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0
     cdef int use_view(self, view, bint is_node) except -1
@@ -244,6 +245,7 @@ cdef class FastPath:
     cdef public object caller
     cdef object incomplete
     cdef readonly bint needs_turn
+    cdef uint64_t errors  # of called commands, with the code ERR, since the last `collect`
     cdef CalledCommand last_called  # of the last request, which `last_words` words name; of `last_caller`
     cdef object last_caller
     cdef size_t last_words
@@ -279,4 +281,5 @@ cdef class FastPath:
         Output* out, int64_t started_ns
     ) except -1
     cdef int collect_called(self) except -1
+    cdef int put_error(self, Output* out, error) except -1
     cdef int count(self, int64_t elapsed_ns) noexcept

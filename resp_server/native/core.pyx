@@ -16,6 +16,7 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.mem cimport PyMem_Free
 from cpython.ref cimport PyObject
 from cpython.time cimport monotonic_ns
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.math cimport INFINITY, fabs, nextafter, signbit
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
@@ -42,7 +43,7 @@ from state_backend.native.little_endian cimport f64, u32, u64
 from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Lookup, Pages, Walk, crc32_of, slot_of
 
 from resp_server.protocol.doubles import double_text
-from resp_server.protocol.errors import no_frequency
+from resp_server.protocol.errors import GenericError, no_frequency
 from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
 from resp_server.protocol.replies import Frames, OK, Pending, ReplySet, Sliced, Verbatim, encode
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
@@ -546,12 +547,12 @@ cdef class Core:
         self.is_node = is_node
         if renewal != self.renewal:
             self.drop_lookaheads()  # they read an older epoch
-            self.key_count = NOT_COUNTED
+            self.key_count, self.has_all_listed = NOT_COUNTED, False
         self.now = view.now_ms
         self.now_ms, self.renewal = self.now, renewal
         if view is not self.view or self.routes_version != <uint64_t>view.routes_version:
             self.drop_lookaheads()
-            self.key_count = NOT_COUNTED
+            self.key_count, self.has_all_listed = NOT_COUNTED, False
             self.view, self.routes_version = view, view.routes_version
             names = view.job_names()
             self.jobs = [JobPages(name) for name in names]
@@ -1666,10 +1667,12 @@ cdef class Core:
 
     cdef bint is_listed(self):
         """Return whether all jobs are there, so that their keys can be listed."""
-        try:
-            self.view.check_all_listed()
-        except StoreError:
-            return False
+        if not self.has_all_listed:
+            try:
+                self.view.check_all_listed()
+            except StoreError:
+                return False
+            self.has_all_listed = True
         return True
 
     cdef int put_list_blocks(self, Request* request, const Record* record, int64_t first, int64_t last) except -2:
@@ -2659,8 +2662,7 @@ cdef class FastPath:
         except Exception as error:
             called.command_stats.failed += 1
             out.used = before
-            reply = self.caller.error_reply(error)
-            put_text(out, reply)
+            self.put_error(out, error)
         now_ns = monotonic_ns()
         elapsed_ns = now_ns - started_ns
         if session.can_call and self.incomplete is None and (elapsed_ns < ONE_BY_ONE_NS or elapsed_ns < self.server.slow_ns):
@@ -2683,6 +2685,19 @@ cdef class FastPath:
         elif session.tracking_state is not None or session.epoch_feed is not None:
             self.push_before(session, out, before)
         return now_ns
+
+    cdef int put_error(self, Output* out, error) except -1:
+        """Write the reply to an exception, and count it."""
+        cdef const char* text
+        cdef Py_ssize_t size
+        if type(error) is GenericError and error.text.isascii():
+            text = PyUnicode_AsUTF8AndSize(error.text, &size)
+            if memchr(text, c"\r", size) == NULL and memchr(text, c"\n", size) == NULL:
+                put(out, b"-ERR ", 5)
+                put(out, text, size)
+                self.errors += 1
+                return put(out, b"\r\n", 2)
+        return put_text(out, self.caller.error_reply(error))
 
     cdef int count(self, int64_t elapsed_ns) noexcept:
         """Count the calls that the core just answered, and return their number; each gets the same share of the time."""
@@ -2724,6 +2739,9 @@ cdef class FastPath:
             stats.count_error("ERR", core.counts.errors)
             self.command_stats_of[FREQ].failed += core.counts.errors
         core.counts = Counts(0, 0, 0)
+        if self.errors:
+            stats.count_error(GenericError.code, self.errors)
+            self.errors = 0
         self.collect_called()
 
     cdef int collect_called(self) except -1:

@@ -68,11 +68,12 @@ class DedicatedRequests:
 
     def blocked(self, request: Request) -> Sequence[tuple[UpstreamPool, DedicatedConnection]]:
         """Return the connections of the client that a CLIENT UNBLOCK is about, if it is blocked at the upstream."""
-        if len(request) not in (3, 4) or not request[2].isdigit():
+        pools = [pool for pool in self._logins.pools if len(pool.dedicated)]
+        if not pools or len(request) not in (3, 4) or not request[2].isdigit():
             return ()
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return ()
-        blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in self._logins.pools]
+        blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in pools]
         return [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
 
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:

@@ -148,8 +148,10 @@ class OverlayBackend:
         is_local = routed is not None and routed.destination is Destination.LOCAL
         if is_local and listens(command.policy):
             return self._listening.is_own(command) or False
-        if not is_local or is_login or role is Role.RESET or not self._servers.may_call(command):
+        if not is_local or is_login or not self._servers.may_call(command):
             return False
+        if role is Role.RESET:  # it closes the client's connection
+            return lambda session, request: not self._dedicated.has_own(session.id, self._logins.pools)
         if role is Role.UNWATCH:
             return lambda session, request: not self._dedicated.has_watched(session)
         if role is Role.CLIENT_UNBLOCK:

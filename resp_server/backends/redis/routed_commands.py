@@ -22,7 +22,7 @@ from resp_server.protocol.request_parser import Request
 # The number of cached spellings of command names, such as GET, get and Get.
 SPELLINGS_MAX = 1024
 # The roles of commands for which the compiled forwarder has code, or needs none.
-FORWARDED_ROLES = (None, Role.MGET, Role.WATCH)
+FORWARDED_ROLES = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
 
 
 class RoutedCommand(NamedTuple):
