@@ -90,6 +90,8 @@ def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
     yield f"batch      {facts['batch']} at {facts['time']}; batches {kept['first']} to {kept['last']} are kept"
     if facts["watermark"]:
         yield f"watermark  {facts['watermark']}"
+    for source, end in facts["sources"].items():
+        yield f"source     {source} up to {json.dumps(end, separators=(',', ':'))}"
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     yield f"store      {facts['provider']}{': ' if settings else ''}{settings}"
     refusals = [

@@ -15,6 +15,7 @@ from state_backend.checkpoint.keys import key_form, served_key, served_type
 from state_backend.checkpoint.spark_types import type_name
 from state_backend.checkpoint.states import State, UnreadableState, stable_name, state_names
 from state_backend.checkpoint.stores import StateStore
+from state_backend.log.source_offsets import by_source
 from state_backend.model.clock import iso_text
 from state_backend.model.errors import CheckpointError, PurgedVersionError, UnsupportedStateError
 
@@ -75,6 +76,7 @@ def _inspect(checkpoint: Checkpoint, batch: int, progress: Progress, *, counts: 
         "batches": {"first": batches[0], "last": batches[-1]} if batches else {},
         "time": iso_text(offsets.timestamp_ms),
         "watermark": iso_text(offsets.watermark_ms) if offsets.watermark_ms else None,
+        "sources": {str(source): end for source, end in by_source(checkpoint.source_offsets(batch)).items()},
         "provider": batch_stores.provider,
         "settings": {
             name: offsets.settings[PREFIX + name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DELTA = ("reservoirId", "reservoirVersion", "index")
@@ -24,7 +24,7 @@ def have_passed(current: Sequence[str], previous: Sequence[str]) -> bool:
 
     Named sources are compared by their names, others by their places. A named source may be new.
     """
-    now, before = _by_source(current), _by_source(previous)
+    now, before = by_source(current), by_source(previous)
     are_named = all(isinstance(source, str) for source in now)
     if not before or not (before.keys() <= now.keys() if are_named else before.keys() == now.keys()):
         return False
@@ -36,9 +36,9 @@ def may_be_compared(offsets: Sequence[str]) -> bool:
     return have_passed(offsets, offsets)
 
 
-def _by_source(offsets: Sequence[str]) -> Mapping[Hashable, Any]:
-    """Return the offset of each source, by its name, or by its place."""
-    found: dict[Hashable, Any] = {}
+def by_source(offsets: Sequence[str]) -> Mapping[str | int, Any]:
+    """Return the offset of each source, by its name, or by its place. None: it has none, or none in JSON."""
+    found: dict[str | int, Any] = {}
     for place, offset in enumerate(offsets):
         named = NAMED.fullmatch(offset)
         found[place if named is None else named[1]] = _parsed(offset if named is None else named[2])

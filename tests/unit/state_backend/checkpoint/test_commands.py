@@ -34,6 +34,7 @@ def test_inspect_shows_batches_operators_and_sizes(tmp_path: Path, capsys: pytes
     lines = output.splitlines()
     assert lines[0] == str(folder)
     assert lines[3] == "watermark  2024-03-01T10:30:29.000Z"
+    assert lines[4] == 'source     0 up to {"logOffset":4}'
     assert "batches 0 to 4 are kept" in lines[2]
     assert "aggregation  4 " in output and "JOB:aggregation:<window>:<side>" in output
     assert "  key    window struct<start:timestamp,end:timestamp>, side string" in lines
@@ -45,6 +46,7 @@ def test_inspect_shows_batches_operators_and_sizes(tmp_path: Path, capsys: pytes
 def test_inspect_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, unpack(NEWEST, "transform-snapshots", tmp_path))
     assert found["batch"] == 4
+    assert found["sources"] == {"0": {"logOffset": 4}}
     [operator] = found["operators"]
     states = {state["name"]: state for state in operator["states"]}
     assert {name: state["type"] for name, state in states.items()} == {
