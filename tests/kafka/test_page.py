@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -47,12 +48,7 @@ def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path:
         wait_until_read(names["query"], kafka, "orders")
         assert len(READS) == 4
         for command, printed in READS:
-            typed_command = command.replace(PAGE_PORT, port)
-            eventually(
-                lambda typed_command=typed_command: typed_by_redis_cli(typed_command),
-                lambda found, printed=printed: found == printed,
-                awaited=command,
-            )
+            wait_for_output(command.replace(PAGE_PORT, port), printed)
     finally:
         names["query"].stop()
         for endpoint in endpoints.of_log(str(tmp_path / "sparkis-log")):
@@ -61,11 +57,15 @@ def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path:
         spark.conf.unset("spark.sparkis.log")
 
 
-def typed_by_redis_cli(command: str) -> str:
-    """Return what redis-cli prints on a terminal."""
+def wait_for_output(command: str, printed: str) -> None:
+    """Wait until redis-cli prints this on a terminal."""
     environment = os.environ | {"FAKETTY": "1"}
-    done = subprocess.run(command.split(), env=environment, capture_output=True, timeout=WAIT_S_MAX, check=True)
-    return done.stdout.decode()
+
+    def output() -> str:
+        done = subprocess.run(command.split(), env=environment, capture_output=True, timeout=WAIT_S_MAX, check=True)
+        return done.stdout.decode()
+
+    eventually(output, lambda found: found == printed, awaited=command)
 
 
 def test_a_table_has_the_newest_values_after_partitions_were_added(
@@ -96,12 +96,16 @@ def test_a_table_has_the_newest_values_after_partitions_were_added(
     with redis.Redis.from_url(url) as client:
         for name, query in (("before", before), ("after", after)):
             wait_until_read(query, kafka, "prices")
-            names = [b"%b:price:%b" % (name.encode(), key) for key in newest]
-            eventually(
-                lambda names=names: dict(zip(newest, client.mget(names), strict=True)),
-                lambda found: found == newest,
-                awaited="the newest values",
-            )
+            wait_for_values(client, name, newest)
+
+
+def wait_for_values(client: redis.Redis, job: str, expected: Mapping[bytes, bytes | None]) -> None:
+    """Wait until the job's table has these values."""
+    names = [b"%b:price:%b" % (job.encode(), key) for key in expected]
+    found = eventually(
+        lambda: client.mget(names), lambda found: found == list(expected.values()), awaited=f"the table of {job}"
+    )
+    assert len(found) == KEYS
 
 
 def read(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
