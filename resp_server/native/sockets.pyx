@@ -591,7 +591,8 @@ cdef class Transport:
                 return 0
         self.drop_partial()
         if self.interceptor is not None and not needs_turn:
-            if self.interceptor.intercept(<const uint8_t*>data + took, size - took):
+            took += self.interceptor.intercept(<const uint8_t*>data + took, size - took)
+            if took == size:
                 return 0
         if poller.fast_path is not None:
             poller.fast_path.drop_lookaheads()  # the general path may change anything now

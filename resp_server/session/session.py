@@ -180,6 +180,11 @@ class Session(SessionFields):
         self.transaction: Transaction | None = Transaction()
         self._update_flags()
 
+    def resume_transaction(self, transaction: Transaction) -> None:
+        """Return to a transaction whose EXEC has not run."""
+        self.transaction = transaction
+        self._update_flags()
+
     def end_transaction(self) -> None:
         """Drop queued commands and watched keys."""
         self.transaction = None

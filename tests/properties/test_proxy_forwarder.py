@@ -167,7 +167,7 @@ class Scene:
         patterns: Mapping[int, Sequence[ForwardedKeys]],
         connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
-        rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, CommandStats]] = (),
+        rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, int, CommandStats]] = (),
     ) -> None:
         few: list[tuple[str, bool, bool, Sequence[KeyRange], Role | None]] = [
             ("get", True, False, FIRST, None),
@@ -185,7 +185,7 @@ class Scene:
         self.forwarder.set_upstream(
             connection_of or (lambda client, protocol, database: self.databases[database]),
             lambda client, database: cache,
-            rows or [(*row, False, CommandStats()) for row in few],
+            rows or [(*row, False, -2, CommandStats()) for row in few],
         )
         self.forwarder.set_patterns(patterns)
 

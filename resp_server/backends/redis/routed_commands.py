@@ -64,6 +64,7 @@ class ForwardableCommand(NamedTuple):
         keys: The keys of its requests, whose owners decide about them; empty: the upstream answers it.
         role: WATCH, which needs a connection of the client's own.
         is_container: Only a request without a subcommand is one of this command.
+        queued_arity: The arity of requests that the upstream queues after MULTI; 0: it queues none.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ForwardableCommand(NamedTuple):
     keys: Sequence[KeyRange]
     role: Role | None
     is_container: bool
+    queued_arity: int
 
 
 class RoutedCommands:
@@ -129,9 +131,10 @@ class RoutedCommands:
             routed = self._find(name)
             keys = None if routed is None else _forwarded_keys(routed)
             if routed is not None and keys is not None:
-                policy, is_container = routed.policy, bool(routed.facts.subcommands)
-                row = ForwardableCommand(name, routed.is_read, policy.publishes, keys, policy.role, is_container)
-                found.append(row)
+                facts, policy = routed.facts, routed.policy
+                arity = 0 if "no_multi" in facts.flags else facts.arity
+                row = (name, routed.is_read, policy.publishes, keys, policy.role, bool(facts.subcommands), arity)
+                found.append(ForwardableCommand(*row))
         return found
 
     def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:

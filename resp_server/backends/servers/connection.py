@@ -120,11 +120,11 @@ class ProxyConnection(Connection):
         data = self.input.take_data()
         takes_requests = self.output.is_writable and not (self._is_ending or self._is_finishing)
         if takes_requests and self.session.can_be_forwarded:
-            if not data or (not self._forwarder.forward(data) and self._forwarder.store_partial(data)):
-                self.is_idle = True
+            data = self._forwarder.forward(data)
             if self._forwarder.deliver_complete():
                 return
-            if self.is_idle or self.is_delegated:
+            if self.is_delegated or not data:
+                self.is_idle = not self.is_delegated
                 self.input.set_reading(not self.input.data)  # buffered input is answered first
                 return
         self._answer_soon(data)

@@ -50,9 +50,11 @@ from state_backend.native.lookup cimport slot_of
 
 from resp_server.command.policy import Destination, Joined, Role
 from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
-from resp_server.protocol.request_parser import RequestParser
+from resp_server.pipeline.transactions import FORWARDED_BYTES_MAX
+from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES, RequestParser
 from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.reply_sinks import UnansweredError, malformed_reply
+from resp_server.backends.servers.transaction_plan import PACKED_EXEC
 from resp_server.backends.servers.requests import SENDS_MAX, ServerRequest, read_point as encoded_read_point, send_mget_by_slots
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import PING, FrameError, pack
@@ -89,6 +91,8 @@ cdef enum:
 LISTINGS = {Role.DBSIZE: COUNTED, Role.KEYS: LISTED, Role.RANDOMKEY: DRAWN, Role.SCAN: SCANNED}
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
+cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
+cdef int64_t MAX_FORWARDED_BYTES = FORWARDED_BYTES_MAX  # of a transaction whose EXEC arrived alone
 
 cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
@@ -279,6 +283,7 @@ cdef struct Plan:  # how the forwarder may forward a command
     uint8_t part
     uint8_t join  # by state servers
     uint8_t listing  # how a request about all keys is joined; NOT_JOINED: it is about no keys, or about some
+    int queued_arity  # of requests that the upstream would queue, as Redis says it; 0: the general path queues them
     int ranges
     KeyRange keys[RANGES_MAX]
 
@@ -408,6 +413,7 @@ cdef class ClientBatch:
     cdef Request* requests
     cdef Item* items  # in the same allocation
     cdef size_t item_count, request_count, missing
+    cdef size_t replied  # the first requests, MULTI and queued commands, whose replies were sent when they arrived
     cdef bint has_writes  # at the upstream; then no request of this batch is sent again
     cdef size_t ends_at  # the first request that the upstream did not answer: the client's connection ends before its reply
     cdef list epoch_sets  # the distinct epochs of replies, by their ids
@@ -633,12 +639,12 @@ cdef class ClientBatch:
         cdef size_t i
         if self.buffer.used + self.long_reply_bytes > <size_t>JOINED_BYTES_MAX:
             return RawReplySender(self.reply_texts(), self.buffer.used + self.long_reply_bytes)
-        if self.request_count == 1 and self.requests[0].join == NOT_JOINED and self.protocol == 2:
+        if self.request_count == 1 and not self.replied and self.requests[0].join == NOT_JOINED and self.protocol == 2:
             return PyBytes_FromStringAndSize(self.buffer.data + self.items[0].at, self.items[0].size)
         out.data, out.used, out.size = NULL, 0, 0
         try:
             reserve(&out, self.buffer.used + 16 * self.request_count)
-            for i in range(self.request_count):
+            for i in range(self.replied, self.request_count):
                 self.put_reply(&out, i)
             return PyBytes_FromStringAndSize(out.data, out.used)
         finally:
@@ -646,7 +652,7 @@ cdef class ClientBatch:
 
     def reply_texts(self):
         """Iterate over the replies; each is one text of at most a megabyte, or the chunks of a long reply."""
-        for i in range(self.request_count):
+        for i in range(self.replied, self.request_count):
             if i in self.long_replies:
                 yield from self.long_replies.pop(i).texts
             else:
@@ -1078,13 +1084,14 @@ cdef class Forwarder:
         upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
         `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
         database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether it may send messages,
-        its keys, its role, whether it is a container without a subcommand, `CommandStats`). They replace the commands of an earlier call.
+        its keys, its role, whether it is a container without a subcommand, the arity of requests that may be queued, `CommandStats`).
+        They replace the commands of an earlier call.
         """
         cdef int i
         self.upstream, self.cache_of = upstream, cache_of
         for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
-        for name, is_read, publishes, keys, role, is_container, command_stats in commands:
+        for name, is_read, publishes, keys, role, is_container, queued_arity, command_stats in commands:
             if name not in self.command_indexes:
                 if self.specs.count == SPECS_MAX:
                     continue  # the general path answers it
@@ -1093,6 +1100,7 @@ cdef class Forwarder:
             if self.plans[i].reads_states and not self.has_keys(&self.plans[i], keys):
                 continue
             self.plans[i].is_for_upstream, self.plans[i].is_read, self.plans[i].publishes = True, is_read, publishes
+            self.plans[i].queued_arity = queued_arity
 
     cdef bint has_keys(self, const Plan* plan, keys) except -1:
         """Return whether the keys of a command's requests are in these ranges."""
@@ -1161,7 +1169,8 @@ cdef class Forwarder:
         return self.forward_buffer(sink, start, PyBytes_GET_SIZE(data), protocol, database, tracking_state, is_of_states)
 
     cdef size_t forward_buffer(
-        self, sink, const uint8_t* data, size_t size, int protocol, database, tracking_state, bint is_of_states=False
+        self, sink, const uint8_t* data, size_t size, int protocol, database, tracking_state, bint is_of_states=False,
+        size_t replied=0
     ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
@@ -1180,6 +1189,7 @@ cdef class Forwarder:
             return 0
         client_batch = ClientBatch.__new__(ClientBatch)
         client_batch.sink, client_batch.protocol, client_batch.patterns = sink, protocol, self.patterns
+        client_batch.replied = replied
         client_batch.data = PyBytes_FromStringAndSize(<const char*>data, took)
         client_batch.requests = <Request*>malloc(self.request_count * sizeof(Request) + self.item_count * sizeof(Item))
         if client_batch.requests == NULL:
@@ -1559,6 +1569,33 @@ cdef class Forwarder:
             self.requests[i].join = QUEUED_PART
         return True
 
+    cdef int queued_command(self, size_t count) except -2:
+        """Return the index of the command of a request of `words` that is queued after MULTI; -1: the general path queues it.
+
+        Its keys have one owner, and one slot if it reads states (`has_states`), in database 0. What the upstream would refuse
+        is not queued.
+        """
+        cdef int command = command_at(&self.specs, self.words, count), arity
+        cdef Py_ssize_t keys
+        cdef Plan* plan
+        cdef int backend = STATES
+        if command < 0 or command == self.caching_command:
+            return -1
+        plan = &self.plans[command]
+        keys = self.find_keys(plan, count)
+        if plan.part != QUEUED or keys <= 0:
+            return -1
+        if self.upstream is not None:
+            backend = self.first_patterns.backend_of_all(self.keys, keys)
+        self.has_states = backend == STATES
+        if backend == STATES:
+            is_queued = plan.reads_states and self.specs.rows[command].least <= count <= self.specs.rows[command].most
+            return command if is_queued and self.slot_of_keys(keys) >= 0 and not self.server.is_loading else -1
+        arity = plan.queued_arity
+        if backend != UPSTREAM_BACKEND or not plan.is_for_upstream or not arity:
+            return -1
+        return command if (<int>count == arity if arity > 0 else <int>count >= -arity) else -1
+
     cdef bint set_watched(self) except -1:
         """Note the keys that the client watches at the upstream after `requests`; False if there are too many."""
         if not self.ends_watch and not self.watched:
@@ -1640,7 +1677,7 @@ cdef class Forwarder:
             batch.client_batches.append(client_batch)
         for i in range(client_batch.request_count):
             request = &client_batch.requests[i]
-            self.calls[request.command] += 1
+            self.calls[request.command] += i > 0 or not client_batch.replied  # that MULTI was counted
             if request.join == ARRAY:
                 for j in range(self.used_count):
                     self.send_mget(client_batch, i, self.used[j])
@@ -1801,7 +1838,7 @@ cdef class Forwarder:
     cdef int resend(self, ClientBatch client_batch, epochs) except -1:
         """Have the general path resend a batch's requests; they were counted already."""
         cdef size_t i
-        for i in range(client_batch.request_count):
+        for i in range(client_batch.replied > 0, client_batch.request_count):
             self.command_stats[client_batch.requests[i].command].calls -= 1
         if client_batch.tracking is not None:
             client_batch.tracking.is_caching_set = client_batch.was_caching_set
@@ -1973,6 +2010,7 @@ cdef class ClientForwarder(InputInterceptor):
     cdef SessionFields fields  # of the session
     cdef uint64_t forwarded  # requests of the batch that waits for its replies
     cdef bytes partial_request  # the start of a request that the forwarder may forward
+    cdef object executed  # the transaction of an EXEC that was forwarded alone; None: it was no such EXEC
     cdef ClientBatch complete_batch  # it waits for no reply, as all were cached
 
     def __init__(self, Forwarder forwarder, connection, write):
@@ -1981,32 +2019,174 @@ cdef class ClientForwarder(InputInterceptor):
         self.partial_request = b""
 
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
-        if self.has_partial or not self.try_forward(data, size):
+        cdef size_t took
+        if self.has_partial:
             return 0
-        self.forwarder.input_bytes += size
-        self.fields.input_bytes += size
-        return size
+        took = self.take_if_idle(data, size)
+        self.forwarder.input_bytes += took
+        self.fields.input_bytes += took
+        return took
 
     def forward_input(self, bytes data):
-        """Forward the forwardable requests at the front of received data; return b"", or the data if none is forwardable."""
+        """Forward or queue the requests at the front of received data; return the rest, which the general path answers."""
+        cdef size_t took
         if self.has_partial:
             data, self.partial_request, self.has_partial = self.partial_request + data, b"", False
-        if self.try_forward(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.store_partial(data):
-            return b""
-        return data
+        took = self.take_if_idle(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        data = data[took:] if took else data
+        return b"" if not data or self.store_partial(data) else data
 
-    cdef bint try_forward(self, const uint8_t* data, size_t size) except -1:
-        """Forward the forwardable requests at the front of received data if the connection is idle; return whether any were forwarded."""
+    cdef size_t take_if_idle(self, const uint8_t* data, size_t size) except? 0:
+        """Take the requests at the front of received data if the connection is idle; return their size."""
+        cdef size_t took
         self.forwarder.has_partial = False
-        if not (self.connection.is_idle and self.fields.can_be_forwarded and self.forward_buffer(data, size)):
-            return False
+        if not self.connection.is_idle:
+            return 0
+        took = self.take(data, size)
         if self.complete_batch is not None:
             self.deliver_complete()
-        return True
+        return took
 
     def forward(self, bytes data):
-        """Forward the forwardable requests at the front of buffered input; return whether there are any."""
-        return self.forward_buffer(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        """Forward or queue the requests at the front of buffered input; return the rest, which the general path answers."""
+        cdef size_t took = self.take(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        data = data[took:] if took else data
+        return b"" if not data or self.store_partial(data) else data
+
+    cdef size_t take(self, const uint8_t* data, size_t size) except? 0:
+        """Forward or queue requests at the front of input; return their size, that of all if the connection keeps the rest."""
+        if self.fields.can_be_forwarded:
+            if self.forward_buffer(data, size):
+                return size
+            if self.forwarder.has_partial and size <= self.forwarder.partial_bytes_max:
+                return 0
+        return self.queue(data, size)
+
+    cdef size_t queue(self, const uint8_t* data, size_t size) except? 0:
+        """Queue requests of a transaction whose EXEC has not arrived, and forward it at EXEC; return their size as `take`.
+
+        The transaction is the session's, as on the general path, which may queue and run it, too.
+        """
+        cdef Forwarder forwarder = self.forwarder
+        cdef const uint8_t* at = data
+        cdef const uint8_t* end = data + size
+        cdef size_t count = 0, i
+        cdef Py_ssize_t took
+        cdef int command = -1, last = -1
+        cdef int64_t added, queued_bytes = 0, requests_left, bytes_left
+        cdef list words, requests = []
+        cdef bint is_exec = False, reads_states = False
+        session = self.session
+        if session.transaction is None and not self.begin_transaction(&at, end):
+            return 0
+        transaction = session.transaction
+        if not (self.fields.can_queue and session.user.is_unrestricted) or transaction.is_aborted or transaction.db is not None:
+            return at - data
+        requests_left, bytes_left = transaction.room
+        while at < end:
+            took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            if took <= 0:
+                forwarder.has_partial, forwarder.partial_bytes_max = took == 0, PARTIAL_BYTES_MAX
+                break
+            command = forwarder.queued_command(count)
+            if command < 0:
+                command = command_at(&forwarder.specs, forwarder.words, count)
+                is_exec = command >= 0 and forwarder.plans[command].part == RUN and count == 1
+                break
+            words, added = [], 0
+            for i in range(count):
+                words.append(PyBytes_FromStringAndSize(<const char*>forwarder.words[i].at, forwarder.words[i].size))
+                added += forwarder.words[i].size + WORD_OVERHEAD_BYTES
+            if <int64_t>len(requests) >= requests_left or queued_bytes + added > bytes_left:
+                break
+            requests.append(words)
+            queued_bytes += added
+            reads_states |= forwarder.has_states
+            last = command
+            at += took
+        if requests:
+            transaction.extend(requests, queued_bytes, needs_state=reads_states)
+            session.last_command = forwarder.names[last]
+            self.fields.calls += <uint64_t>len(requests)
+            self.send(b"+QUEUED\r\n" * len(requests))
+        if is_exec and self.execute(at + took, end):
+            return size
+        return at - data
+
+    cdef bint begin_transaction(self, const uint8_t** at, const uint8_t* end) except -1:
+        """Begin the transaction of a MULTI at the front of input, in database 0; return whether there is one."""
+        cdef Forwarder forwarder = self.forwarder
+        cdef size_t count = 0
+        cdef Py_ssize_t took
+        cdef int command
+        if not self.fields.can_be_forwarded or self.session.db:
+            return False
+        took = cut(at[0], end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        command = command_at(&forwarder.specs, forwarder.words, count) if took > 0 and count == 1 else -1
+        if command < 0 or forwarder.plans[command].part != BEGIN:
+            return False
+        self.session.begin_transaction()
+        self.session.last_command = forwarder.names[command]
+        forwarder.calls[command] += 1
+        self.fields.calls += 1
+        self.send(b"+OK\r\n")
+        at[0] += took
+        return True
+
+    cdef bint execute(self, const uint8_t* rest, const uint8_t* end) except -1:
+        """Forward the queued commands at EXEC; False: the general path runs them. rest: the input after EXEC."""
+        cdef Output out
+        cdef list request
+        cdef bytes word
+        cdef size_t took
+        session, transaction = self.session, self.session.transaction
+        out.data, out.used, out.size = NULL, 0, 0
+        if not transaction.requests or transaction.size_bytes > MAX_FORWARDED_BYTES or session.read_point is not None:
+            return False
+        try:
+            put(&out, b"*1\r\n$5\r\nMULTI\r\n", 15)
+            for each in transaction.requests:
+                if type(each) is not list:
+                    return False
+                request = each
+                put_line(&out, 42, len(request))
+                for word in request:
+                    put_line(&out, c"$", PyBytes_GET_SIZE(word))
+                    put(&out, PyBytes_AS_STRING(word), PyBytes_GET_SIZE(word))
+                    put(&out, b"\r\n", 2)
+            put(&out, b"*1\r\n$4\r\nEXEC\r\n", 14)
+            took = self.forwarder.forward_buffer(
+                self, <const uint8_t*>out.data, out.used, session.protocol, 0, self.fields.tracking_state,
+                False, 1 + len(transaction.requests)
+            )
+        except Exception as error:
+            self.forwarder.server.report(error)
+            took = 0
+        finally:
+            free(out.data)
+        if not took:
+            return False
+        self.executed = transaction
+        session.end_transaction()
+        self.delegate(rest, end, 1)
+        return True
+
+    cdef int send(self, bytes replies) except -1:
+        """Send replies of this process."""
+        self.session.active_ms = self.forwarder.server.view.now_ms
+        self.forwarder.output_bytes += PyBytes_GET_SIZE(replies)
+        self.fields.output_bytes += PyBytes_GET_SIZE(replies)
+        self.write(replies)
+        return 0
+
+    cdef int delegate(self, const uint8_t* rest, const uint8_t* end, uint64_t forwarded) except -1:
+        """Send the replies to the batch that was forwarded last when they have arrived. rest: the input after it."""
+        self.session.last_command = self.forwarder.last_command
+        self.forwarded = forwarded
+        self.fields.calls += forwarded
+        self.connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>rest, end - rest) if rest < end else b"")
+        self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
+        return 0
 
     cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
         cdef size_t took
@@ -2060,6 +2240,9 @@ cdef class ClientForwarder(InputInterceptor):
     def resend(self, data, epochs):
         """Have the general path answer the requests, from servers that have reached these epochs."""
         self.fields.calls -= self.forwarded  # the general path counts them, too
+        if self.executed is not None:
+            self.session.resume_transaction(self.executed)
+            data, self.executed = PACKED_EXEC, None
         self.connection.resend(data, epochs)
 
     def error_reply(self, error):
