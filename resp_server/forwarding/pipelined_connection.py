@@ -17,8 +17,8 @@ from resp_server.forwarding.raw_replies import RawReply
 from resp_server.limits import PARTIAL_BYTES_MAX, SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
-# Requests without a reply at one connection (guess).
-REQUESTS_MAX = 100_000
+# Requests without a reply at one connection (guess: 100 clients with two transactions of 1,000 commands).
+REQUESTS_MAX = 250_000
 
 
 class Sent(Protocol):

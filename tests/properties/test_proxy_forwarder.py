@@ -127,6 +127,7 @@ class Scene:
     def __init__(self, commands: Sequence[ForwardedCommand] = ()) -> None:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
+        self.connected: list[int] = []  # the versions of the protocol in which connections were missing
         self.tracking = TrackingTable()
         self.newer_connections = [ServerConnection(3), ServerConnection(3)]
         self.cluster = SimpleNamespace(
@@ -139,6 +140,7 @@ class Scene:
             deadline_s=lambda: 1.0,
             send=self.sent.append,
             defer=lambda batch: batch(),
+            connect=self.connected.append,
         )
         self.cluster.epochs.newest, self.cluster.epochs.seen["here:1"] = NEW[0], {"job": (1, 1)}
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
@@ -753,6 +755,14 @@ def test_a_transaction_that_exceeds_the_room_of_a_batch_is_not_forwarded_with_th
         last = b"".join(map(pack, [MULTI, *[(b"GET", of_slots(0))] * count, EXEC]))
         took = scene.forwarder.forward(sink, short + last, 2)
         assert took == len(short) or (count < 4_000 and took == len(short + last))
+
+
+def test_a_slot_without_a_connection_in_the_clients_protocol_gets_one() -> None:
+    scene = Scene()
+    scene.cluster.slot_connections[3].numbers = bytes(SLOTS)
+    data = b"".join(map(pack, (MULTI, (b"GET", b"k"), EXEC)))
+    assert [scene.forwarder.forward(ForwarderSink(), data, protocol) for protocol in (2, 3)] == [len(data), 0]
+    assert scene.connected == [3]
 
 
 def test_a_long_transaction_is_forwarded_as_a_whole() -> None:

@@ -168,7 +168,11 @@ def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: Red
         cluster.move("{follows}1", target)
         found = replies_of(stale, [*transaction, "INCR {follows}1", *transaction, "GET {follows}1"])
     assert found == [b"OK", *[b"QUEUED"] * 2, [2, b"2"], 3, b"OK", *[b"QUEUED"] * 2, [4, b"4"], b"4"]
-    cluster.move("{follows}1", home)
+    with swap.start_before(cluster).connect() as stale:
+        assert replies_of(stale, ["GET {follows}1", "MULTI"]) == [b"4", b"OK"]
+        assert replies_of(stale, ["INCR {follows}1"]) == [b"QUEUED"]
+        cluster.move("{follows}1", home)
+        assert replies_of(stale, ["EXEC", "GET {follows}1"]) == [[5], b"5"]
 
 
 def test_cluster_transaction_of_a_slot_that_is_being_moved_runs_nothing(

@@ -87,6 +87,23 @@ def test_exec_without_answer_of_upstream_closes_connection(swap: Swap, client: C
         assert call_each(other, "MULTI", "GET a", "GET job:speed:1", "EXEC")[-1] == [b"5", b"10"]
 
 
+def test_queued_transaction_without_answer_of_upstream_closes_connection(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    with swap.proxy.connect() as other:
+        assert call_each(client, "SET a 0", "MULTI", "SET a 1") == [b"OK", b"OK", b"QUEUED"]
+        assert call_each(other, "MULTI", "INCR a", "GET a", "DISCARD", "GET a")[2:] == [b"QUEUED", b"OK", b"0"]
+        swap.signal_upstream(signal.SIGSTOP)
+        client.send(request("EXEC"))
+        eventually(lambda: swap.info()["upstream_waiting"] != "0")
+        swap.signal_upstream(signal.SIGKILL)
+        assert client.read_to_end() == b""
+        assert call_each(other, "MULTI", "SET a 1", "EXEC")[-1].startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
+        swap.start_upstream()
+        eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
+        assert call_each(other, "MULTI", "INCR a", "GET a", "EXEC")[-1] == [6, b"6"]
+
+
 def test_watch_lost_at_upstream_disconnects_client(client: Connection, direct: Connection) -> None:
     assert call_each(client, "WATCH a", "GET a") == [b"OK", None]
     direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")

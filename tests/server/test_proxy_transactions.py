@@ -296,7 +296,10 @@ def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster
     client.close()
 
 
-def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_in_one_piece", [True, False])
+def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_server(
+    tmp_path: Path, is_in_one_piece: bool
+) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack)
         with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
@@ -304,13 +307,23 @@ def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_s
             assert transaction(client, *gets).value
             process = cluster.servers[0].process
             process.send_signal(signal.SIGSTOP)
-            client.send(requests([(b"MULTI",), *gets, (b"EXEC",)]))
+            pieces = (
+                [[(b"MULTI",), *gets, (b"EXEC",)]]
+                if is_in_one_piece
+                else [[(b"MULTI",), gets[0]], gets[1:], [(b"EXEC",)]]
+            )
+            queued: list[Reply] = []
+            for piece in pieces[:-1]:
+                client.send(requests(piece))
+                queued += [client.read() for _ in piece]
+            client.send(requests(pieces[-1]))
             for _ in range(3):  # the proxy has sent the transaction then
                 assert not other.call("GET", cluster.of(1)).is_error
             process.kill()
             process.wait()
             cluster.start(0)
-            *_, reply = [client.read() for _ in range(4)]
+            *queued, reply = [*queued, *(client.read() for _ in range(4 - len(queued)))]
+            assert [each.raw for each in queued] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
             assert [each.value for each in reply.value] == [b"%d" % cluster.epoch] * 2
 
 

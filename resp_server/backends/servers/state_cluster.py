@@ -165,6 +165,13 @@ class StateCluster:
             self.epochs.of_connections[key] = connection.announced
         return connection
 
+    def connect(self, protocol: int) -> None:
+        """Open the connections in a version of the protocol that no request has opened: the forwarder needs them."""
+        for master in self.slots.counts:
+            key = ConnectionKey(self._active.of(master), protocol, False)
+            if key not in self.connections and not self._is_stopping:
+                self.connection(key).connect()
+
     def _invalidate_slot_connections(self) -> None:
         if self._is_stopping:  # no further request is sent
             return
