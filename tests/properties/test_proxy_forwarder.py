@@ -878,6 +878,20 @@ def test_watched_keys_are_those_after_the_last_exec() -> None:
         assert scene.upstream.watched == expected
 
 
+@pytest.mark.parametrize("is_caching_set", [False, True])
+def test_the_watch_of_a_client_that_tracks_keys_is_forwarded_unless_client_caching_precedes_it(
+    is_caching_set: bool,
+) -> None:
+    scene, sink = Scene(), ForwarderSink()
+    scene.use_upstream({})
+    state = tracking_client(scene, "is_optin")
+    state.is_caching_set = is_caching_set
+    scene.upstream.may_watch = True
+    data = b"".join(map(pack, ((b"WATCH", b"u"), (b"GET", b"u"), MULTI, OF_UPSTREAM, EXEC)))
+    assert scene.forwarder.forward(sink, data, 3, tracking_state=state) == len(data) * (not is_caching_set)
+    assert scene.upstream.asked() == data * (not is_caching_set)
+
+
 def test_a_client_that_watches_states_has_its_transactions_run_by_the_general_path() -> None:
     scene, sink = with_patterns(), ForwarderSink()
     sink.watches_states = True

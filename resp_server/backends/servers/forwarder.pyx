@@ -8,7 +8,8 @@ keys whose replies the proxy caches is forwardable if its reply is cached. The r
 
 A transaction is forwardable if MULTI, EXEC and the commands between them are in one buffer, and all go over one connection. They
 are sent unchanged, in one write, so that no request of another client comes between them. Each of them has its reply. One that a
-node of a Redis Cluster refuses, because its slot has moved, is sent again as a whole.
+node of a Redis Cluster refuses, because its slot has moved, is sent again as a whole. The commands of one that arrives in pieces are
+queued in the client's session, and forwarded at EXEC.
 
 The forwarder splits a client's input into requests. It appends each request unchanged to a `PipelineBatch`: the requests that
 are sent over one connection in one round of the event loop. An MGET becomes one STATE MGET for each server. Replies are
@@ -1404,7 +1405,7 @@ cdef class Forwarder:
                 return 0
             item.slot, item.number = slot, UPSTREAM + <uint8_t>(<bytes>self.node_table)[slot]
         elif plan.part == WATCHED:
-            if is_queued or self.tracking is not None or sink.watches_states or not self.upstream_connection.may_watch:
+            if is_queued or self.is_caching_set or sink.watches_states or not self.upstream_connection.may_watch:
                 return 0
             for i in range(keys):
                 self.watched.append(PyBytes_FromStringAndSize(<const char*>self.keys[i].at, self.keys[i].size))

@@ -16,7 +16,6 @@ from resp_server.command.policy import Destination, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import ReplyFuture
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.forwarding.reply_splitter import PING, items_of, pack
@@ -30,7 +29,7 @@ from resp_server.session.transaction import WatchedVersion
 # Transactions with more commands use connections for slow requests (guess: they take a server a few milliseconds).
 SHORT_COMMANDS_MAX = 512
 # Commands for one server; a command with keys of several slots counts once for each (guess: leaves room for others).
-COMMANDS_MAX = REQUESTS_MAX * 9 // 10
+COMMANDS_MAX = 90_000
 # Items of EXEC's reply that are checked in one step (guess: 0.1 ms).
 CHECKED_AT_ONCE = 512
 
