@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
@@ -132,7 +132,11 @@ class Scene:
         self.newer_connections = [ServerConnection(3), ServerConnection(3)]
         self.cluster = SimpleNamespace(
             slot_connections={
-                protocol: SimpleNamespace(numbers=bytes([1, 2] * (SLOTS // 2)), connections=[None, *connections])
+                protocol: SimpleNamespace(
+                    numbers=bytes([1, 2] * (SLOTS // 2)),
+                    connections=[None, *connections],
+                    open=partial(self.connected.append, protocol),
+                )
                 for protocol, connections in ((2, self.connections), (3, self.newer_connections))
             },
             epochs=ClusterEpochs(),
@@ -140,7 +144,6 @@ class Scene:
             deadline_s=lambda: 1.0,
             send=self.sent.append,
             defer=lambda batch: batch(),
-            connect=self.connected.append,
         )
         self.cluster.epochs.newest, self.cluster.epochs.seen["here:1"] = NEW[0], {"job": (1, 1)}
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}

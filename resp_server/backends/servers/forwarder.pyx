@@ -1019,7 +1019,6 @@ cdef class Forwarder:
     cdef bint ends_watch  # they have an EXEC at the upstream
     cdef readonly object cluster
     cdef object slot_connections, epochs  # the connections of the client's protocol version
-    cdef int protocol
     cdef bytes slot_numbers  # of these connections, by slot
     cdef object server, stats
     cdef list names, command_stats
@@ -1176,7 +1175,7 @@ cdef class Forwarder:
     ) except? 0:
         cdef size_t took
         cdef ClientBatch client_batch
-        self.upstream_connection, self.slot_connections, self.protocol = None, self.cluster.slot_connections[protocol], protocol
+        self.upstream_connection, self.slot_connections = None, self.cluster.slot_connections[protocol]
         self.slot_numbers = self.slot_connections.numbers
         self.begin_tracking(tracking_state)
         self.node_table, self.is_upstream_open = None, False
@@ -1436,7 +1435,7 @@ cdef class Forwarder:
             item.slot = slot_of(self.keys[i].at, self.keys[i].size) if slot < 0 else slot
             item.number = numbers[item.slot]
             if not item.number:
-                self.cluster.connect(self.protocol)
+                self.slot_connections.open()
                 return 0
         self.has_states = True
         return items

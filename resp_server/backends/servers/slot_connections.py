@@ -21,6 +21,10 @@ CLOSED = bytes(4 * SLOTS)
 class SlotConnections:
     """The open connection to the active server of each slot.
 
+    Args:
+        connection_of: Returns the connection to a master's shard, if there is one.
+        opened_of: The same, and opens it if no request has done so.
+
     Attributes:
         numbers: The number of a key's connection, by the CRC of the key; 0: the request takes the general path.
         is_some_slot_behind: A server has not reached the minimum epochs of some of its slots.
@@ -32,14 +36,20 @@ class SlotConnections:
         min_epochs: MinEpochs,
         epochs: ClusterEpochs,
         connection_of: Callable[[str], ServerConnection | None],
+        opened_of: Callable[[str], ServerConnection | None],
     ) -> None:
         self._slots, self._min_epochs, self._epochs = slots, min_epochs, epochs
-        self._connection_of = connection_of
+        self._connection_of, self._opened_of = connection_of, opened_of
         self.numbers = CLOSED
         self.connections: list[ServerConnection | None] = [None]
         self.is_some_slot_behind = False
         self._is_valid = True
         self._by_master: dict[str, Epochs] = {}
+
+    def open(self) -> None:
+        """Open the connections that no request has opened, because the forwarder needs them."""
+        for master in self._slots.counts:
+            self._opened_of(master)
 
     def min_epochs_of(self, master: str) -> Epochs:
         """Return the joint minimum epochs of all slots of a master."""

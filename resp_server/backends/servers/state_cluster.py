@@ -92,7 +92,11 @@ class StateCluster:
         # By protocol version, so that replies are forwarded unchanged.
         self.slot_connections = {
             protocol: SlotConnections(
-                self.slots, self._min_epochs, self.epochs, partial(self._main_connection, protocol=protocol)
+                self.slots,
+                self._min_epochs,
+                self.epochs,
+                partial(self._main_connection, protocol=protocol),
+                partial(self._main_connection, protocol=protocol, opens=True),
             )
             for protocol in (RESP2, RESP3)
         }
@@ -165,22 +169,22 @@ class StateCluster:
             self.epochs.of_connections[key] = connection.announced
         return connection
 
-    def connect(self, protocol: int) -> None:
-        """Open the connections in a version of the protocol that no request has opened: the forwarder needs them."""
-        for master in self.slots.counts:
-            key = ConnectionKey(self._active.of(master), protocol, False)
-            if key not in self.connections and not self._is_stopping:
-                self.connection(key).connect()
-
     def _invalidate_slot_connections(self) -> None:
         if self._is_stopping:  # no further request is sent
             return
         for each in self.slot_connections.values():
             each.invalidate()
 
-    def _main_connection(self, master: str, protocol: int = RESP2) -> ServerConnection | None:
-        """Return the connection for look-ups to the active server of a master's shard."""
-        return self.connections.get(ConnectionKey(self._active.of(master), protocol, False))
+    def _main_connection(self, master: str, protocol: int = RESP2, *, opens: bool = False) -> ServerConnection | None:
+        """Return the connection for look-ups to the active server of a master's shard.
+
+        Args:
+            opens: Open it if no request has done so.
+        """
+        key = ConnectionKey(self._active.of(master), protocol, False)
+        if opens and key not in self.connections and not self._is_stopping:
+            self.connection(key).connect()
+        return self.connections.get(key)
 
     def _connections_of_owners(self) -> Iterator[ServerConnection | None]:
         """Iterate over the look-up connections to the active server of each shard that has slots."""
