@@ -103,7 +103,7 @@ def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fl
     reader.stop()
 
 
-def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
+def test_slots_of_killed_server_are_loaded_by_others(fleet: Fleet) -> None:
     fleet.registry()
     _, second = fleet.halves()
     fleet.wait_until_all_show_it()
@@ -115,7 +115,7 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     reader.stop()
 
 
-def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> None:
+def test_slots_of_server_with_full_disk_are_taken_over(fleet: Fleet) -> None:
     fleet.registry()
     _, second = fleet.halves()
     fleet.wait_until_all_show_it()

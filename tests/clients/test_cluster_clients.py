@@ -78,7 +78,7 @@ def test_a_reader_of_replicas_goes_on_without_a_new_topology(cluster: Any) -> No
         assert {key: redis.get(key) for key in MANY} == MANY
 
 
-@pytest.mark.parametrize("name", ["ioredis", "node_redis"])
+@pytest.mark.parametrize("name", ["ioredis", pytest.param("node_redis", marks=pytest.mark.slow)])
 def test_javascript_follows_a_move_and_survives_a_loss(cluster: Any, run_script: Any, name: str) -> None:
     def move_and_kill() -> None:
         cluster.show("8192-16383", "replica of 2", "0-8191")

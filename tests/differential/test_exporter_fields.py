@@ -86,7 +86,7 @@ def number(value: str) -> float | None:
 
 
 @pytest.mark.parametrize("name", GAUGES + COUNTERS + LABELS)
-def test_a_field_is_where_a_real_server_has_it(
+def test_exporter_field_is_in_same_section_as_in_redis(
     name: str, infos: tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]
 ) -> None:
     real, ours = infos

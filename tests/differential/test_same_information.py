@@ -56,7 +56,7 @@ def test_the_fields_of_info_come_in_redis_order(pair: Pair) -> None:
     assert [name for name in ours if name in theirs] == [name for name in theirs if name in ours]
 
 
-def test_numbers_of_info_are_numbers_where_redis_has_numbers(pair: Pair) -> None:
+def test_info_has_numbers_for_numbers_of_redis(pair: Pair) -> None:
     theirs, ours = info(pair, b"everything")
     common = [name for name in theirs if name in ours]
     assert [name for name in common if _is_number(theirs[name]) != _is_number(ours[name])] == ["redis_build_id"]

@@ -87,7 +87,7 @@ def test_a_small_file_is_one_put(proxy: FaultyProxy, filesystem: Filesystem) -> 
     assert methods(proxy) == {}
 
 
-def test_what_is_asked_is_one_request(proxy: FaultyProxy, filesystem: Filesystem) -> None:
+def test_each_file_operation_is_one_request(proxy: FaultyProxy, filesystem: Filesystem) -> None:
     filesystem.create("a/b", b"one")
     filesystem.create("a/c/d", b"two")
     proxy.taken()

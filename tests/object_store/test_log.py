@@ -202,7 +202,7 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(
     }
 
 
-def test_a_server_goes_on_with_what_it_has_while_the_store_is_away(
+def test_server_serves_its_state_while_object_store_is_unreachable(
     proxy: FaultyProxy, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
@@ -317,7 +317,7 @@ def test_a_new_writer_is_found_by_its_announcement(
     assert followed.counts() == {b"job:count:1": 1}
 
 
-def test_an_announced_epoch_is_two_requests_and_what_is_due_comes_after_it(
+def test_announced_epoch_costs_two_requests_before_due_work(
     monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, tmp_path: Path
 ) -> None:
     now_s = 0.0
@@ -384,7 +384,7 @@ def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: st
     assert pulse.is_stale(sign | {"count": 2})
 
 
-def test_a_server_looks_ever_more_rarely_and_often_again_after_what_it_found(
+def test_polling_slows_down_until_an_epoch_is_found(
     root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = writer_of(root)

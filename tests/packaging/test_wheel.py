@@ -30,7 +30,7 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(opened.read(name).decode())
 
 
-def test_wheel_holds_the_five_packages_and_nothing_else(names: list[str]) -> None:
+def test_wheel_has_only_the_five_packages(names: list[str]) -> None:
     folders = {name.partition("/")[0] for name in names}
     assert {each for each in folders if not each.endswith(".dist-info")} == {
         "sparkis",

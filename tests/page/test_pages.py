@@ -140,7 +140,7 @@ def test_json_stays_unfolded_while_its_time_to_live_counts_down(tab: Tab) -> Non
     assert "deep" in tab.text(".json-root")
 
 
-def test_watched_keys_change_before_ones_eyes(tab: Tab) -> None:
+def test_watched_keys_change_without_reload(tab: Tab) -> None:
     tab.open("/watch?key=weather:maxTemperature:JFK&key=game:top:monday&pattern=weather:latest:*")
     tab.wait_for("weather:latest:EWR")
     tab.js("window.sameDocument = true")
@@ -267,7 +267,7 @@ def test_a_page_without_a_clipboard_copies_too(tab: Tab) -> None:
     assert tab.find("[data-search]").get_attribute("value") == tab.text(".copy code")
 
 
-def test_a_lost_endpoint_is_said_and_its_return_too(tab: Tab, folder: Path) -> None:
+def test_lost_endpoint_is_shown_until_it_is_back(tab: Tab, folder: Path) -> None:
     Writer(folder / "log").close()
     with ExitStack() as page, ExitStack() as first:
         server = first.enter_context(sparkis_server(folder / "store", folder / "log"))

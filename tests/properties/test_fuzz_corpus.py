@@ -54,7 +54,7 @@ def test_inputs_may_have_no_more_than_options(subject: Subject, options: int) ->
     subject.run(bytes([options, 1]))
 
 
-def test_what_reaches_the_most_lines_breaks_nothing(subject: Subject) -> None:
+def test_corpus_of_most_lines_finds_no_bug(subject: Subject) -> None:
     inputs = corpus.stored()
     assert len(inputs) > 100
     for data in inputs:

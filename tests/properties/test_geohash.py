@@ -54,7 +54,7 @@ def is_at_edge(place: Point) -> bool:
 
 @given(place=places)
 @example(place=(179.99999999999997, 0.0))
-def test_a_score_is_what_halving_finds(place: Point) -> None:
+def test_geo_score_equals_bisection(place: Point) -> None:
     found = int(score_of(*place))
     # A place at the very edge of a cell may be on either side of it: rounding decides. At the map's own edge the score
     # is beyond all cells, as in Redis.
@@ -63,7 +63,7 @@ def test_a_score_is_what_halving_finds(place: Point) -> None:
 
 
 @given(place=places)
-def test_a_place_is_near_to_where_its_score_says_it_is(place: Point) -> None:
+def test_decoded_geo_score_is_near_place(place: Point) -> None:
     assume(not is_at_edge(place))
     longitude, latitude = point_of(score_of(*place))
     assert abs(longitude - place[0]) <= LONGITUDE_MAX / 2**STEP_MAX + 1e-9
@@ -84,7 +84,7 @@ def test_any_score_is_read_as_some_place(score: float) -> None:
 
 
 @pytest.mark.parametrize("place", [(180.1, 0.0), (0.0, 85.06), (float("nan"), 0.0), (0.0, float("-inf"))])
-def test_what_is_not_on_the_map_has_no_score(place: Point) -> None:
+def test_place_off_the_map_has_no_score(place: Point) -> None:
     with pytest.raises(ValueError, match="no point on the map"):
         score_of(*place)
 
@@ -108,7 +108,7 @@ def test_distances_are_those_of_a_sphere(one: Point, other: Point) -> None:
     is_circle=st.booleans(),
 )
 @settings(max_examples=500)
-def test_what_lies_in_a_shape_lies_in_one_of_its_cells(
+def test_places_in_shape_are_in_its_cells(
     center: Point, width: float, height: float, aside: float, up: float, is_circle: bool
 ) -> None:
     shape = Circle(center, width / 2) if is_circle else Box(center, width, height, 1.0)

@@ -41,14 +41,14 @@ def test_members_come_in_order_and_are_found(
 
 @settings(deadline=None)
 @given(SETS)
-def test_what_lies_behind_the_members_is_not_looked_at(scores: dict[bytes, float]) -> None:
+def test_bytes_after_packed_members_are_ignored(scores: dict[bytes, float]) -> None:
     run = packed_sorted.pack_members(scores.items())
     assert packed_sorted.pairs(run + b"more") == packed_sorted.pairs(run)
 
 
 @settings(deadline=None)
 @given(SETS, SETS, st.data())
-def test_members_are_put_in_and_taken_out_where_they_stand(
+def test_packed_members_are_inserted_and_removed_in_place(
     scores: dict[bytes, float], others: dict[bytes, float], data: st.DataObject
 ) -> None:
     ranking = sorted((score + 0.0, member) for member, score in scores.items())

@@ -202,7 +202,7 @@ def packing_of(
     st.integers(1, 70),
     st.integers(0, 9),
 )
-def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
+def test_packing_takes_each_plain_row_once_in_order(
     rows: list[tuple[bytes, bytes]], rows_max: int, keys_max: int
 ) -> None:
     wanted = dict(rows)

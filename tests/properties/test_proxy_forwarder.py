@@ -240,7 +240,7 @@ def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]
 
 
 @given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
-def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[bytes, ...]], data: st.DataObject) -> None:
+def test_forwarder_cuts_requests_as_parser_does(asked: list[tuple[bytes, ...]], data: st.DataObject) -> None:
     as_bytes = b"".join(map(pack, asked)) + data.draw(
         st.sampled_from([b"", b"*1\r\n$4\r\nPING\r\n", b"\r\n", b"*2\r\n$3"])
     )
@@ -302,7 +302,7 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
 @pytest.mark.parametrize(
     "reply", [b"*1\r\n$1\r\na\r\n", b"*3\r\n$1\r\na\r\n$1\r\na\r\n$1\r\na\r\n", b":1\r\n", b"*2\r\n:1\r\n:2\r\n"]
 )
-def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
+def test_mget_is_error_if_server_reply_is_malformed(reply: bytes) -> None:
     scene, sink = Scene(), ForwarderSink()
     key = b"k"
     scene.forwarder.forward(sink, pack((b"MGET", key, key)), 2)
@@ -927,7 +927,7 @@ def test_a_client_that_watches_states_has_its_transactions_run_by_the_general_pa
         ((b"PUBLISH", b"j:1", b"m"), True),
     ],
 )
-def test_the_keys_of_a_request_are_where_its_row_says(line: tuple[bytes, ...], is_forwarded: bool) -> None:
+def test_keys_of_request_are_at_positions_of_its_row(line: tuple[bytes, ...], is_forwarded: bool) -> None:
     scene = with_patterns()
     assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == (len(pack(line)) if is_forwarded else 0)
 
@@ -961,7 +961,7 @@ def with_all_commands() -> tuple[Scene, RoutingTable]:
 
 @given(line=any_request)
 @settings(max_examples=examples(1000))
-def test_a_forwarded_request_goes_where_the_router_says(line: tuple[bytes, ...]) -> None:
+def test_forwarder_and_router_choose_same_server(line: tuple[bytes, ...]) -> None:
     """The rows of all commands: the forwarder finds the same keys as the general path, or leaves the request to it."""
     scene, table = with_all_commands()
     if not scene.forwarder.forward(ForwarderSink(), pack(line), 2):

@@ -107,7 +107,7 @@ def test_client_has_seen_the_newest_epochs_of_its_replies(replies: list[tuple[Ep
         assert seen.epochs.get(job, REMOVED) == max([epochs.get(job, REMOVED) for epochs in each], default=REMOVED)
 
 
-def test_what_parts_are_from_is_each_once() -> None:
+def test_union_has_each_min_epochs_once() -> None:
     one, other = {"j": (1, 1)}, {"j": (1, 1)}
     assert union_of((), (one,)) == (one,)
     assert len(union_of((one,), (one, other))) == 2
@@ -124,7 +124,7 @@ def test_slots_that_leave_together_share_their_min_epochs() -> None:
     assert min_epochs.by_slot[100] is EMPTY_EPOCHS
 
 
-def test_a_job_that_is_gone_everywhere_holds_nothing_up() -> None:
+def test_job_dropped_everywhere_delays_no_reply() -> None:
     assert not has_reached({"j": (1, 5)}, {"j": (1, 5), "k": (1, 1)})
     assert has_reached({"j": (1, 5)}, {"j": (1, 5), "k": (1, 1)}, {"k"})
 

@@ -115,7 +115,7 @@ changes = st.tuples(st.booleans(), st.integers(0, SLOTS - 1), st.integers(1, 9),
 
 
 @given(given=st.lists(changes, max_size=6))
-def test_the_slots_of_a_run_have_one_owner_and_one_min_epochs_whatever_changes(
+def test_slots_of_run_have_one_owner_and_min_epochs_after_any_change(
     given: list[tuple[bool, int, int, int]],
 ) -> None:
     slots, min_epochs = SlotMap(), MinEpochs()

@@ -323,7 +323,7 @@ def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
     assert slots == [ALL]
 
 
-def test_slots_go_to_servers_that_hold_them() -> None:
+def test_slots_are_assigned_to_servers_that_loaded_them() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     owned_slots = SlotSet.parse("5000-7729,9000-11730")
     first, second, back = spread_slots([*halves, NONE], [NONE, NONE, owned_slots])
@@ -476,7 +476,7 @@ def test_server_takes_no_slots_before_it_knows_the_jobs_and_their_epochs() -> No
     assert _shown(play)[1] == ("s2", "8192-16383", "online")
 
 
-def test_slots_of_a_lost_server_stay_in_its_name_until_others_hold_them() -> None:
+def test_slots_of_lost_server_remain_until_others_loaded_them() -> None:
     play = Play(0)
     play.join()
     play.join()
@@ -493,7 +493,7 @@ def test_slots_of_a_lost_server_stay_in_its_name_until_others_hold_them() -> Non
     assert _shown(play) == [("s1", "0-16383", "online")]
 
 
-def test_another_registry_goes_on_from_what_is_shown() -> None:
+def test_next_registry_continues_from_shown_topology() -> None:
     play = Play(0)
     for _ in range(3):
         play.join()
@@ -526,7 +526,7 @@ def test_server_does_not_return_to_an_address_of_another_server() -> None:
     zones=st.lists(st.sampled_from(["app", "rack1", "rack2", ""]), min_size=2, max_size=12),
     replicas=st.integers(1, 3),
 )
-def test_what_is_planned_with_zones_is_planned_again(zones: list[str], replicas: int) -> None:
+def test_plan_with_zones_is_stable(zones: list[str], replicas: int) -> None:
     members = {f"s{at}": of(f"s{at}", at, zone=zone) for at, zone in enumerate(zones)}
     planned = plan((), members, replicas)
     assert plan(planned, members, replicas) == planned
@@ -542,6 +542,6 @@ def test_each_shard_keeps_a_member_when_the_executors_leave_in_any_order() -> No
     assert all({members[name].zone for name in shard.members} == {"app", ""} for shard in shards)
 
 
-def test_copies_are_on_different_hosts_where_there_are_some() -> None:
+def test_replicas_are_on_different_hosts_if_possible() -> None:
     members = {f"s{at}": replace(of(f"s{at}", at), host=host) for at, host in enumerate(["a", "a", "b", "b"])}
     assert all({members[name].host for name in shard.members} == {"a", "b"} for shard in plan((), members, 1))

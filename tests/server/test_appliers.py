@@ -188,7 +188,7 @@ async def test_all_slots_are_held_by_default(tmp_path: Path) -> None:
 
 
 @scenario
-async def test_where_no_job_is_all_that_is_wanted_is_held(tmp_path: Path) -> None:
+async def test_server_without_jobs_has_all_its_desired_slots(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW) as scene:
         assert (scene.appliers.owned_slots, scene.appliers.visible) == (LOW, {})
         scene.appliers.set_desired_slots(HIGH)
@@ -275,7 +275,7 @@ async def test_reports_from_before_slots_were_given_up_do_not_count(tmp_path: Pa
 
 @pytest.mark.kill
 @scenario
-async def test_restarted_applier_holds_the_slots_wanted_by_then(tmp_path: Path) -> None:
+async def test_restarted_applier_takes_newest_desired_slots(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         os.kill(applier_of("a"), signal.SIGKILL)
         scene.appliers.set_desired_slots(ALL)

@@ -64,7 +64,7 @@ def test_lines_and_sockets_come_in_order() -> None:
     run(body)
 
 
-def test_a_line_may_be_larger_than_the_system_holds() -> None:
+def test_line_larger_than_socket_buffer_is_received() -> None:
     async def body(one: End, other: End) -> None:
         one.channel.send({"text": "ä" * 3_000_000})
         one.channel.send({"text": "after"})

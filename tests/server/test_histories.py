@@ -179,7 +179,7 @@ def test_history_needs_the_right_to_read_the_key_and_is_refused_in_a_transaction
         assert admin.call("STATE", "HISTORY", KEY, "COUNT", "1").plain[0][1] == EPOCHS - 1
 
 
-def test_a_node_without_the_slot_says_where_it_is(cluster: Cluster) -> None:
+def test_node_without_slot_replies_moved(cluster: Cluster) -> None:
     owner = cluster.owner_of(KEY)
     (other,) = [each for each in cluster.nodes if each is not owner]
     with other.connect() as client:

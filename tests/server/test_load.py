@@ -267,7 +267,7 @@ def test_bytes_that_a_socket_does_not_take_are_sent_later() -> None:
     assert len(set(taken)) == 3
 
 
-def test_numbers_stand_where_the_words_have_them() -> None:
+def test_load_generator_places_numbers_in_requests() -> None:
     packed, numbers_at = load.request_of(["é__rand_int__:__rand_int__", "0", "__rand_int__"])
     assert packed == request("é" + "0" * 12 + ":" + "0" * 12, "0", "0" * 12)
     filled = bytearray(packed)

@@ -230,7 +230,7 @@ def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Swap, Scraped]) -> Non
     assert found["sparkis_shadow_compared_total", ("board",)] == 0
 
 
-def test_a_proxy_whose_upstream_is_gone_says_so_and_still_serves_states(proxy: tuple[Swap, Scraped]) -> None:
+def test_proxy_without_upstream_reports_it_and_serves_states(proxy: tuple[Swap, Scraped]) -> None:
     swap, scraped = proxy
     swap.signal_upstream(signal.SIGKILL)
 

@@ -155,7 +155,7 @@ def test_request_that_is_not_understood_gets_its_error(registry: Callable[..., i
     assert talk.call("MEMBERS") == []
 
 
-def test_servers_get_the_slots_to_show_and_hold_and_watchers_the_shown_ones(registry: Callable[..., int]) -> None:
+def test_servers_get_visible_and_desired_slots_and_watchers_visible(registry: Callable[..., int]) -> None:
     port = registry()
     watcher = Talk(port)
     assert watcher.call("WATCH") == b"OK"

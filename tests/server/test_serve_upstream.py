@@ -248,7 +248,7 @@ def test_requests_about_all_keys_keep_their_order_in_a_pipeline(client: Connecti
         assert set(page[1]) <= own_keys
 
 
-def test_a_scan_walks_both_sides_whatever_its_options(client: Connection, own_keys: set[bytes]) -> None:
+def test_scan_walks_states_and_upstream_with_any_options(client: Connection, own_keys: set[bytes]) -> None:
     everything = own_keys | VALUES.keys()
     for options in ((), ("COUNT", 1), ("COUNT", 1000), ("MATCH", "*"), ("TYPE", "string", "count", 3)):
         assert set(scan_all(client, *options)) == everything
@@ -327,6 +327,7 @@ def test_a_killed_state_server_is_restarted_and_the_upstreams_keys_never_fail(
     client.call("DEL", "cart")
 
 
+@pytest.mark.slow
 def test_ports_that_the_system_chose_stay_the_same_after_restarts(scene: Scene) -> None:
     command = Command("serve", "--port", 0, *scene.options("ports"), "--announcements", 0, "--metrics", 0)
 

@@ -268,7 +268,7 @@ def test_no_read_fails_while_slots_move_and_epochs_come(tmp_path: Path, workers:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_slots_are_refused_until_the_node_holds_them(tmp_path: Path, workers: int) -> None:
+def test_slots_are_refused_until_loaded(tmp_path: Path, workers: int) -> None:
     async def scenario() -> None:
         async with pair_of(tmp_path, workers) as pair:
             low, high = pair.nodes

@@ -284,7 +284,7 @@ def test_changed_keys_of_kept_epochs_decide_about_watched_keys(server: Any, epoc
     peer.answers(TRY, RUN)
 
 
-def test_where_the_epochs_keys_are_not_known_a_small_value_is_compared_and_a_large_one_taken_as_changed(
+def test_watch_of_epoch_with_unknown_keys_compares_small_values_and_aborts_for_large(
     server: Any, epochs: Epochs
 ) -> None:
     large = [Change("temp", Op.PUT, b"job:temp:large", value=b"x" * 100_000)]

@@ -61,7 +61,7 @@ def test_example_of_the_api_page_has_the_shown_output(name: str, spark: SparkSes
 
 
 @pytest.mark.parametrize("name", sparkis.__all__)
-def test_every_public_name_says_what_it_is(name: str) -> None:
+def test_every_public_name_has_docstring(name: str) -> None:
     documented = inspect.getdoc(getattr(sparkis, name))
     assert documented and documented.splitlines()[0].endswith(".")
 

@@ -121,9 +121,7 @@ def test_a_checkpoint_that_was_set_back_is_read_anew(
 
 
 @pytest.mark.slow
-def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
+def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a", "n": 2})
     query = run(counts(rows.df), "other", tmp_path / "first")

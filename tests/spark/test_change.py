@@ -50,7 +50,7 @@ def test_the_partitions_of_a_query_with_a_sink_may_change(
 
 
 @pytest.mark.slow
-def test_the_partitions_of_a_query_and_of_what_is_attached_to_it_may_change(
+def test_partitions_of_query_and_its_attachment_may_change(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches("k string, v int")

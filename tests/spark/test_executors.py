@@ -166,6 +166,7 @@ def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is
     placed.wait_for_servers(2)
 
 
+@pytest.mark.slow  # tests/adversity/test_state_servers.py has the same of servers, without Spark
 def test_an_executor_that_goes_hands_over_and_one_that_comes_joins_with_its_first_task(
     placed: Placed, spark: SparkSession
 ):
@@ -184,7 +185,7 @@ def test_an_executor_that_goes_hands_over_and_one_that_comes_joins_with_its_firs
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["registry", "proxy"])
-def test_what_runs_beside_the_driver_is_started_again_on_its_port(placed: Placed, which: int):
+def test_registry_and_proxy_restart_on_their_port(placed: Placed, which: int):
     placed.wait_for_servers(2)
     killed = placed.endpoint.pids[which]
     os.kill(killed, signal.SIGKILL)

@@ -324,9 +324,7 @@ def test_each_of_several_processors_in_one_query_has_its_own_state(client: redis
 
 
 @pytest.mark.slow
-def test_several_queries_of_one_driver_are_attached_to_by_what_each_declares(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_queries_of_one_driver_are_attached_by_their_declarations(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     queries = [

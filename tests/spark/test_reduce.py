@@ -219,7 +219,7 @@ def test_totals_are_not_added_up(spark: SparkSession, batches: Make):
         sparkis.queryable(df, "s", mode="update", key="k", value="n", reduce="sum")
 
 
-def test_totals_are_not_added_up_in_a_function_of_ones_own_either(batches: Make, tmp_path: Path):
+def test_totals_in_user_function_are_not_added_up(batches: Make, tmp_path: Path):
     rows = batches("k string, n int")
     rows.add({"k": "a", "n": 1})
 

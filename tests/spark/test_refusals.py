@@ -104,7 +104,7 @@ def test_a_type_without_a_text_is_refused_as_key_and_value(rows: Batches, log: P
         sparkis.queryable(df, "s", key="k", value="odd", log=log)
 
 
-def test_what_only_sparks_analysis_can_refuse_is_refused_before_the_start(rows: Batches, log: Path):
+def test_error_of_spark_analysis_is_raised_before_start(rows: Batches, log: Path):
     twins = rows.df.selectExpr("k", "v", "v AS V")
     with pytest.raises(DescriptorError, match=r"state 's': Spark cannot read its columns: \[AMBIGUOUS_REFERENCE\]"):
         sparkis.queryable(twins, "s", key="k", value="v", log=log)
@@ -165,7 +165,7 @@ def test_the_number_of_partitions_is_a_number(spark: SparkSession, rows: Batches
             spark.conf.unset("spark.sparkis.partitions")
 
 
-def test_the_writer_refuses_what_the_sink_cannot_do(rows: Batches, log: Path):
+def test_stream_writer_refuses_options_without_effect(rows: Batches, log: Path):
     writer = sparkis.queryable(rows.df, "s", log=log, mode="append", **GOOD)
     with pytest.raises(DescriptorError, match=r"trigger\(continuous=\.\.\.\) has no micro-batches.*availableNow=True"):
         writer.trigger(continuous="1 second")
@@ -313,7 +313,7 @@ def test_a_server_that_cannot_start_is_an_error(spark: SparkSession, tmp_path: P
         spark.conf.unset("spark.sparkis.log")
 
 
-def test_a_failure_in_a_function_of_ones_own_is_one_line_after_all_of_sparks(
+def test_failure_in_user_function_is_one_line_after_spark_output(
     batches: Make, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, v int")

@@ -99,7 +99,7 @@ def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
         client.ping()
 
 
-def test_clients_speak_tls_and_the_driver_waits_for_what_it_publishes(
+def test_tls_clients_read_published_epoch_after_driver_waited(
     spark: SparkSession, batches: Make, upstream: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     authority = Authority(tmp_path / "authority")

@@ -173,7 +173,7 @@ def test_a_field_is_the_text_of_its_column(request: pytest.FixtureRequest, serve
         assert served.hgetall(f"{job(request)}:field-{name}:full") == {texts[name]: b"full"}
 
 
-def test_a_value_alone_is_what_it_is_in_a_map(request: pytest.FixtureRequest, served: redis.Redis):
+def test_value_alone_equals_value_in_map(request: pytest.FixtureRequest, served: redis.Redis):
     assert served.get(f"{job(request)}:text:full") == served.hget(f"{job(request)}:map:full", "variant")
     assert served.get(f"{job(request)}:json:full") == served.hget(f"{job(request)}:maps:full", "string")
 
@@ -198,7 +198,7 @@ def test_describe_names_the_types(request: pytest.FixtureRequest, served: redis.
     assert described[b"columns"] == {b"id": b"string", b"variant": b"variant"}
 
 
-def test_keys_that_a_collation_holds_equal_are_two_keys(
+def test_keys_equal_by_collation_are_two_keys(
     spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches, tmp_path: Path
 ):
     rows = batches("k string, v int")
@@ -259,7 +259,7 @@ class Day(T.UserDefinedType):
         return cls.__module__
 
 
-def test_what_spark_cannot_rewrite_and_what_has_no_json_is_refused(spark: SparkSession, tmp_path: Path):
+def test_type_without_rewrite_or_json_is_refused(spark: SparkSession, tmp_path: Path):
     rows = Batches(spark, tmp_path / "rows", "k string").df
     days = rows.withColumn("v", F.struct(F.lit(None).cast(Day()).alias("day")))
     check_columns(days, StateDescriptor("s", "k", "v"), "q")

@@ -93,7 +93,7 @@ def test_declared_states_of_a_processor_are_readable_without_another_call(
 
 
 @until_3_5
-def test_what_spark_3_5_does_not_have_is_refused_by_the_version_that_has_it(
+def test_feature_missing_in_spark_3_5_is_refused_with_needed_version(
     batches: Make, tmp_path: Path, spark: SparkSession
 ):
     rows = batches("k string, n int")

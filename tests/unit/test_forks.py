@@ -63,8 +63,8 @@ def test_no_file_begins_after_a_failure_with_exitfirst(tmp_path: Path) -> None:
     assert done.returncode != 0 and "1 failed" in done.stdout and "20 passed" not in done.stdout
 
 
-@pytest.mark.parametrize("option", ["--collect-only", "--durations=2"])
-def test_other_options_do_what_they_do_in_one_process(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize("option", ["--collect-only", pytest.param("--durations=2", marks=pytest.mark.slow)])
+def test_options_have_same_effect_as_in_one_process(tmp_path: Path, option: str) -> None:
     done = run(tmp_path, option, passes=PASSES)
     assert done.returncode == 0
     assert "20 tests collected" in done.stdout if option == "--collect-only" else "slowest 2 durations" in done.stdout

@@ -28,7 +28,7 @@ SLOW = replace(FAST, name=f"go-redis, {SERVE}, SET", ratio=0.4)
 OF_ANOTHER = replace(FAST, name=f"redis-rs, {OF_UPSTREAM}, GET", note="1.8")
 
 
-def test_the_page_holds_the_results_as_they_are() -> None:
+def test_page_has_current_results() -> None:
     written = speed_page.PAGE.read_text()
     assert speed_page.text_of(written, load()) == written, "run: python -m benchmarks page"
 

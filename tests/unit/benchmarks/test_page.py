@@ -29,7 +29,7 @@ ALONE = Row("c", "delay", 12.5, "ms", "less", low=11.0, high=14.0, budget=50.0)
 CURVE = [replace(FAST, name=f"{x}", part="scaling", series="scaling-rate", x=x) for x in (1e5, 1e6)]
 
 
-def test_the_page_holds_the_results_as_they_are() -> None:
+def test_page_has_current_results() -> None:
     written = page.PAGE.read_text()
     assert page.text_of(written, load()) == written, "run: python -m benchmarks page"
 
@@ -59,7 +59,7 @@ def test_row_within_its_budget_is_distinguished_from_one_beyond_it() -> None:
     assert "| b | 200 requests/s | 100 | 0.50 | 0.40-0.60 | ≥ 1 ✗ |" in shown
 
 
-def test_only_what_stands_between_the_marks_is_written_anew() -> None:
+def test_only_text_between_marks_is_rewritten() -> None:
     before = "above\n<!-- results of delay -->\nold\n<!-- end of delay -->\nbelow\n"
     after = page.text_of(before, [ALONE])
     assert after.startswith("above\n") and after.endswith("below\n")
@@ -75,7 +75,7 @@ def test_a_row_takes_the_place_of_the_one_with_its_name(tmp_path: Path) -> None:
     assert load(path) == [replace(FAST, ours=300.0), SLOW, ALONE]
 
 
-def test_plots_are_whole_pictures_with_what_they_show_in_words() -> None:
+def test_plots_are_complete_and_have_descriptions() -> None:
     drawn = page.drawings([FAST, SLOW, ALONE, *CURVE])
     assert set(drawn) == {"reads", "delay", "scaling-rate"}
     for svg in drawn.values():

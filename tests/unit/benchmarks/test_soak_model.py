@@ -15,7 +15,7 @@ PLAN = Plan(seed=7, started_ms=1_000_000, period_ms=100)
 KNOWN = tuple(state.for_job(JOB) for state in STATES)
 
 
-def test_the_model_holds_what_a_store_holds_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_equals_store_after_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     for state in soak_model.SIZES:
         monkeypatch.setitem(soak_model.SIZES, state, 20)
     store, model = MemoryStore("generation"), Model(PLAN)

@@ -77,7 +77,7 @@ print("an error", file=sys.stderr)
 """
 
 
-def test_a_fork_has_what_popen_gives_a_new_process(tmp_path: Path) -> None:
+def test_fork_gets_same_arguments_and_descriptors_as_popen(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     command = [sys.executable, "-c", SHOWS_WHAT_IT_HAS, str(writing)]
     options: dict[str, Any] = {"cwd": tmp_path, "start_new_session": True, "pass_fds": [writing], "text": True}

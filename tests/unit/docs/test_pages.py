@@ -86,7 +86,7 @@ def test_the_page_about_the_api_has_every_public_name_once() -> None:
         ("docs/tls.md", "| `x\\|y` | a\\|b | `z` |", "| `x|y` | a\\|b | `z` |"),
     ],
 )
-def test_a_link_works_where_its_page_lies(source: str, written: str, in_the_site: str) -> None:
+def test_links_work_from_folder_of_their_page(source: str, written: str, in_the_site: str) -> None:
     assert pages.for_site(source, written, THERE) == in_the_site
 
 

@@ -27,7 +27,7 @@ class Endpoint(NamedTuple):
         (None, None),
     ],
 )
-def test_a_page_that_does_not_start_is_said(
+def test_page_that_does_not_start_is_logged(
     page_url: str | None, line: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen = Screen(io.StringIO(), Path("demo.log"))

@@ -10,7 +10,7 @@ import sparkis
 SOURCE = ast.parse(Path(sparkis.__file__).read_text())
 
 
-def test_type_checkers_see_what_a_program_finds() -> None:
+def test_type_checkers_see_same_names_as_program() -> None:
     (for_checkers,) = (
         node
         for node in SOURCE.body

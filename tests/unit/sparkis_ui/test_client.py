@@ -140,7 +140,7 @@ def test_a_lost_endpoint_says_why(text: str, reason: str) -> None:
     assert found.startswith(f"{ENDPOINT.url} does not answer: {reason}") and not found.endswith(".")
 
 
-def test_a_refused_connection_is_said_to_be_refused() -> None:
+def test_refused_connection_is_reported_as_refused() -> None:
     error = redis.exceptions.ConnectionError("Error 111 connecting to h:1. Connect call failed ('127.0.0.1', 1).")
     error.__context__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
     assert str(client.error_of(error, ENDPOINT)) == f"{ENDPOINT.url} does not answer: connection refused"

@@ -30,7 +30,7 @@ def job(**fields: Any) -> facts.Job:
         ({"as_of": b"2026-01-01"}, "past"),
     ],
 )
-def test_the_worst_that_can_be_said_of_a_job_is_its_condition(fields: dict[str, Any], condition: str) -> None:
+def test_condition_of_job_is_its_worst_problem(fields: dict[str, Any], condition: str) -> None:
     assert job(**fields).condition == condition
 
 
@@ -53,7 +53,7 @@ def test_a_reply_in_resp2_is_read_too() -> None:
     assert facts.fields_of(None) == {}
 
 
-def test_names_in_replies_hold_no_invisible_characters() -> None:
+def test_names_in_replies_have_no_invisible_characters() -> None:
     assert job(error=b"\x1b[31mred\x00").error == r"\x1b[31mred\x00"
     (client,) = facts.clients_of("id=1 name=a\u202eb cmd=get".encode())
     assert client == {"id": "1", "name": r"a\u202eb", "cmd": "get"}

@@ -85,7 +85,7 @@ def test_short_numbers_sizes_and_times_are_in_their_largest_unit() -> None:
         (86_400_000, "1 d 0:00:00"),
     ],
 )
-def test_what_is_left_of_a_time_to_live_is_counted_in_seconds(ms: float, shown: str) -> None:
+def test_remaining_time_to_live_is_shown_in_seconds(ms: float, shown: str) -> None:
     assert text.countdown(ms) == shown
 
 

@@ -249,7 +249,7 @@ def test_a_request_is_allowed_if_a_selector_allows_all_of_it(rules: str, line: s
     assert denial(copied, line) == expected and copied.name == user.name
 
 
-def test_a_change_of_rules_holds_for_the_next_request() -> None:
+def test_changed_rules_apply_to_next_request() -> None:
     user = user_of("on nopass +@all ~a &x")
     assert denial(user, "get b") == Denial(Reason.KEY, 1) and denial(user, "publish y m") == Denial(Reason.CHANNEL, 1)
     assert not user.can_read(b"b") and not user.can_subscribe(b"y") and not user.is_unrestricted

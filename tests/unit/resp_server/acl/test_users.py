@@ -65,7 +65,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Users(TABLE, path=str(tmp_path / "none")).load()
 
 
-def test_saved_users_are_loaded_again_and_hold_no_password(tmp_path: Path) -> None:
+def test_saved_users_are_loaded_without_plain_passwords(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     made = Users(TABLE, "first", str(path))
     made.set(b"a", [b"on", b">second", b"%RW~*", b"~a", b"(+mget %R~b:*)", b"+config|get", b"-@dangerous"])
@@ -217,7 +217,7 @@ def test_a_user_of_the_file_without_rules_is_off(tmp_path: Path) -> None:
     assert next(user.text for user in made) == b"off sanitize-payload resetchannels -@all"
 
 
-def test_limits_hold_for_users_of_the_file(tmp_path: Path) -> None:
+def test_rate_limits_apply_to_users_of_file(tmp_path: Path) -> None:
     (tmp_path / "acl").write_text("user a on\nuser b on\n")
     made = Users(TABLE, path=str(tmp_path / "acl"), limits=[RateLimit("a", 10), RateLimit("default", None, 5)])
     made.load()

@@ -30,7 +30,7 @@ def test_turns_come_in_their_order_and_others_between_them(monkeypatch: pytest.M
     assert asyncio.run(run()) == ["a", "another", "b", "another", "c", "another"]
 
 
-def test_short_turns_come_together_and_what_they_put_off_comes_later() -> None:
+def test_short_turns_run_together_and_defer_their_work() -> None:
     async def run() -> list[str]:
         waiting, done = TurnScheduler(), list[str]()
         waiting.defer(lambda: waiting.defer(lambda: done.append("rest of a")) and done.append("a"))  # type: ignore[func-returns-value,arg-type]
@@ -81,7 +81,7 @@ def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch:
     asyncio.run(run())
 
 
-def test_what_is_done_once_a_round_is_due_again_when_it_ended_or_has_lasted() -> None:
+def test_work_of_round_is_due_again_after_round_or_time_limit() -> None:
     async def run() -> None:
         done = list[str]()
         waiting = TurnScheduler(lambda: done.append("done"))

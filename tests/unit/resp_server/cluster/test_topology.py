@@ -29,7 +29,7 @@ def made(version: int = 3, **of_first: Any) -> Topology:
     return Topology.of_json({"version": version, "nodes": [{**NODES[0], **of_first}, *NODES[1:]]})
 
 
-def test_a_topology_reads_back_what_it_writes() -> None:
+def test_topology_round_trip() -> None:
     topology = made()
     assert Topology.parse(json.dumps(topology.to_json())) == topology
     assert [node.address for node in topology.nodes] == [A, B, R]
@@ -196,7 +196,7 @@ class Shown:
         self.versions.append(topology.version)
 
 
-def test_only_a_higher_version_replaces_what_is_shown() -> None:
+def test_only_higher_topology_version_is_applied() -> None:
     shown = Shown()
     membership = TopologySource(shown.set_topology)
     membership.take(made(3), B)

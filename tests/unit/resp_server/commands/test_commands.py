@@ -362,7 +362,7 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
     assert client.ask("STATE LAG") == encode([lag | {b"committed": 4, b"lag_epochs": 0, b"lag_ms": 0}], 3)
 
 
-def test_help_lists_what_is_served(client: Any) -> None:
+def test_help_lists_served_subcommands(client: Any) -> None:
     helped = client.ask("CLIENT HELP")
     assert b"+CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n" in helped
     assert b"+SETNAME <connection-name>\r\n+    Sets the connection name.\r\n" in helped

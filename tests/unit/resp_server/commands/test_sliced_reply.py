@@ -146,7 +146,7 @@ def test_a_reply_in_steps_is_the_one_that_is_made_at_once(
             assert after.raw == before.raw
 
 
-def test_what_sets_make_together_is_what_sets_make(ask: Callable[..., Reply]) -> None:
+def test_set_operations_equal_python_sets(ask: Callable[..., Reply]) -> None:
     even, third, small = set(EVEN), set(THIRD), {b"a", b"b", b"m0006"}
     assert set(ask("SINTER set:even set:third").plain) == even & third
     assert set(ask("SUNION set:even set:third set:small").plain) == even | third | small
@@ -154,7 +154,7 @@ def test_what_sets_make_together_is_what_sets_make(ask: Callable[..., Reply]) ->
     assert ask("SINTERCARD 2 set:third set:even").value == len(even & third)
 
 
-def test_what_sorted_sets_make_together_is_sorted_by_score_and_text(ask: Callable[..., Reply]) -> None:
+def test_sorted_set_operations_sort_by_score_and_member(ask: Callable[..., Reply]) -> None:
     scores = {member: SCORES.get(member, 0.0) + (member in set(THIRD)) for member in {*EVEN, *THIRD}}
     expected = [member for member, _ in sorted(scores.items(), key=lambda pair: (pair[1], pair[0]))]
     assert ask("ZUNION 2 ranks:even set:third").plain == expected

@@ -51,7 +51,7 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
     assert not {"job_age_seconds", "job_lag_seconds", "state_bytes"} & found.keys()
 
 
-def test_bytes_of_states_are_left_out_where_they_are_unknown() -> None:
+def test_unknown_bytes_of_states_are_omitted() -> None:
     row = {
         "name": "job", "keys": 3, "applied": 1, "committed": 1, "lag_epochs": 0, "lag_ms": 0, "age_ms": 0,
         "epochs_per_minute": 0, "changes_per_minute": 0, "stale": 0, "incomplete": 0, "skipped_rows": 0,

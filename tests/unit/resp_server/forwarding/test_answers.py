@@ -113,7 +113,7 @@ def test_an_exception_of_a_sink_goes_to_the_same_sink() -> None:
     assert [(index, str(error)) for index, error in sink.found] == [(1, "refused")]
 
 
-def test_a_request_that_cannot_be_sent_raises_where_its_reply_is_awaited() -> None:
+def test_unsent_request_raises_when_reply_is_awaited() -> None:
     sink, error = Sink(), GenericError("no server")
 
     def send(reply: ReplySink, index: int) -> None:

@@ -179,7 +179,7 @@ def test_calls_that_were_answered_together_count_with_their_mean() -> None:
     assert command_stats.took[(4_000).bit_length()] == command_stats.calls == 100
 
 
-def test_statistics_begin_anew_and_what_counts_goes_on_counting(connect: Callable[..., Any]) -> None:
+def test_requests_after_resetstat_count_again(connect: Callable[..., Any]) -> None:
     client = connect()
     client.send_buffer(GET, GET)
     assert client.ask("CONFIG RESETSTAT") == b"+OK\r\n"

@@ -11,7 +11,7 @@ import pytest
 from resp_server.net import children
 
 
-def test_a_child_finds_the_packages_where_none_is_installed(tmp_path: Path) -> None:
+def test_child_finds_packages_of_source_tree(tmp_path: Path) -> None:
     # -S: without the folder that this checkout is installed in.
     command = [sys.executable, "-S", "-c", "import resp_server.net.children, state_backend"]
     done = subprocess.run(

@@ -137,9 +137,7 @@ def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_p
     server_context(TlsFiles(cert, key, ca))
 
 
-def test_files_are_read_again_when_they_change_and_kept_where_the_new_ones_are_of_no_use(
-    authority: Authority, caplog: pytest.LogCaptureFixture
-):
+def test_changed_certificates_are_reloaded_unless_invalid(authority: Authority, caplog: pytest.LogCaptureFixture):
     certificates = Certificates(files(authority, "changing"))
     before = certificates.for_client(), certificates.for_server()
     assert (certificates.for_client(), certificates.for_server()) == before

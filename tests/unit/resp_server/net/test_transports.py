@@ -20,7 +20,7 @@ class Wall:
         return self.now_s
 
 
-def test_it_shows_the_time_where_it_is_ticked_often() -> None:
+def test_frequently_ticked_clock_shows_the_time() -> None:
     wall = Wall()
     clock = AwakeClock(STEP_S_MAX, wall)
     began_s = clock()

@@ -121,9 +121,7 @@ OF_NO_KEY = ["PING", "STATE LAG", "STATE DESCRIBE job:s", "INFO", "COMMAND COUNT
 
 @pytest.mark.parametrize("shown", [ALL, ALL - SlotSet.parse("0-9")], ids=["all slots", "some slots"])
 @pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS, OF_A_SLOT[0], f"{OF_A_SLOT[1]} 10"])
-def test_a_node_refuses_what_it_has_yet_to_load(
-    node: Callable[[SlotSet], Node], request_sent: str, shown: SlotSet
-) -> None:
+def test_node_refuses_slots_it_is_loading(node: Callable[[SlotSet], Node], request_sent: str, shown: SlotSet) -> None:
     here = node(LOW)
     here.stand(shown)
     assert here.ask(request_sent).startswith(REFUSED)
@@ -180,7 +178,7 @@ def test_a_slot_that_is_here_already_is_readable_with_the_topology_that_gives_it
     assert here.gets(*KEYS) == b"$1\r\n0\r\n" * len(KEYS)
 
 
-def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[SlotSet], Node]) -> None:
+def test_node_with_exactly_its_slots_counts_at_once(node: Callable[[SlotSet], Node]) -> None:
     here = node(LOW)
     here.stand(LOW)
     count = b":%d\r\n" % len(keys_in(LOW))

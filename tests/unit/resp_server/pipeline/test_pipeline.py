@@ -20,7 +20,7 @@ READONLY = b"-READONLY You can't write against a read only replica.\r\n"
 WRONGTYPE = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
 
 
-def test_an_unknown_command_is_said_before_a_password_is_asked_for(connect: Callable[..., Any]) -> None:
+def test_unknown_command_is_reported_before_noauth(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("foo a").startswith(b"-ERR unknown command 'foo'")
     assert client.ask("client foo").startswith(b"-ERR unknown subcommand 'foo'")
@@ -183,7 +183,7 @@ def test_keys_of_mget_are_looked_up_together_for_all_kinds(client: Any) -> None:
     assert client.send([b"MGET", *keys]) == b"*%d\r\n" % len(keys) + b"".join(values)
 
 
-def test_what_took_long_together_is_noted_as_one(client: Any) -> None:
+def test_slow_batch_is_one_slowlog_entry(client: Any) -> None:
     client.server.slow_ns = 0
     client.server.config = replace(client.server.config, slowlog_log_slower_than=0)
     client.send(*[[b"GET", b"job:temp:%d" % number] for number in range(3)])

@@ -113,7 +113,7 @@ def test_no_load_needs_one_server() -> None:
     assert (size.servers, size.proxies, size.store_bytes_all, size.log_bytes_max) == (1, 0, 0, 0)
 
 
-def test_a_log_keeps_what_its_page_says() -> None:
+def test_retained_size_of_log_is_as_documented() -> None:
     # Epochs of a second: an interval of at most 1,000 s, so an hour and a half and one interval.
     load = Load(keys=1e6, updates=1e4, reads=0)
     size, snapshot = estimate(load), 1e6 * 72

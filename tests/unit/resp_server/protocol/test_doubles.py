@@ -73,9 +73,9 @@ def test_a_double_is_read_as_c_reads_it(word: bytes, read: Double | None) -> Non
 
 
 @pytest.mark.parametrize("word", [b"", b" 1", b"1\x00", b"1e999", b"1e-999", b"x"])
-def test_where_only_a_number_may_stand_nothing_else_is_taken(word: bytes) -> None:
+def test_strict_number_refuses_other_text(word: bytes) -> None:
     assert strict_double(word) is None
 
 
-def test_a_number_near_zero_may_stand_where_only_a_number_may() -> None:
+def test_strict_number_accepts_subnormal() -> None:
     assert strict_double(b"1e-310") == 1e-310

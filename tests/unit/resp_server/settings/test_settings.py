@@ -68,14 +68,14 @@ def row_default(name: str) -> object:
 
 
 @pytest.mark.parametrize("row", [each for each in ROWS.values() if each.is_modifiable], ids=lambda row: row.option)
-def test_what_config_get_shows_is_accepted_by_config_set(row: Setting) -> None:
+def test_config_set_accepts_values_of_config_get(row: Setting) -> None:
     assert row.config is not None and row.config.parse is not None
     assert row.joined(row.default, row.config.parse(row.config.render(row.default).encode())) == row.default
     if row.config.in_file is not None:
         assert row.config.parse(row.config.in_file(row.default).encode()) == row.default
 
 
-def test_sighup_applies_what_config_set_changes_and_two_options_more() -> None:
+def test_sighup_applies_settings_of_config_set_and_two_options() -> None:
     assert APPLIED - {row.option for row in ROWS.values() if row.is_modifiable} == {"requirepass-file", "log-format"}
     assert {"loglevel", "log-format"} == LOG_OPTIONS
 

@@ -35,7 +35,7 @@ class Plain(StatefulProcessor):
 
 @pytest.mark.parametrize("protocol", range(pickle.DEFAULT_PROTOCOL, pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("padding", [0, 65_300, 65_500, 200_000])
-def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: int, protocol: int):
+def test_declaration_is_found_anywhere_in_pickled_bytes(padding: int, protocol: int):
     described = AttachedState(variable="b", kind="value", columns={"ä": "concat(x, '\"}')"}, length_max=3)
     made = queryable_processor(Plain(), states={"a": "x", "Zahl-ü": described})
     command = ("x" * padding, made, {"returns": "k string"})
@@ -46,7 +46,7 @@ def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: i
     )
 
 
-def test_what_declares_nothing_has_no_declaration_though_it_holds_the_mark():
+def test_processor_with_mark_but_no_declaration_has_none():
     processor = Plain()
     processor.note = MARKER
     assert processor_states(cloudpickle.dumps(processor)) == ()
@@ -54,7 +54,7 @@ def test_what_declares_nothing_has_no_declaration_though_it_holds_the_mark():
     assert [each["variable"] for each in processor_states(cloudpickle.dumps((processor, made)))] == ["x"]
 
 
-def test_a_processor_comes_out_of_its_bytes_with_what_it_declared():
+def test_unpickled_processor_has_its_declaration():
     made = queryable_processor(Plain(), states={"a": "x"})
     again = pickle.loads(cloudpickle.dumps(made))
     assert processor_states(cloudpickle.dumps(again)) == processor_states(cloudpickle.dumps(made)) != ()

@@ -154,7 +154,7 @@ def test_users_and_slow_requests() -> None:
     assert texts("slow", known) == [["25 ms", "00:01:00 UTC", "KEYS *", "127.0.0.1:9", "web"]]
 
 
-def test_the_summary_counts_what_is_to_be_looked_at_and_shows_no_number_that_is_unknown() -> None:
+def test_summary_counts_problems_and_omits_unknown_numbers() -> None:
     known = found(job("a"), job("b", stale=True))
     known.info = {"keyspace_hits": "3", "keyspace_misses": "1"}
     latest = {"keys": 1200.0, "age": 1500.0}

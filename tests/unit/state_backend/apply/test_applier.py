@@ -176,7 +176,7 @@ def test_unchanged_facts_are_not_reported_again(followed: Followed) -> None:
     assert len(followed.events) == count
 
 
-def test_a_restarted_applier_goes_on_where_the_store_stands(followed: Followed) -> None:
+def test_restarted_applier_continues_after_epoch_of_store(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()
@@ -681,7 +681,7 @@ def test_a_store_that_cannot_be_copied_is_kept_and_the_log_says_why(
     assert "MB of free pages" in record.getMessage() and "File exists" in record.getMessage()
 
 
-def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:
+def test_complete_mode_keeps_only_keys_of_last_epoch(followed: Followed) -> None:
     writer = followed.writer(TEMP, MODE)
     writer.publish([put(b"a"), put(b"b"), put_value("mode", b"other")], replaces=["temp"])
     writer.publish([put(b"b"), put(b"c")], replaces=["temp"])

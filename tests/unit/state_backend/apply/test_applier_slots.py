@@ -108,7 +108,7 @@ def test_no_slot_at_all_still_follows_the_epochs(scene: Scene) -> None:
         assert list(snapshot.random_keys()) == []
 
 
-def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> None:
+def test_files_without_its_slots_are_not_opened(scene: Scene) -> None:
     number = scene.publish(b"x" * 1000, list(of(HIGH, b"")))
     (file,) = Epoch.from_bytes((scene.log / "job/q.1/epochs" / f"{number}.json").read_bytes(), "").files
     (scene.log / "job/q.1/changes" / file.name).unlink()
@@ -120,9 +120,7 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
     assert (scene.reported["slots"], scene.reported["loading"]) == ("0-8191", "8192-16383")
 
 
-def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshot_parts_without_its_slots_are_not_opened(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 1_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     scene.publish(b"1")

@@ -75,7 +75,7 @@ def test_between_two_marks_lies_no_more_than_a_step_and_an_epoch() -> None:
         assert since < CHANGES_BYTES_MIN
 
 
-def test_what_is_marked_for_a_larger_step_is_marked_for_a_smaller_one() -> None:
+def test_mark_of_larger_step_is_mark_of_smaller_step() -> None:
     random = Random(2)
     for epoch in epochs_of([random.randrange(CHANGES_BYTES_MIN) for _ in range(900)]):
         steps = [CHANGES_BYTES_MIN << power for power in range(8)]
@@ -94,7 +94,7 @@ def test_the_step_is_twice_the_state_rounded_up_to_a_power_of_two(state: int, st
     assert intervals_after(snapshot_of(state), epoch) == (steps * CHANGES_BYTES_MIN, EPOCHS_MAX)
 
 
-def test_without_a_new_snapshot_what_is_written_in_vain_stays_in_proportion() -> None:
+def test_unfinished_snapshots_write_bounded_bytes() -> None:
     """Parts are written for nothing all the time, each as large as all changes so far."""
     written = 0
     epochs = epochs_of([1 << 20] * 20_000)

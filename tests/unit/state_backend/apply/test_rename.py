@@ -142,7 +142,7 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
         assert snapshot.value(b"new:total:a") == b"9"
 
 
-def test_renamed_job_lacks_what_the_old_one_lacked(tmp_path: Path) -> None:
+def test_renamed_job_is_incomplete_like_old_job(tmp_path: Path) -> None:
     silent_writer(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
     rename(tmp_path, "old", "new")
     assert ChangeLog(tmp_path).job("new").description("q.1").incomplete == ("temp",)

@@ -101,7 +101,7 @@ def forget(scene: Scene) -> dict[bytes, Any]:
     return before
 
 
-def test_parts_that_hold_all_slots_are_a_snapshot_like_any_other(scene: Scene) -> None:
+def test_parts_of_all_slots_are_a_snapshot(scene: Scene) -> None:
     assert scene.write(LOW) is None
     assert scene.newest() is None
     manifest = scene.write(HIGH)
@@ -234,7 +234,7 @@ def test_unused_parts_of_a_snapshot_are_removed(scene: Scene, monkeypatch: pytes
     assert not (scene.folder_of(4) / names[0]).exists()
 
 
-def test_parts_that_never_became_a_snapshot_are_swept_with_what_is_older(scene: Scene) -> None:
+def test_parts_without_snapshot_are_swept_with_older_files(scene: Scene) -> None:
     scene.write(LOW)
     for _ in range(2):
         scene.publish()

@@ -180,7 +180,7 @@ def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pyte
     assert len(keys) == 1_000
 
 
-def test_a_rewind_below_what_is_kept_is_refused(tmp_path: Path) -> None:
+def test_rewind_before_oldest_epoch_is_refused(tmp_path: Path) -> None:
     publish(tmp_path, range(30))
     compact_log(str(tmp_path), "job", retention_ms=0)
     with (

@@ -82,7 +82,7 @@ EXPECTED: dict[Write, object] = {
 
 @pytest.mark.parametrize("write", [total, members, elements, counted])
 @pytest.mark.parametrize("way", ["live", "snapshot", "reader ahead"])
-def test_what_expires_while_a_batch_runs_is_there_on_every_server(tmp_path: Path, write: Write, way: str) -> None:
+def test_key_that_expires_during_batch_is_present_on_all_servers(tmp_path: Path, write: Write, way: str) -> None:
     """The batch's clock was read at 900, before the key's time at 1000; the servers look at 1500 and later."""
     writer = LogWriter(tmp_path / "log", "job", STATES, "q")
     writer.publish(write(0, 0), clock_ms=0)

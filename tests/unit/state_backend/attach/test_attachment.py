@@ -123,7 +123,7 @@ def test_error_of_one_of_several_processes_stops_the_epoch(
     assert shown(log) == in_spark(growing.path, 2)
 
 
-def test_an_attachment_resumes_where_the_log_ends(growing: GrowingCheckpoint, log: Path):
+def test_attachment_resumes_after_last_epoch_of_log(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     follow(growing, log, 1)
     commit(growing, 2, 3, 4)

@@ -128,7 +128,7 @@ def test_times_and_casts(text: str, value: Any):
         "cast('2016-04-08' AS timestamp)",
     ],
 )
-def test_what_spark_computes_in_another_way_or_refuses_is_refused(text: str):
+def test_expression_with_other_result_in_spark_is_refused(text: str):
     with pytest.raises(DescriptorError, match=r"cannot compute .*reader='spark'"):
         parse(text).values(TIMES, 2)
 

@@ -157,7 +157,7 @@ def output_of(script: str) -> bytes:
     return b"".join(snapshots.output_of([sys.executable, "-c", script], "5.zip"))
 
 
-def test_complaints_longer_than_a_pipe_holds_do_not_stop_the_output() -> None:
+def test_errors_longer_than_pipe_buffer_do_not_block_output() -> None:
     complain = "import sys; sys.stderr.write('x' * (1 << 20)); sys.stderr.flush(); "
     assert output_of(complain + "sys.stdout.write('rows')") == b"rows"
     with pytest.raises(CheckpointFormatError, match="RocksDB cannot read it: the reason"):

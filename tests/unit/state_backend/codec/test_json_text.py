@@ -41,7 +41,7 @@ def test_lists_and_maps_may_be_empty_and_sliced():
     assert json_texts(maps).to_pylist()[0] == '{"a":1}'
 
 
-def test_numbers_are_their_texts_and_what_json_lacks_is_in_quotes() -> None:
+def test_numbers_outside_json_are_quoted() -> None:
     numbers = pa.array([0.0, -0.0, 7.0, 1e10, 1e21, 1e-3, 1e-8, float("nan"), float("-inf"), None])
     texts = ["0", "-0", "7", "10000000000", "1e+21", "0.001", "1e-8", '"nan"', '"-inf"', None]
     assert json_texts(numbers).to_pylist() == texts
@@ -76,7 +76,7 @@ NAMES = b"\x01\x01\x00\x01a"  # one name, `a`
 OBJECT = b"\x02\x01\x00\x00\x02\x0c\x07"  # of one field, whose value is the byte 7
 
 
-def test_a_variant_is_the_json_of_what_it_is() -> None:
+def test_variant_is_written_as_json() -> None:
     decimal = b"\x20\x02" + (1250).to_bytes(4, "little")
     values = [
         (OBJECT, '{"a":7}'),

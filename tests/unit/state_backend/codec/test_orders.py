@@ -54,7 +54,7 @@ ROWS = st.tuples(st.text("\0a\xff", max_size=3), st.binary(max_size=2), st.integ
 
 @given(st.lists(ROWS, min_size=2, max_size=20))
 @example([("a", b"\0", 0), ("a\0", b"", 0), ("a", b"", 1)])
-def test_of_several_columns_the_next_one_decides_between_equal_ones(rows: list[tuple[str, bytes, int]]) -> None:
+def test_next_column_decides_between_equal_orders(rows: list[tuple[str, bytes, int]]) -> None:
     texts, binaries, numbers = zip(*rows, strict=True)
     columns = [pa.array(texts, pa.string()), pa.array(binaries, pa.binary()), pa.array(numbers, pa.int32())]
     orders = orders_of(columns).to_pylist()

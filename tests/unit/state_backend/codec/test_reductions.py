@@ -85,7 +85,7 @@ def test_texts_are_compared_by_code_points(texts: list[str]) -> None:
         ("int", ["-10", "-9", "0", "9", "10"]),
     ],
 )
-def test_the_least_and_the_greatest_go_by_what_a_text_stands_for(kind: str, ordered: list[str]) -> None:
+def test_min_and_max_compare_parsed_values(kind: str, ordered: list[str]) -> None:
     texts = [text.encode() for text in ordered]
     for order in (texts, texts[::-1]):
         assert fold("min", kind, *order) == texts[0]
@@ -104,7 +104,7 @@ def test_nested_types_have_no_least_and_a_count_takes_any() -> None:
     assert reduction_of(state("count", "struct<a:int>")) == reduction_of(state("sum", "int"))
 
 
-def test_a_log_writer_folds_and_refuses_what_cannot_be_folded(tmp_path: Path) -> None:
+def test_log_writer_folds_and_refuses_values_without_reduction(tmp_path: Path) -> None:
     states = [state("sum", "bigint"), StateDescriptor("plain", "k", "v")]
     with LogWriter(tmp_path, "job", states) as writer:
         writer.publish([Change("s", Op.FOLD, b"job:s:a", value=b"5"), Change("s", Op.FOLD, b"job:s:a", value=b"-7")])
@@ -122,7 +122,7 @@ def test_a_log_writer_folds_and_refuses_what_cannot_be_folded(tmp_path: Path) ->
         assert shown.value(b"job:s:a") == b"%d" % (2**80 - 2)
 
 
-def test_a_type_is_needed_and_what_folds_cannot_change_in_a_log(tmp_path: Path) -> None:
+def test_reduction_needs_type_and_cannot_change(tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match=r"needs the type of the column 'v': columns=\{'v': 'bigint'\}"):
         LogWriter(tmp_path, "job", [StateDescriptor("s", "k", "v", reduce="max")])
     LogWriter(tmp_path, "job", [state("sum", "int")], "query").close()

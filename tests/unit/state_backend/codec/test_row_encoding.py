@@ -92,7 +92,7 @@ def test_a_null_value_deletes():
     assert changes(VALUES, rows(k0=["a"], v0=[None])) == [delete(b"job:temp:a")]
 
 
-def test_a_row_whose_deletion_column_is_true_deletes_and_a_null_there_does_not():
+def test_true_deletion_column_deletes_and_null_does_not():
     batch = rows(k0=["a", "b", "c"], v0=["1", "2", "3"], d=[True, False, None])
     assert changes(VALUES, batch) == [delete(b"job:temp:a"), put(b"job:temp:b", b"2"), put(b"job:temp:c", b"3")]
 
@@ -108,7 +108,7 @@ def test_a_put_carries_its_expiry_and_a_delete_has_none():
     assert changes(plan, rows(k0=["a", "b"], v0=["1", None])) == expected
 
 
-def test_a_row_adds_its_member_to_a_set_and_removes_it_where_its_deletion_column_is_true():
+def test_row_adds_member_and_removes_it_if_deletion_column_is_true():
     batch = rows(k0=["a", "a"], f=["x", "y"], d=[None, True])
     assert changes(SET, batch) == [put_item(b"job:temp:a", b"x", b""), delete(b"job:temp:a", b"y")]
 
@@ -142,7 +142,7 @@ def test_two_rows_of_one_member_need_an_order():
     assert changes(replace(SORTED_SET, keeps_last=True), batch) == [put_item(b"job:temp:a", b"x", b"2")]
 
 
-def test_several_value_columns_are_one_map_without_the_null_ones():
+def test_several_value_columns_are_one_map_without_nulls():
     (change,) = changes(WHOLE_MAPS, rows(k0=["k"], v0=["1"], v1=[None]))
     assert change.value is not None
     assert list(packed_map.pairs(change.value)) == [(b"a", b"1")]
@@ -157,7 +157,7 @@ def test_key_parts_and_literals_make_the_key_in_their_order():
     assert [change.key for change in changes(plan, rows(k0=["JFK"], k1=["LAX"], v0=["1"]))] == [b"plane/JFK->LAX!"]
 
 
-def test_negative_zero_is_the_key_zero_and_stays_what_it_is_in_a_value():
+def test_negative_zero_is_zero_in_key_and_unchanged_in_value():
     plan = replace(FIELDS, key_forms=("float",), field_form="float", value_forms=("float",))
     zero = pa.array([-0.0])
     assert changes(plan, rows(k0=zero, f=zero, v0=zero)) == [put_item(b"job:temp:0", b"0", b"-0")]
@@ -189,7 +189,7 @@ def test_the_last_row_of_a_key_wins_across_the_borders_of_batches():
     assert changes(plan, *batches) == [put(b"job:temp:a", b"1"), put(b"job:temp:b", b"3"), delete(b"job:temp:c")]
 
 
-def test_the_last_row_of_a_key_wins_where_its_rows_do_not_lie_together():
+def test_last_of_scattered_rows_of_key_wins():
     plan = replace(VALUES, keeps_last=True)
     batches = [rows(k0=["a", "b", "a"], v0=["1", "2", "3"]), rows(k0=["b", "c"], v0=["4", "5"])]
     found = changes(plan, *batches)
@@ -231,7 +231,7 @@ def test_rows_that_append_to_one_list_need_an_order():
         changes(replace(VALUES, appends=True), rows(k0=["a", "a"], v0=["1", "2"]))
 
 
-def test_an_array_replaces_a_list_and_must_hold_no_null():
+def test_array_replaces_list_and_must_not_contain_null():
     plan = replace(VALUES, replaces_list=True)
     arrays = pa.array([["x", ""], [], None], pa.list_(pa.string()))
     full, *others = changes(plan, rows(k0=["a", "b", "c"], v0=arrays))
@@ -256,7 +256,7 @@ def test_a_null_field_is_refused_by_state_and_column():
 
 
 @pytest.mark.parametrize("part", ["a:b", ":", "a:"])
-def test_a_key_part_that_holds_the_separator_is_refused(part: str):
+def test_key_part_with_separator_is_refused(part: str):
     with pytest.raises(RowError, match=r"state 'temp'.*key column 'x' has the value .*separator"):
         changes(PAIRS, rows(k0=["fine", part], k1=["b", "c"], v0=["1", "2"]))
 
@@ -272,7 +272,7 @@ def test_a_key_part_that_ends_like_the_separator_begins_is_refused(part: str, se
         assert changes(plan, batch) == [put(b"-a--b", b"1")]
 
 
-def test_the_last_key_part_may_hold_the_separator():
+def test_last_key_part_may_contain_separator():
     assert changes(PAIRS, rows(k0=["a"], k1=["b:c"], v0=["1"])) == [put(b"job:temp:a:b:c", b"1")]
 
 
@@ -397,7 +397,7 @@ def test_a_decimal_is_plain(kind: pa.DataType):
         (datetime(9999, 12, 31, 23, 59, 59, 999_000), "9999-12-31T23:59:59.999"),
     ],
 )
-def test_a_timestamp_has_a_fraction_only_where_there_is_one(instant: datetime, expected: str):
+def test_timestamp_without_fraction_is_written_without(instant: datetime, expected: str):
     assert text(pa.array([instant, None], pa.timestamp("us")), "timestamp_ntz") == [expected, None]
     assert text(pa.array([instant.replace(tzinfo=UTC)], pa.timestamp("us", "UTC")), "timestamp") == [expected + "Z"]
 
@@ -430,7 +430,7 @@ def test_bytes_stay_as_they_are(kind: pa.DataType):
     assert as_bytes(pa.array(raw, kind), "text").type == pa.binary()
 
 
-def test_packed_columns_say_where_a_map_is_empty():
+def test_packed_columns_mark_empty_maps():
     packed, is_empty = pack_columns(("a", "b"), [pa.array([b"1", None]), pa.array([None, None], pa.binary())])
     assert is_empty.to_pylist() == [False, True]
     assert packed[1].as_py() == packed_map.EMPTY

@@ -53,7 +53,7 @@ def test_epochs_before_the_values_that_are_asked_for_are_not_read(log: JobLog, t
         epochs(log, 4)
 
 
-def test_the_newest_value_is_kept_however_large_and_older_ones_while_they_fit(
+def test_newest_value_is_kept_at_any_size_and_older_values_while_they_fit(
     log: JobLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = key_history._size(b"1")

@@ -148,7 +148,7 @@ def in_a_child(work: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("flips", [40, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
+def test_store_that_verifies_answers_correctly_after_any_bit_flip(
     followed: Followed, tmp_path: Path, flips: int
 ) -> None:
     """Of a file with a flipped bit either it is told, or every answer is right; a crash is told by the system."""

@@ -277,7 +277,7 @@ def test_events_are_stored_in_portions_of_a_bounded_size(recorded: Recorded) -> 
         assert last is not None and last.epoch == 1
 
 
-def test_the_oldest_portions_are_deleted_where_all_would_be_too_large(recorded: Recorded) -> None:
+def test_oldest_chunks_are_deleted_if_all_are_too_large(recorded: Recorded) -> None:
     recorded.store.event_batch_bytes, recorded.store.events_bytes_max = 1, 300
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(50)])
     with recorded.store.snapshot(NOW_MS) as snapshot:

@@ -150,7 +150,7 @@ def test_bounds_of_children_are_as_short_as_they_may_be(tree: Tree) -> None:
     assert bounds[0] == b"" and all(60 < len(text) <= 66 for text in bounds[1:])
 
 
-def test_a_member_that_is_not_where_the_tree_says_is_damage(tree: Tree) -> None:
+def test_member_outside_its_tree_node_is_damage(tree: Tree) -> None:
     tree.change(pairs(1000), [])
     for edits in ([((1.5, b"none"), False)], [((1.5, b"none%d" % n), False) for n in range(90)]):
         with pytest.raises(StoreDamagedError, match="the order of a sorted set does not match its members"):

@@ -107,7 +107,7 @@ def test_a_set_expires_as_a_whole_when_the_last_put_says(store: LmdbStore) -> No
         assert ranking(shown) == [(b"bob", 2.0), (b"cid", 3.0)]
 
 
-def test_a_large_set_that_is_replaced_keeps_what_stays_and_its_records(store: LmdbStore) -> None:
+def test_replaced_large_set_keeps_records_of_remaining_members(store: LmdbStore) -> None:
     apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(500)))
     before = store.used_bytes()[0]
     kept = [put(b"%04d" % number, b"%d" % number) for number in range(1, 501)]
@@ -150,9 +150,7 @@ def test_a_tree_that_does_not_fit_its_members_is_an_error_and_no_wrong_answer(st
         ranking(shown)
 
 
-def test_what_is_before_all_that_is_left_of_a_tree_is_found_there(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_member_before_first_of_pruned_tree_is_found(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_ranks, "NODE_ENTRIES_MAX", 8)
     apply(store, *(put(b"%04d" % each, b"%d" % each) for each in range(2_000)))
     # The first nodes of each level go, so that those that are first now know of no lower place than their own.
@@ -165,9 +163,7 @@ def test_what_is_before_all_that_is_left_of_a_tree_is_found_there(
         assert shown.ranks(KEY, [b"low", b"1900", b"1999"]) == [0, 1, 100]
 
 
-def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_and_member_at_rank_touch_few_blocks(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_ranks, "NODE_ENTRIES_MAX", 16)
     count = 5_000
     apply(store, *(put(b"%05d" % number, b"%d" % (number * 7919 % count)) for number in range(count)))

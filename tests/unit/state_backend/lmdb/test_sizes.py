@@ -55,7 +55,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
 
 
 @pytest.mark.parametrize("key", LEAST)
-def test_a_key_takes_what_it_holds_and_some_bytes_for_each_row(snapshot: Snapshot, key: bytes) -> None:
+def test_size_of_key_is_its_bytes_and_overhead_per_row(snapshot: Snapshot, key: bytes) -> None:
     numbers = list(snapshot.stored_sizes(key, 10 * COUNT))
     rows = COUNT if LEAST[key] >= COUNT * 10 and b"long" not in key else 10
     assert LEAST[key] < sum(numbers) < 2 * LEAST[key] + 50 * rows

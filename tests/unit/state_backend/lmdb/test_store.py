@@ -189,7 +189,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     store.close()
 
 
-def test_a_copy_holds_what_the_store_held_without_its_free_pages(tmp_path: Path) -> None:
+def test_copy_has_all_keys_without_free_pages(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "one", "g")
     store.apply(epoch_of(0, [put(b"%d" % number, b"x" * 1000) for number in range(2000)]), STATES)
     store.apply(epoch_of(1, [Change("temp", Op.DELETE, b"%d" % number) for number in range(1990)]), STATES)
@@ -330,7 +330,7 @@ def test_rows_of_a_deleted_key_are_removed_in_bounded_portions(tmp_path: Path) -
     store.close()
 
 
-def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_if_it_had_gone(tmp_path: Path) -> None:
+def test_large_expired_map_is_removed_in_bounded_steps_and_reads_as_missing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     fields = [put_city(b"%d" % number, 100 + number) for number in range(500)]
     store.apply(epoch_of(0, [*fields, put_city(b"last")]), STATES)
@@ -391,7 +391,7 @@ def test_a_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None:
+def test_scan_step_ends_early_among_expired_keys(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     keys = [put(b"%d" % number, expire_at_ms=100 + number % 2) for number in range(5000)]
     fields = [put_city(b"%d" % number, 100 + number % 2) for number in range(5000)]
@@ -407,7 +407,7 @@ def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None:
+def test_scan_step_ends_early_among_long_records(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     values = [put(b"%d" % number, bytes(PIECE_BYTES)) for number in range(100)]
     fields = [put_city(b"%d" % number)._replace(value=bytes(PIECE_BYTES)) for number in range(100)]

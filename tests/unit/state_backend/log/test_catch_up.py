@@ -166,7 +166,7 @@ def test_a_query_that_goes_on_with_its_checkpoint_is_not_held_back(
 
 
 @pytest.mark.parametrize(("timeout_s", "limit"), [(None, ""), (600.0, ", at most 600 s"), (0.5, ", at most 0.5 s")])
-def test_the_log_says_what_readers_keep_and_how_to_change_that(
+def test_held_back_generation_is_logged_with_command_to_show_it(
     root: Path, writer: LogWriter, timeout_s: float | None, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     Query(writer, timeout_s)

@@ -254,7 +254,7 @@ def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> N
     assert chain(tmp_path) == []
 
 
-def test_a_log_can_be_read_where_it_cannot_be_written(tmp_path: Path) -> None:
+def test_read_only_log_can_be_read(tmp_path: Path) -> None:
     class ReadOnlyFilesystem(LocalFilesystem):
         def create(self, path: str, content: bytes) -> bool:
             raise AssertionError("a reader writes")
@@ -278,7 +278,7 @@ def test_an_unusable_root_is_a_clear_error_before_any_work(tmp_path: Path) -> No
         check_writable(root)
 
 
-def test_an_empty_root_holds_no_job(tmp_path: Path) -> None:
+def test_empty_root_has_no_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     assert ChangeLog(tmp_path).jobs() == []
@@ -453,7 +453,7 @@ def test_a_log_that_began_late_with_its_whole_state_lacks_nothing_and_may_begin_
     assert contents(tmp_path) == [[put(b"c")]]
 
 
-def test_what_states_are_read_from_stands_in_the_description(tmp_path: Path) -> None:
+def test_description_names_source_of_states(tmp_path: Path) -> None:
     source = {"states": {"temp": {"operator": "dedupe"}}}
     writer_of(tmp_path, source=source)
     described = ChangeLog(tmp_path).job("job").description("q1.1")
@@ -509,7 +509,7 @@ def test_an_epoch_whose_change_file_is_gone_is_not_committed(tmp_path: Path) -> 
     assert chain(tmp_path) == []
 
 
-def test_a_query_that_comes_back_goes_on_with_a_copy_of_what_it_had(tmp_path: Path) -> None:
+def test_query_that_returns_continues_from_copy_of_its_state(tmp_path: Path) -> None:
     for number in range(3):
         writer_of(tmp_path).publish([put(b"%d" % number, b"x" * 100_000)])
     writer_of(tmp_path, query_id="q2").publish([put(b"other")])

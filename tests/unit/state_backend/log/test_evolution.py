@@ -126,7 +126,7 @@ def test_change_that_would_leave_wrong_keys_is_refused_with_a_remedy(
         ),
     ],
 )
-def test_what_cannot_do_harm_goes_on_and_what_stays_as_it_was_is_said(
+def test_harmless_change_continues_and_unchanged_keys_are_logged(
     tmp_path: Path,
     before: dict[str, Any],
     now: dict[str, Any],
@@ -142,7 +142,7 @@ def test_what_cannot_do_harm_goes_on_and_what_stays_as_it_was_is_said(
     assert late(tmp_path) == ()
 
 
-def test_a_state_that_is_added_has_what_changes_from_then_on_and_the_log_says_so(
+def test_added_state_has_later_changes_only_and_that_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin(tmp_path, state()).publish([])
@@ -156,9 +156,7 @@ def test_a_state_that_is_added_has_what_changes_from_then_on_and_the_log_says_so
     assert late(tmp_path) == ("t",)
 
 
-def test_where_states_are_written_as_a_whole_nothing_stays_of_what_was_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_complete_mode_keeps_nothing_of_earlier_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hours = StateDescriptor("hours", **FIELDS, columns={"k": "date", "f": "int"})
     days = StateDescriptor("hours", **FIELDS | {"field": "g"}, columns={"k": "timestamp", "f": "int"}, where="g > 1")
     begin(tmp_path, state(), hours, rewrites_states=True).publish([], replaces=["s", "hours"])
@@ -177,7 +175,7 @@ def test_a_state_that_lacked_something_lacks_nothing_once_it_is_written_as_a_who
     assert late(tmp_path) == ()
 
 
-def test_what_sparkis_adds_of_its_own_lacks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_added_internal_state_is_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path, state()).publish([])
     begin(tmp_path, state(), state("_progress", value="w")).publish([])
     assert (late(tmp_path), caplog.text) == ((), "")
@@ -247,7 +245,7 @@ def test_one_query_may_publish_several_jobs(tmp_path: Path) -> None:
     one.publish([])
 
 
-def test_another_job_that_is_damaged_is_not_this_ones_to_complain_about(tmp_path: Path) -> None:
+def test_damage_of_another_job_is_not_reported(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
     (tmp_path / "job" / "terms" / "1.json").write_text("[]")
     LogWriter(tmp_path, "other", [state()], "q2").publish([])

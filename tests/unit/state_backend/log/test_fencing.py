@@ -201,7 +201,7 @@ def test_a_heartbeat_says_no_more_than_the_last_status(tmp_path: Path) -> None:
     assert writer.log.heartbeat()["is_running"] is False
 
 
-def test_what_rests_goes_on_resting_while_it_is_taken_over(tmp_path: Path) -> None:
+def test_idle_job_stays_idle_while_taken_over(tmp_path: Path) -> None:
     before = writer_of(tmp_path)
     before.mark_final()
     writer_of(tmp_path)

@@ -334,7 +334,7 @@ ENDPOINTS = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZUR
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_plain_http_is_allowed_only_where_an_endpoint_asks_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_needs_endpoint_with_http(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ENDPOINTS:
         monkeypatch.delenv(each, raising=False)
     assert credentials.client_options() == {}

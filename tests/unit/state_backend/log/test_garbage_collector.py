@@ -90,7 +90,7 @@ def test_a_compactor_that_was_stopped_for_long_leaves_the_generation_that_came_m
     assert keys(log) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_sweep_by_what_was_true_before_a_rewind_leaves_what_every_new_server_needs(tmp_path: Path) -> None:
+def test_sweep_planned_before_rewind_keeps_files_of_new_servers(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(7), on_rewind="truncate")
     log, before = job_of(tmp_path)
     with read_snapshot(tmp_path, "job", at_ms=0) as shown:
@@ -184,7 +184,7 @@ def test_a_sweep_returns_the_number_of_files_and_folders_that_it_removed(tmp_pat
     assert sweep(log, current, FAR_MS, retention_ms=0) == 0
 
 
-def test_a_sweep_goes_on_where_another_one_stopped_after_it_raised_the_floor(tmp_path: Path) -> None:
+def test_sweep_continues_one_that_stopped_after_raising_retained_from(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     LocalFilesystem(tmp_path).create("job/q.1/floor/2", b"")
     log, current = job_of(tmp_path)
@@ -226,7 +226,7 @@ def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:
     assert keys(tmp_path) == [0, 1, 2]
 
 
-def test_a_query_that_comes_back_begins_anew_if_the_removal_of_what_it_had_has_begun(tmp_path: Path) -> None:
+def test_query_that_returns_begins_anew_once_its_files_are_being_removed(tmp_path: Path) -> None:
     publish(tmp_path, range(4))
     publish(tmp_path, range(2), "another")
 

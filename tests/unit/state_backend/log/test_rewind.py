@@ -75,7 +75,7 @@ def test_a_checkpoint_may_be_set_back_to_any_epoch_behind_the_snapshot(root: Pat
 
 
 @pytest.mark.parametrize("number", [1, SNAPSHOT - 1, SNAPSHOT])
-def test_a_checkpoint_may_not_be_set_back_to_what_the_snapshot_has(root: Path, number: int) -> None:
+def test_checkpoint_cannot_be_set_back_before_snapshot(root: Path, number: int) -> None:
     writer = writer_of(root, on_rewind="truncate")
     with pytest.raises(RewoundCheckpointError, match=f"set back to epoch {number}"):
         writer.publish([put(100)], number)

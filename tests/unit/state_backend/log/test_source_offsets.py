@@ -40,7 +40,7 @@ def delta(version: int, index: int, table: str = "a") -> dict[str, Any]:
         (None, None, False),
     ],
 )
-def test_only_offsets_that_count_what_the_source_counts_are_compared(now: Any, before: Any, is_passed: bool) -> None:
+def test_only_offsets_of_same_unit_are_compared(now: Any, before: Any, is_passed: bool) -> None:
     assert passed(now, before) is is_passed
 
 

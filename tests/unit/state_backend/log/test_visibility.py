@@ -129,7 +129,7 @@ def test_a_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
         assert value(root) == b"again"
 
 
-def test_what_readers_see_is_not_swept_and_what_they_saw_before_is(root: Path) -> None:
+def test_sweep_keeps_visible_generation_and_removes_earlier(root: Path) -> None:
     writer = begin(root)
     writer.publish([put(b"half")])
     current = job(root).current()

@@ -86,7 +86,7 @@ NUMBERS = [0, 1, 2, 255, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 6
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_names_behind_a_few_ids_are_found_wherever_they_lie(environment: lmdb.Environment, seed: int) -> None:
+def test_names_after_few_ids_are_found_at_any_position(environment: lmdb.Environment, seed: int) -> None:
     """Where a name stands is guessed from the numbers of its neighbours: these lie as unevenly as they can."""
     dice = random.Random(seed)
     ids = dice.sample(NUMBERS, 4) if seed else NUMBERS
@@ -161,9 +161,7 @@ def test_a_block_that_was_found_before_is_found_again_and_anew_in_a_newer_versio
                     assert lookup.look_up_block(pages, name, moment) == rows.get(name)
 
 
-def test_what_happens_to_a_block_after_it_was_found_is_noticed_a_millisecond_later(
-    environment: lmdb.Environment, tmp_path: Path
-) -> None:
+def test_changed_block_is_noticed_after_a_millisecond(environment: lmdb.Environment, tmp_path: Path) -> None:
     dice = random.Random(8)
     name, value = bytes(15) + b"1", dice.randbytes(3_000)
     fill(environment, dice, 0)

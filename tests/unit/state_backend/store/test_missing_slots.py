@@ -118,7 +118,7 @@ def test_another_jobs_keys_of_the_same_slots_are_read(part: Callable[..., Part])
         KeyspaceView.check_complete,
     ],
 )
-def test_nothing_is_counted_or_listed_where_a_store_lacks_slots(
+def test_store_without_some_slots_counts_and_lists_nothing(
     part: Callable[..., Part], ask: Callable[[KeyspaceView], object]
 ) -> None:
     a, b = part("a", LOW), part("b", ALL)
@@ -139,7 +139,7 @@ def test_a_store_that_owns_nothing_answers_nothing(part: Callable[..., Part]) ->
         view.key_count()
 
 
-def test_a_new_store_of_a_job_is_asked_for_what_it_owns_itself(part: Callable[..., Part], tmp_path: Path) -> None:
+def test_new_store_of_job_reports_its_own_slots(part: Callable[..., Part], tmp_path: Path) -> None:
     a = part("a", LOW)
     keyspace = keyspace_of(a)
     view = keyspace.view(NOW_MS)

@@ -14,7 +14,7 @@ def test_a_replica_is_refused_after_a_master_was_there() -> None:
     assert [check.refusal(b"ROLE", reply) for reply in (REPLICA, MASTER, REPLICA, MASTER)] == ["", "", REFUSED, ""]
 
 
-def test_a_replica_is_refused_from_the_start_where_sentinels_name_the_master() -> None:
+def test_replica_named_by_sentinels_is_refused_at_start() -> None:
     assert RoleCheck(must_be_master=True).refusal(b"ROLE", REPLICA) == REFUSED
 
 

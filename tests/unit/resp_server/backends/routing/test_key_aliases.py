@@ -54,7 +54,7 @@ def test_a_field_that_no_clients_key_means_has_no_name() -> None:
         (alias("<a>/apdex", "golden:<a>", "apdex"), b"7/apdex"),
     ],
 )
-def test_the_names_of_a_hash_s_fields_begin_with_what_its_key_says(made: KeyAlias, start: bytes) -> None:
+def test_aliases_of_hash_fields_begin_with_key(made: KeyAlias, start: bytes) -> None:
     assert made.alias_prefix(b"golden:7") == start and made.alias_prefix(b"other:7") is None
 
 

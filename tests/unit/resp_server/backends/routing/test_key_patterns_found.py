@@ -45,7 +45,7 @@ def test_single_names_are_one_group_if_they_are_many() -> None:
     assert groups_of(f"session:{word}" for word in WORDS[:4]) == [("session:<a>", 4)]
 
 
-def test_words_that_vary_join_what_follows_them() -> None:
+def test_varying_words_join_following_words() -> None:
     names = [f"app:{word}:{kind}:{n}" for word in WORDS for kind in ("get", "set") for n in range(3)]
     assert groups_of(names) == [("app:<a>:get:<b>", 39), ("app:<a>:set:<b>", 39)]
 
@@ -65,7 +65,7 @@ def test_examples_are_the_first_names_and_their_nodes() -> None:
 
 
 @given(st.lists(st.text("ab1:/*<>é", max_size=12) | st.binary(max_size=8)))
-def test_each_name_is_in_a_group_whose_pattern_is_a_key_format(names: list[str | bytes]) -> None:
+def test_each_name_matches_pattern_of_its_group(names: list[str | bytes]) -> None:
     found = groups_of(names)
     assert sum(count for _, count in found) == len(names)
     for pattern, _ in found:

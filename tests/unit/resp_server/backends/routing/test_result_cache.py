@@ -55,7 +55,7 @@ def test_errors_and_long_replies_are_not_kept(reply: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("changed", [[b"a"], None])
-def test_a_change_ends_what_is_cached_and_what_is_being_read(changed: list[bytes] | None) -> None:
+def test_change_invalidates_cached_and_pending_reads(changed: list[bytes] | None) -> None:
     cache = ResultCache(Clock())
     fill(cache, b"a", b"+1\r\n")
     begun = cache.begin_fill(get(b"a", protocol=3), [b"a"], 5.0)

@@ -232,7 +232,7 @@ def test_spellings_without_end_are_not_remembered() -> None:
     assert len(made.commands._routed) <= 1024
 
 
-def test_commands_that_hold_a_connection_need_one_of_the_clients_own() -> None:
+def test_blocking_commands_need_dedicated_connection() -> None:
     made = router()
     made.commands.take_facts(
         {

@@ -41,7 +41,7 @@ def test_rules_are_read_in_the_order_of_the_file() -> None:
     assert parse_rules("", "routes.toml") == []
 
 
-def test_the_first_rule_that_covers_a_key_decides_and_key_formats_only_where_no_rule_does() -> None:
+def test_first_matching_rule_decides_before_key_formats() -> None:
     text = '[[rule]]\nkeys = "a:<x>:z"\nowner = "upstream"\n[[rule]]\nkeys = "a:<x>"\nowner = "state"\n'
     made = KeyMatcher([OwnedFormat("a:b:<c>", "job:b"), OwnedFormat("c:<d>", "job:c")], parse_rules(text, ""))
     keys = (b"a:b:z", b"a:b:c", b"a:q", b"c:1", b"d")

@@ -99,7 +99,7 @@ def test_only_the_fields_that_differ_are_shown_of_a_hash(protocol: int) -> None:
     assert texts == ('{"kmh": "29", "old": "1"}', '{"kmh": "30", "new": "2"}')
 
 
-def test_what_is_shown_is_short_and_an_error_is_its_text() -> None:
+def test_shown_difference_is_short_and_error_is_its_text() -> None:
     error = b"-WRONGTYPE Operation against a key\r\n"
     long, shown = shown_replies("get", encode(b"x" * 10_000, 2), error)
     assert len(long) == SHOWN_CHARS_MAX and long.startswith('"xxx') and long.endswith("...")

@@ -43,7 +43,7 @@ def route(line: str) -> Route:
         *("SETEX drop:1 5 x", "PSETEX drop:1 5 x", "MSET drop:1 x", "MSET drop:1 x drop:2 y drop:1 z"),
     ],
 )
-def test_a_plain_set_is_dropped_where_a_rule_drops_it(line: str) -> None:
+def test_plain_set_is_dropped_by_rule(line: str) -> None:
     assert route(line).destination is Destination.DROPPED
 
 
@@ -55,7 +55,7 @@ def test_a_plain_set_is_dropped_where_a_rule_drops_it(line: str) -> None:
         *("MSETNX drop:1 x", "EVAL x 1 drop:1", "BLPOP drop:1 0", "RENAME a drop:1", "SETNX drop:1 x"),
     ],
 )
-def test_any_other_write_is_refused_where_a_rule_drops_plain_ones(line: str) -> None:
+def test_other_write_is_refused_by_rule_that_drops_plain_set(line: str) -> None:
     with pytest.raises(GenericError) as caught:
         route(line)
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ def test_one_key_whose_writes_are_refused_refuses_the_request(line: str) -> None
 @pytest.mark.parametrize(
     "line", ["SET pass:1 x", "DEL a pass:1", "INCR pass:1", "EVAL x 1 pass:1", "RENAME pass:1 a", "SORT pass:1"]
 )
-def test_writes_are_the_upstreams_where_a_rule_passes_them(line: str) -> None:
+def test_rule_passes_writes_to_upstream(line: str) -> None:
     made = route(line)
     assert made.destination is Destination.UPSTREAM and made.request is None
 

@@ -64,7 +64,7 @@ def test_an_unknown_lag_is_unknown_for_all() -> None:
     assert merged_lags([[lag], [lag | {"lag_ms": None}]])[0]["lag_ms"] is None
 
 
-def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None:
+def test_merged_job_is_as_old_and_incomplete_as_its_worst_part() -> None:
     older = row(committed_at="2026-01-01T00:00:02.500Z", age_ms=7500, incomplete=1)
     unknown = row(committed_at=None, age_ms=None)
     for merged in (merged_jobs, merged_lags):
@@ -113,7 +113,7 @@ def test_the_mean_time_to_live_counts_by_the_keys_that_expire() -> None:
     assert keyspace_line(texts, [1.0, 0.0]) == "db0:keys=9,expires=3,avg_ttl=100,subexpiry=0\r\n"
 
 
-def test_a_key_is_of_the_job_whose_name_or_format_it_has() -> None:
+def test_key_belongs_to_job_of_its_name_or_format() -> None:
     keys = JobKeys()
     assert not keys.is_complete
     assert keys.epoch_reported("a", (1, 0))
