@@ -68,7 +68,9 @@ def quit_(context: CommandContext, *ignored: bytes) -> Reply:
 def reset(context: CommandContext) -> Reply:
     """Resets the connection."""
     session, server = context.session, context.server
-    if not session.is_as_new or server.leave_upstream is not None or server.notifications.knows(session):
+    notifications = server.notifications
+    may_be_known = notifications.classes_of_clients or notifications.too_slow or server.leave_upstream is not None
+    if may_be_known or not session.is_as_new:
         server.leave(session)
         session.restart()
     return RESET

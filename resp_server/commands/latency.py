@@ -104,16 +104,22 @@ def latency_reset(context: CommandContext, *events: bytes) -> Reply:
 @command("latency|graph")
 def latency_graph(context: CommandContext, event: bytes) -> Reply:
     """Returns a latency graph for an event."""
+    if context.server.workers is None and not context.server.slow_requests.latency.by_name:
+        raise _no_samples(event)
 
     def make(events: LatencyEvents) -> Reply:
         recorded = events.by_name.get(event.decode("latin-1"))
         if recorded is None:
-            raise GenericError(f"No samples available for event '{client_text(event)}'")
+            raise _no_samples(event)
         return Verbatim(
             graph(client_text(event), recorded, context.server.clock() // 1000).encode("utf-8", "surrogateescape")
         )
 
     return _of_events(context, make)
+
+
+def _no_samples(event: bytes) -> GenericError:
+    return GenericError(f"No samples available for event '{client_text(event)}'")
 
 
 def graph(name: str, event: LatencyTimeSeries, now_s: int) -> str:

@@ -145,7 +145,12 @@ class NotificationHost(Protocol):
 
 
 class Notifications:
-    """The notifications of one process. Runs on the event loop's thread."""
+    """The notifications of one process. Runs on the event loop's thread.
+
+    Attributes:
+        classes_of_clients: The classes that clients have enabled for themselves.
+        too_slow: Clients whose messages are not waited for any more.
+    """
 
     def __init__(self, host: NotificationHost) -> None:
         self._host = host
@@ -153,14 +158,14 @@ class Notifications:
         self._pubsub.on_change = self._subscriptions_changed
         self._pubsub.on_leave = self._leave
         self._classes = classes_of(host.config.notify_keyspace_events)
-        self._classes_of_clients: dict[Session, int] = {}
+        self.classes_of_clients: dict[Session, int] = {}
         self._positions: dict[str, _Position | None] = {}
         self._epochs: dict[str, JobEpoch] = {}
         self._task: asyncio.Task[None] | None = None
         self._wakeup = asyncio.Event()
         # The channels and patterns with subscribers that notifications may match.
         self._listeners: dict[tuple[SubscriptionKind, bytes], None] = {}
-        self._too_slow: set[Session] = set()
+        self.too_slow: set[Session] = set()
         # Enabled by the settings, or for any client.
         self._enabled_classes = self._classes
         self._is_needed = self.is_needed
@@ -172,7 +177,7 @@ class Notifications:
     @property
     def is_needed(self) -> bool:
         """Return whether notifications are enabled, by the settings or for a client."""
-        return any(map(enables_messages, (self._classes, *self._classes_of_clients.values())))
+        return any(map(enables_messages, (self._classes, *self.classes_of_clients.values())))
 
     def configure(self) -> None:
         """Apply changed settings."""
@@ -181,22 +186,18 @@ class Notifications:
 
     def enable_for(self, session: Session, classes: int) -> None:
         """Notify one client of these classes, regardless of the settings."""
-        self._classes_of_clients[session] = classes
+        self.classes_of_clients[session] = classes
         self._update_demand()
-
-    def knows(self, session: Session) -> bool:
-        """Return whether there is something to remove of a client."""
-        return session in self._classes_of_clients or session in self._too_slow
 
     def _leave(self, session: Session) -> None:
         """Remove a client that disconnected, or sent RESET."""
-        self._too_slow.discard(session)
-        if self._classes_of_clients.pop(session, None) is not None:
+        self.too_slow.discard(session)
+        if self.classes_of_clients.pop(session, None) is not None:
             self._update_demand()
 
     def _update_demand(self) -> None:
         self._enabled_classes = self._classes
-        for classes in self._classes_of_clients.values():
+        for classes in self.classes_of_clients.values():
             self._enabled_classes |= classes
         is_needed = self.is_needed
         if is_needed != self._is_needed:
@@ -341,7 +342,7 @@ class Notifications:
 
     def _accepts(self, key: bytes, event_class: int, target: int, session: Session) -> bool:
         """Return whether a client has enabled a class for one of the two channels, and may read the key."""
-        classes = self._classes_of_clients.get(session, self._classes)
+        classes = self.classes_of_clients.get(session, self._classes)
         user = session.user
         return bool(classes & event_class and classes & target) and (user.is_unrestricted or user.can_read(key))
 
@@ -352,7 +353,7 @@ class Notifications:
         waited_s = 0.0
         while slow := self._slow(receivers):
             if waited_s >= SLOW_CLIENT_WAIT_S:
-                self._too_slow |= slow
+                self.too_slow |= slow
                 return
             waited_s += SLOW_CLIENT_POLL_S
             await asyncio.sleep(SLOW_CLIENT_POLL_S)
@@ -360,5 +361,5 @@ class Notifications:
     def _slow(self, receivers: list[Session]) -> set[Session]:
         pause_bytes = self._host.config.output_pause_bytes
         full = {each for each in receivers if self._host.clients.output_bytes(each.id) > pause_bytes}
-        self._too_slow -= set(receivers) - full
-        return full - self._too_slow
+        self.too_slow -= set(receivers) - full
+        return full - self.too_slow

@@ -70,7 +70,9 @@ class MessageBus:
             raise GenericError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         if len(channel) > NAME_BYTES_MAX:
             check_name(channel)
-        if not self._deliveries.waiting and self._workers() is None and not self.pubsub.has_receivers(kind, channel):
+        pubsub = self.pubsub
+        has_receivers = channel in pubsub.named[kind] or (kind is not SHARD and pubsub.patterns)
+        if not has_receivers and not self._deliveries.waiting and self._workers() is None:
             if is_forwarded:
                 self._cluster_bus.forward(kind, channel, text)
             return 0

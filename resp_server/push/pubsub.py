@@ -85,14 +85,19 @@ class MessageBatch:
 
 
 class PubSub:
-    """All subscriptions at one process."""
+    """All subscriptions at one process.
+
+    Attributes:
+        named: The subscribers of each channel, and of each shard channel.
+        patterns: Those of each pattern.
+    """
 
     def __init__(self) -> None:
-        self._named: dict[SubscriptionKind, dict[bytes, dict[Session, None]]] = {
+        self.named: dict[SubscriptionKind, dict[bytes, dict[Session, None]]] = {
             CHANNEL: {},
             SHARD: {},
         }
-        self._patterns: dict[bytes, _Pattern] = {}
+        self.patterns: dict[bytes, _Pattern] = {}
         # Called with a channel or pattern when it gets its first subscriber, and when it loses its last one.
         self.on_change: Callable[[SubscriptionKind, bytes], None] = lambda kind, name: None
         # Called when a client disconnects, or sends RESET.
@@ -113,7 +118,7 @@ class PubSub:
             return replies[0] if len(replies) == 1 else b"".join(replies)
         subscriptions.check_limits(kind, names)
         is_pattern, out = kind is PATTERN, []
-        new_patterns = {name: _Pattern(name) for name in names if name not in self._patterns} if is_pattern else {}
+        new_patterns = {name: _Pattern(name) for name in names if name not in self.patterns} if is_pattern else {}
         for name in names:
             if name not in held:
                 self._add(session, kind, name, new_patterns)
@@ -126,10 +131,10 @@ class PubSub:
         is_new = name not in self.names(kind)
         if kind is PATTERN:
             if is_new:
-                self._patterns[name] = new_patterns[name]
-            self._patterns[name][session] = None
+                self.patterns[name] = new_patterns[name]
+            self.patterns[name][session] = None
         else:
-            self._named[kind].setdefault(name, {})[session] = None
+            self.named[kind].setdefault(name, {})[session] = None
         if is_new:
             self.on_change(kind, name)
 
@@ -174,19 +179,19 @@ class PubSub:
         if sessions:
             return
         if kind is PATTERN:
-            del self._patterns[name]
+            del self.patterns[name]
         else:
-            del self._named[kind][name]
+            del self.named[kind][name]
         self.on_change(kind, name)
 
     def _subscribed(self, kind: SubscriptionKind, name: bytes) -> dict[Session, None]:
         if kind is PATTERN:
-            return self._patterns.get(name, {})
-        return self._named[kind].get(name, {})
+            return self.patterns.get(name, {})
+        return self.named[kind].get(name, {})
 
     def names(self, kind: SubscriptionKind) -> Collection[bytes]:
         """Return the channels or patterns with subscribers."""
-        return self._patterns if kind is PATTERN else self._named[kind]
+        return self.patterns if kind is PATTERN else self.named[kind]
 
     def count(self, kind: SubscriptionKind, name: bytes) -> int:
         """Return the number of a channel's subscribers."""
@@ -198,23 +203,19 @@ class PubSub:
 
     def count_in_steps(self, found: ReceiverCount, kind: SubscriptionKind, channel: bytes) -> Iterator[None]:
         """Add the receivers of a message on a channel to `found`, one name or pattern at each step."""
-        named = self._named[kind].get(channel, {})
+        named = self.named[kind].get(channel, {})
         found.add(len(named))
         if kind is SHARD:
             return
-        for pattern in list(self._patterns.values()):
+        for pattern in list(self.patterns.values()):
             yield
             if pattern and pattern.matches(channel):
                 found.add(len(pattern))
 
-    def has_receivers(self, kind: SubscriptionKind, channel: bytes) -> bool:
-        """Return whether a message may have a receiver: on its channel, or by a pattern, which is not matched."""
-        return channel in self._named[kind] or (bool(self._patterns) and kind is CHANNEL)
-
     @property
     def is_empty(self) -> bool:
         """Return whether there are no subscriptions to channels or patterns."""
-        return not self._patterns and not self._named[CHANNEL]
+        return not self.patterns and not self.named[CHANNEL]
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class PubSub:
 
     def post_to_shard_in_steps(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
         """Add a message to a batch for all subscribers of a shard channel, one client at each step."""
-        subscribed = self._named[SHARD].get(channel, {})
+        subscribed = self.named[SHARD].get(channel, {})
         for session in list(subscribed):
             if session.is_subscribed(SHARD, channel):
                 batch.add(session, message(SHARD, b"", channel, text, session.protocol))
@@ -245,11 +246,11 @@ class PubSub:
 
     def _receivers(self, channel: bytes) -> Iterator[tuple[SubscriptionKind, bytes, Session | None]]:
         """Iterate over the receivers of a message; None for a pattern that does not match."""
-        subscribed = self._named[CHANNEL].get(channel, {})
+        subscribed = self.named[CHANNEL].get(channel, {})
         for session in list(subscribed):
             if session.is_subscribed(CHANNEL, channel):
                 yield CHANNEL, b"", session
-        for name, pattern in list(self._patterns.items()):
+        for name, pattern in list(self.patterns.items()):
             if not pattern.matches(channel):
                 yield PATTERN, name, None
                 continue
