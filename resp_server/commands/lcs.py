@@ -8,7 +8,7 @@ computation revisited", 2004); backtracking reads single bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,44 +98,38 @@ def _reply_chunk(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
 
 def _reply_after_steps(first: bytes, second: bytes, options: LcsOptions) -> Iterator[Any]:
     """Yield None after each step, and the reply at the end."""
-    rows: list[bytes] = []
-    length = 0
-    for row_and_length in _rows(first, second):
-        if row_and_length is None:
-            yield None
-            continue
-        row, length = row_and_length
-        if not options.has_length:
-            rows.append(row)
+    rows, length = yield from _rows(first, second, are_kept=not options.has_length)
     if options.has_length:
         yield length
         return
     backtrack = Backtrack(first, second, options)
-    for count, _ in enumerate(backtrack.walk(rows), 1):
-        if count % STEP_ROWS == 0:
-            yield None
+    yield from backtrack.walk(rows)
     yield {b"matches": backtrack.matches, b"len": length} if options.has_matches else bytes(reversed(backtrack.common))
 
 
-def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
-    """Iterate over the rows, each with the length of the common subsequence so far; None ends a step."""
+def _rows(first: bytes, second: bytes, *, are_kept: bool) -> Generator[None, None, tuple[list[bytes], int]]:
+    """Yield after each step; return the rows, if they are kept, and the length of the common subsequence."""
     size = len(second)
     row = full = (1 << size) - 1
+    row_bytes = size // 8 + 1
     masks: dict[int, int] = {}
+    rows: list[bytes] = []
     done = 0
     for byte in first:
         if byte not in masks:
             table = bytearray(MISMATCH * 256)
             table[byte] = MATCH[0]
             masks[byte] = int(second.translate(table)[::-1] or b"0", 2)
-            yield None
+            yield
         common = row & masks[byte]
         row = ((row + common) | (row - common)) & full
-        yield row.to_bytes(size // 8 + 1, "little"), size - row.bit_count()
+        if are_kept:
+            rows.append(row.to_bytes(row_bytes, "little"))
         done += 1
         if done * size >= STEP_CELLS or done >= STEP_ROWS:
             done = 0
-            yield None
+            yield
+    return rows, size - row.bit_count()
 
 
 class Backtrack:
@@ -149,22 +143,26 @@ class Backtrack:
         self.matches: list[Reply] = []
 
     def walk(self, rows: Sequence[bytes]) -> Iterator[None]:
-        """Move through the table as Redis does; yield after each move."""
-        first, second = self._first, self._second
+        """Move through the table as Redis does; yield after some moves."""
+        first, second, common = self._first, self._second, self.common
         at, other_at = len(first), len(second)
         run = 0  # length of the current match
         while at and other_at:
-            if first[at - 1] == second[other_at - 1]:
-                self.common.append(first[at - 1])
-                run += 1
-                at, other_at = at - 1, other_at - 1
-            else:
-                self._end_match(at, other_at, run)
-                run = 0
-                if rows[at - 1][(other_at - 1) >> 3] >> ((other_at - 1) & 7) & 1:
-                    other_at -= 1
+            for _ in range(STEP_ROWS):
+                if first[at - 1] == second[other_at - 1]:
+                    common.append(first[at - 1])
+                    run += 1
+                    at, other_at = at - 1, other_at - 1
                 else:
-                    at -= 1
+                    if run:
+                        self._end_match(at, other_at, run)
+                        run = 0
+                    if rows[at - 1][(other_at - 1) >> 3] >> ((other_at - 1) & 7) & 1:
+                        other_at -= 1
+                    else:
+                        at -= 1
+                if not at or not other_at:
+                    break
             yield
         self._end_match(at, other_at, run)
 
