@@ -8,6 +8,8 @@ STEP_NS_MAX = 1_000_000
 # The start of a request, or of a reply, up to this size is parsed again when more of it arrives. More is parsed step by
 # step (guess).
 PARTIAL_BYTES_MAX = 32 << 10
+# The same of a reply that compiled code parses: COMMAND of a Redis with modules (guess).
+PARTIAL_REPLY_BYTES_MAX = 256 << 10
 # Values or members that are looked up in one step (measured: 256 values take 0.5 ms, 256 members of a set 0.2 ms).
 LOOKUPS_PER_STEP = 256
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from resp_server.forwarding.packing import Packed
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.limits import PARTIAL_BYTES_MAX, SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import PARTIAL_REPLY_BYTES_MAX, SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
 # Requests without a reply at one connection (guess: 100 clients with two transactions of 1,000 commands).
@@ -148,7 +148,7 @@ class PipelinedConnection(Generic[InFlight]):
             in_flight.popleft()
         rest = data[at:] if at else data
         is_first = bool(in_flight) and in_flight[0] is batch
-        if len(rest) > PARTIAL_BYTES_MAX or not is_first or not batch.has_partial:
+        if len(rest) > PARTIAL_REPLY_BYTES_MAX or not is_first or not batch.has_partial:
             return rest
         self._partial_reply = rest
         return b""

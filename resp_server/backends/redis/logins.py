@@ -5,9 +5,8 @@ A login is a user and a password. Each AUTH is checked by the upstream, over the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 from resp_server.backends.redis.databases import Databases
@@ -55,9 +54,9 @@ class Logins:
         yield from list(self._by_login.values())
 
     @property
-    def pools(self) -> Iterator[UpstreamPool]:
+    def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all logins."""
-        return chain.from_iterable(each.pools for each in self)
+        return [pool for databases in self for upstream in databases for pool in upstream.pools]
 
     def of(self, client: int) -> Databases:
         """Return the databases over the connections of a client's login."""
