@@ -831,6 +831,7 @@ cdef class Core:
                     count += 1
             if count:
                 pages = (<JobPages>self.jobs[job]).pages
+                pages.moment_ms = self.monotonic_ms
                 pages.find(&pages.fields if is_of_members else &pages.keys, self.job_lookups, count)
             done += count
         return 0
@@ -2452,6 +2453,7 @@ cdef class FastPath:
 
     cdef int run_lookups(self) except -1:
         """Make the prepared look-ups."""
+        self.core.monotonic_ms = monotonic_ns() // 1_000_000
         try:
             self.core.find_keys_and_members()
         except Exception as error:

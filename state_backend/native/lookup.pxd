@@ -49,6 +49,13 @@ cdef struct CachedRecord:  # a record of `blocks` that was looked up before
     size_t size  # without its checksum
     int64_t checked_ms  # the clock reading at which the checksum was compared
 
+cdef enum:
+    CHECKED_MAX = 4096  # a power of two
+
+cdef struct CheckedRecord:  # a record that equaled its checksum
+    const uint8_t* record
+    int64_t checked_ms
+
 cdef struct Leaf:
     uint64_t first  # no name on the page begins with less
     uint64_t page
@@ -87,6 +94,8 @@ cdef class Pages:
     cdef Tree blocks
     cdef Directory directory  # of `keys`
     cdef CachedRecord* cache  # CACHED_MAX records, each at the hash of its name; NULL until the first one
+    cdef CheckedRecord checked[CHECKED_MAX]  # of this version, each at the hash of its address
+    cdef int64_t moment_ms  # a reading of a monotonic clock; 0: each record is compared with its checksum
     cdef object main
     cdef uint64_t version  # the number of the transaction that wrote what `learn` read
     cdef public bint is_readable
@@ -97,6 +106,7 @@ cdef class Pages:
     cdef bint is_newest(self) noexcept
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef int check_long(self, Lookup* lookup) noexcept nogil
     cdef bint has_directory(self, size_t lookups) noexcept nogil
     cdef bint build_directory(self) noexcept nogil
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil

@@ -180,6 +180,45 @@ def test_changed_block_is_noticed_after_a_millisecond(environment: lmdb.Environm
                 lookup.look_up_block(pages, name, 1)
 
 
+@pytest.mark.parametrize("size", [100, 3_000])
+def test_what_happens_to_a_record_after_it_was_found_is_noticed_a_millisecond_later(
+    environment: lmdb.Environment, tmp_path: Path, size: int
+) -> None:
+    dice = random.Random(9)
+    name, value = bytes(6), dice.randbytes(size)
+    fill(environment, dice, 0)
+    with environment.begin(write=True, db=environment.open_db(b"keys")) as txn:
+        txn.put(name, with_checksum(value))
+    pages = pages_of(environment)
+    with environment.begin() as txn:
+        assert pages.learn(txn)
+        assert lookup.look_up(pages, "keys", [name] * 3, 1) == [value] * 3
+        at = (tmp_path / "data.mdb").read_bytes().index(value)
+        with (tmp_path / "data.mdb").open("r+b") as file:
+            file.seek(at + 50)
+            file.write(bytes([value[50] ^ 4]))
+        for moment_ms in (2, 2, 0):  # whoever asks again in that millisecond is not answered either
+            with pytest.raises(ValueError, match="damaged"):
+                lookup.look_up(pages, "keys", [name], moment_ms)
+
+
+def test_a_long_record_is_compared_with_its_checksum_in_each_version(environment: lmdb.Environment) -> None:
+    dice = random.Random(10)
+    names = [each.to_bytes(6, "big") for each in range(300)]
+    fill(environment, dice, 0)
+    pages, table = pages_of(environment), environment.open_db(b"keys")
+    for _ in range(5):
+        rows = {name: dice.randbytes(dice.choice((3, 200, 900))) for name in names}
+        with environment.begin(write=True) as txn:
+            for name, value in rows.items():
+                txn.put(name, with_checksum(value), db=table)
+        with environment.begin() as txn:
+            assert pages.learn(txn)
+            for _ in range(20):
+                some = dice.choices(names, k=60)
+                assert lookup.look_up(pages, "keys", some, 1) == [rows[name] for name in some]
+
+
 @given(st.binary(max_size=70), st.sampled_from([b"%b", b"{%b}", b"{}%b", b"a{%b}b", b"%b{", b"}%b{x"]))
 def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
     key = form % text
