@@ -39,7 +39,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from resp_server.acl.users import AccessError, UserChangeResult, Users
+from resp_server.acl.users import AccessError, RuleLists, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.metrics.process_stats import ProcessStats
@@ -425,9 +425,10 @@ class Workers(JobCatalog):
     def change_users(self, requester: _Worker, line: Line) -> None:
         """Change users, and apply the change in all workers."""
         outcome = self.users.change(line["change"])
+        rules = self.users.rules_of(outcome.names)  # now: a user that is deleted may be made again before they are sent
 
         async def response() -> None:
-            await self._apply_to_workers(outcome, line["caller"])
+            await self._apply_to_workers(rules, line["caller"])
             requester.send({"event": "responses", "id": line["id"], "responses": outcome.to_json()})
 
         self._run_in_background(response())
@@ -451,11 +452,11 @@ class Workers(JobCatalog):
         outcome = self.users.change({"load": True})
         if outcome.error is not None:
             raise AccessError(outcome.error)
-        self._run_in_background(self._apply_to_workers(outcome, 0))
+        self._run_in_background(self._apply_to_workers(self.users.rules_of(outcome.names), 0))
 
-    async def _apply_to_workers(self, outcome: UserChangeResult, caller: int) -> None:
-        """Send a change of users to all workers; changes keep their order."""
-        line = {"event": "users", "rules": self.users.rules_of(outcome.names), "caller": caller}
+    async def _apply_to_workers(self, rules: Mapping[str, RuleLists | None], caller: int) -> None:
+        """Send changed users to all workers; changes keep their order."""
+        line = {"event": "users", "rules": rules, "caller": caller}
         requests = [worker.request(line, RESPONSE_S_MAX) for worker in self._serving]
         for each in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(each, WorkerError):

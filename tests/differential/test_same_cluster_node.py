@@ -13,7 +13,7 @@ import pytest
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, redis_server, sparkis_server
-from compat.conformance.wire import Words, scanned
+from compat.conformance.wire import Words, replies_to, scanned
 from compat.waiting import eventually
 
 # Of the data set: keys of both masters' slots, and of slots that nobody has.
@@ -349,3 +349,23 @@ def test_places_are_found_or_their_owners_named(trio: Trio, at: int, protocol: s
         assert theirs[number].startswith((b"-MOVED", b"-CROSSSLOT", b"-CLUSTERDOWN"))
     assert ours == theirs
     assert any((b"at:" if at == 1 else b"origin") in reply for reply in ours)
+
+
+@NODES
+@PROTOCOLS
+def test_a_discarded_transaction_is_redirected_as_by_redis(trio: Trio, dataset: Dataset, at: int, protocol: str) -> None:
+    keys = [key for key in dataset.strings if len(key) < 1000][::9]
+    pipeline: list[Words] = [[b"HELLO", protocol.encode()]]
+    for key, other in pairwise(keys):
+        pipeline += [
+            *([b"MULTI"], [b"GET", key], [b"GET", other], [b"DISCARD"]),
+            *([b"MULTI"], [b"EXISTS", key, other], [b"PING"], [b"DISCARD"]),
+            *([b"WATCH", key], [b"MULTI"], [b"GET", key], [b"EXEC"]),
+            *([b"WATCH", key], [b"MULTI"], [b"PING"], [b"DISCARD"]),
+            *([b"WATCH", key], [b"MULTI"], [b"WATCH", key], [b"PING"], [b"EXEC"]),
+            *([b"MULTI"], [b"CLUSTER", b"COUNTKEYSINSLOT", b"12"], [b"EXEC"]),
+        ]
+    theirs, ours = (
+        [each.raw for each in replies_to(server.port, pipeline)] for server in (trio.theirs[at], trio.ours[at])
+    )
+    assert ours[1:] == theirs[1:]

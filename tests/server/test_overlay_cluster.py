@@ -47,6 +47,16 @@ def test_cluster_long_request_delays_later_requests(proxy: Running, client: Conn
     assert found == [b"OK", b"OK", names[-1], len(names), 0]
 
 
+def test_cluster_long_replies_arrive_also_of_forwarded_transactions(proxy: Running, client: Connection) -> None:
+    long = b"x" * (3 << 20)
+    assert client.call("SET", "{l}", long).plain == b"OK"
+    for number in range(3):  # the first request opens a connection, the later ones are forwarded
+        assert client.call("GET", "{l}%d" % number).plain is None
+    assert client.call("GET", "{l}").plain == long
+    found = [each.plain for each in replies_to(proxy.port, [[b"GET", b"{l}"], [b"MULTI"], [b"GET", b"{l}"], [b"EXEC"]])]
+    assert found == [long, b"OK", b"QUEUED", [long]]
+
+
 def test_cluster_unsplittable_request_of_several_slots_is_crossslot(client: Connection) -> None:
     for line in ("SUNION a b", "RENAME a b", "MSETNX a 1 b 2", "EVAL return(1) 2 a b", "BLPOP a b 1"):
         assert client.call(*line.split(" ")).plain == b"CROSSSLOT Keys in request don't hash to the same slot", line

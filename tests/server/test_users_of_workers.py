@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compat.conformance.servers import Running, sparkis_server
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -70,6 +70,21 @@ def test_a_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> N
     assert here.call("ACL", "DELUSER", "gone", "nobody").value == 1
     with pytest.raises((EOFError, OSError)):
         there.call("PING")
+
+
+def test_clients_of_a_deleted_user_are_cut_off_if_another_process_makes_it_again_at_once(
+    server: Running, both: list[Connection]
+) -> None:
+    here, there = both
+    for _ in range(20):
+        assert here.call("ACL", "SETUSER", "again", "on", "nopass", "+ping").value == b"OK"
+        with Connection(server.port) as client:
+            log_in(client, "again", "")
+            here.send(request("ACL", "DELUSER", "again"))
+            there.send(request("ACL", "SETUSER", "again", "on", "nopass", "+@all"))
+            assert (here.read().value, there.read().value) == (1, b"OK")
+            with pytest.raises((EOFError, OSError)):
+                client.call("PING")
 
 
 def test_user_that_deletes_itself_gets_the_reply_and_is_disconnected_then(both: list[Connection]) -> None:

@@ -963,6 +963,9 @@ cdef class PipelineBatch:
             self.forwarder.has_long_listings |= client_batch.requests[entry.request].join == LISTED
             self.forwarder.restart(client_batch)
             return
+        if type(reply) is not bytes:
+            self.accept_long(at, reply, epochs)
+            return
         if index >= 0 and ((is_array and reply[:1] == b"+") or (is_transaction and (reply == PONG or reply[:1] == b"-"))):
             self.forwarder.restart(client_batch)
             return
@@ -970,9 +973,6 @@ cdef class PipelineBatch:
             reply = self.error_at_node(at, reply)
             if reply is None:
                 return
-        if type(reply) is not bytes:
-            self.accept_long(at, reply, epochs)
-            return
         if index >= 0 and is_array and reply[:1] == b"-" and self.forwarder.cluster.access.clock() < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
