@@ -51,7 +51,7 @@ def test_cluster_long_replies_arrive_also_of_forwarded_transactions(proxy: Runni
     long = b"x" * (3 << 20)
     assert client.call("SET", "{l}", long).plain == b"OK"
     for number in range(3):  # the first request opens a connection, the later ones are forwarded
-        assert client.call("GET", "{l}%d" % number).plain is None
+        assert client.call("GET", f"{{l}}{number}").plain is None
     assert client.call("GET", "{l}").plain == long
     found = [each.plain for each in replies_to(proxy.port, [[b"GET", b"{l}"], [b"MULTI"], [b"GET", b"{l}"], [b"EXEC"]])]
     assert found == [long, b"OK", b"QUEUED", [long]]
