@@ -27,7 +27,7 @@ from state_backend.model.slots import slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
 from tests.builders import apply_epoch
-from tests.properties import test_stores_agree as stores
+from tests.properties import stores
 
 STATES = stores.STATES
 NAMES = [state.name for state in STATES]

@@ -23,8 +23,8 @@ from state_backend.model.errors import LogCorruptError
 from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Snapshot
-from tests.properties import test_slots_move as moves
-from tests.properties import test_stores_agree as stores
+from tests.properties import slots_moves as moves
+from tests.properties import stores
 
 
 class Died(Exception):

@@ -27,7 +27,7 @@ from resp_server.settings.server import ServerConfig
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.slots import SLOTS
 from state_backend.store.keyspace import Job, Keyspace
-from tests.properties.test_core_agrees import COMPILED, apply, endings, reads, runs
+from tests.properties.core_requests import COMPILED, apply, endings, reads, runs
 
 pytestmark = pytest.mark.compiled
 
