@@ -5,7 +5,10 @@ A sum of doubles depends on the order. It is that of the sets' sizes, as in Redi
 
 from libc.stdint cimport int64_t, uint32_t
 
+from resp_server.native.arguments cimport exact_double, integer, is_word
 from resp_server.native.records cimport GENERAL, Item, Record, is_same_text, items_start, next_item
+from resp_server.native.rows cimport COUNT_IN_ALL, IN_ALL, IN_ANY, SET, Row
+from resp_server.native.wire cimport Word
 from state_backend.native.lookup cimport crc32_of
 
 cdef enum:
@@ -79,3 +82,35 @@ cdef inline int64_t combine(
                 found += 1
                 bucket[0] = <uint32_t>found
     return found
+
+
+cdef inline bint parse_combination(const Word* words, size_t count, size_t keys, const Row* row, Combination* wanted) except -1:
+    """Parse the options after the keys; False: the general path parses them."""
+    cdef size_t at = keys, i
+    cdef bint has_weights = row.shape in (IN_ANY, IN_ALL), is_counted = row.shape == COUNT_IN_ALL
+    wanted.aggregate, wanted.has_scores, wanted.limit = SUM, False, 0
+    if keys > SETS_MAX or (keys < count and row.kind == SET and not is_counted):
+        return False
+    for i in range(keys):
+        wanted.weights[i] = 1.0
+    while at < count:
+        if has_weights and count - at > keys and is_word(&words[at], b"weights", 7):
+            for i in range(keys):
+                if not exact_double(&words[at + 1 + i], &wanted.weights[i]):
+                    return False
+            at += keys
+        elif has_weights and count - at > 1 and is_word(&words[at], b"aggregate", 9):
+            at += 1
+            wanted.aggregate = LOWEST if is_word(&words[at], b"min", 3) else HIGHEST if is_word(&words[at], b"max", 3) else SUM
+            if wanted.aggregate == SUM and not is_word(&words[at], b"sum", 3):
+                return False
+        elif is_counted and count - at > 1 and is_word(&words[at], b"limit", 5):
+            at += 1
+            if not integer(&words[at], &wanted.limit) or wanted.limit < 0:
+                return False
+        elif not is_counted and is_word(&words[at], b"withscores", 10):
+            wanted.has_scores = True
+        else:
+            return False
+        at += 1
+    return True

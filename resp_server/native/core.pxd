@@ -5,7 +5,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from resp_server.native.combined_sets cimport Combination
 from resp_server.native.geo cimport Match, Search
-from resp_server.native.records cimport Item, RankRange, Record
+from resp_server.native.ranges cimport RankRange
+from resp_server.native.records cimport Item, Record
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup, Pages, Walk
 
@@ -200,7 +201,6 @@ cdef class Core:
     cdef int put_element(self, const Record* record, int64_t i, bint has_value) except -2
     cdef int reply_of_search(self, Request* request, const Record* record) except -2
     cdef int reply_of_sets(self, Request* request) except -2
-    cdef bint parse_combination(self, Request* request, Combination* wanted) except -1
     cdef int64_t read_sets(self, Request* request, Combination* wanted) except -2
     cdef int reply_of_sort(self, Request* request, const Record* record) except -2
     cdef int put_item(self, const Item* item, bint has_score) except -1
@@ -209,7 +209,6 @@ cdef class Core:
     cdef int reply_of_slot(self, Request* request) except -2
     cdef bint is_listed(self)
     cdef int64_t rank_of_score(self, int job, const Record* record, double score, bint is_after) except -2
-    cdef bint parse_range(self, Request* request, RankRange* wanted) except -1
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1
     cdef int reply_of_range(self, Request* request, int found, const Record* record) except -2
     cdef int reply_of_distance(self, Request* request, int found, const Record* record) except -2

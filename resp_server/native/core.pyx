@@ -22,17 +22,18 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memchr, memcmp, memcpy, memset, strlen
 
-from resp_server.native.arguments cimport exact_double, integer, is_word, score_of, text_end
+from resp_server.native.arguments cimport exact_double, integer, is_word
 from resp_server.native.bits cimport count_leading_zeros, put_bits, put_numbers
-from resp_server.native.combined_sets cimport HIGHEST, LOWEST, SETS_MAX, SUM, Combination, ScoredMember, WeightedSet, combine
+from resp_server.native.combined_sets cimport Combination, ScoredMember, WeightedSet, combine, parse_combination
 from resp_server.native.dumps cimport Checksums, put_dump, put_encoding
 from resp_server.native.geo cimport Match, Search, by_order, parse_search, put_distance, put_match, put_place, unit_of
 from resp_server.native.geohash cimport CELLS_MAX, Cell, cells_of, distance, distance_within, first_score, is_place, point_of
 from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
+from resp_server.native.ranges cimport RankRange, parse_range, text_ranks
 from resp_server.native.records cimport (
     ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LARGE_SORTED_SET, LIVE, LONG_LIST, LONG_VALUE, RANK_BITS, SHORT_LIST, SMALL_MAP,
-    SMALL_SET, SMALL_SORTED_SET, VALUE, ByteRange, Item, RankRange, Record, by_score, index_of, items_start, list_count, list_range,
-    map_value, members_in_run, name_member, next_item, rank_in_run, read_record, read_run, size_of, text_ranks
+    SMALL_SET, SMALL_SORTED_SET, VALUE, ByteRange, Item, Record, by_score, index_of, items_start, list_count, list_range, map_value,
+    members_in_run, name_member, next_item, rank_in_run, read_record, read_run, size_of
 )
 from resp_server.native.rows cimport *
 from resp_server.native.wire cimport (
@@ -2015,7 +2016,7 @@ cdef class Core:
         cdef int64_t total, count, i, kept = 0
         cdef uint32_t buckets = 16
         cdef ScoredMember* members
-        total = self.read_sets(request, &wanted) if self.parse_combination(request, &wanted) else -1
+        total = self.read_sets(request, &wanted) if parse_combination(&self.words[request.first_word], request.words, request.keys, row, &wanted) else -1
         if not 0 <= total <= ENTRIES_MAX:
             return GENERAL
         while buckets < total:
@@ -2039,39 +2040,6 @@ cdef class Core:
         for i in range(kept):
             self.put_item(&members[i].item, wanted.has_scores)
         return ANSWERED
-
-    cdef bint parse_combination(self, Request* request, Combination* wanted) except -1:
-        """Parse the options after the keys; False: the general path parses them."""
-        cdef Word* words = &self.words[request.first_word]
-        cdef int shape = rows[request.command].shape
-        cdef size_t keys = request.keys, at = keys, i
-        cdef bint has_weights = shape in (IN_ANY, IN_ALL), is_counted = shape == COUNT_IN_ALL
-        wanted.aggregate, wanted.has_scores, wanted.limit = SUM, False, 0
-        if keys > SETS_MAX or (keys < request.words and rows[request.command].kind == SET and not is_counted):
-            return False
-        for i in range(keys):
-            wanted.weights[i] = 1.0
-        while at < request.words:
-            if has_weights and request.words - at > keys and is_word(&words[at], b"weights", 7):
-                for i in range(keys):
-                    if not exact_double(&words[at + 1 + i], &wanted.weights[i]):
-                        return False
-                at += keys
-            elif has_weights and request.words - at > 1 and is_word(&words[at], b"aggregate", 9):
-                at += 1
-                wanted.aggregate = LOWEST if is_word(&words[at], b"min", 3) else HIGHEST if is_word(&words[at], b"max", 3) else SUM
-                if wanted.aggregate == SUM and not is_word(&words[at], b"sum", 3):
-                    return False
-            elif is_counted and request.words - at > 1 and is_word(&words[at], b"limit", 5):
-                at += 1
-                if not integer(&words[at], &wanted.limit) or wanted.limit < 0:
-                    return False
-            elif not is_counted and is_word(&words[at], b"withscores", 10):
-                wanted.has_scores = True
-            else:
-                return False
-            at += 1
-        return True
 
     cdef int64_t read_sets(self, Request* request, Combination* wanted) except -2:
         """Read the sets of all keys, in the order in which they are combined; return the number of members, -1 for the general path."""
@@ -2149,48 +2117,6 @@ cdef class Core:
             return rank_in_run(record.payload, record.size, score, &no_member, False)
         return self.rank_in_tree(job, u64(record.payload), score, &no_member)
 
-    cdef bint parse_range(self, Request* request, RankRange* wanted) except -1:
-        """Parse a range of a sorted set and its options; False: the general path parses it."""
-        cdef const Row* row = &rows[request.command]
-        cdef Word* words = &self.words[request.first_word]
-        cdef size_t at = 3, low = 1, high = 2
-        cdef bint has_options = row.part == RANKS and row.shape == FROM_LOWEST, has_limit = False
-        wanted.is_by_score, wanted.is_reversed, wanted.has_scores = row.part == SCORES, row.shape == FROM_HIGHEST, False
-        wanted.is_by_text = row.part == TEXT_RANGE
-        wanted.offset, wanted.count = 0, -1
-        while at < request.words:
-            if is_word(&words[at], b"withscores", 10):
-                wanted.has_scores = True
-            elif has_options and not wanted.is_reversed and is_word(&words[at], b"rev", 3):
-                wanted.is_reversed = True
-            elif has_options and not wanted.is_by_score and is_word(&words[at], b"byscore", 7):
-                wanted.is_by_score = True
-            elif request.words - at > 2 and is_word(&words[at], b"limit", 5):
-                if not integer(&words[at + 1], &wanted.offset) or not integer(&words[at + 2], &wanted.count):
-                    return False
-                has_limit = True
-                at += 2
-            else:
-                return False
-            at += 1
-        if wanted.is_by_text:
-            if wanted.is_reversed:
-                low, high = high, low
-            return (
-                wanted.offset >= 0 and not wanted.has_scores
-                and text_end(&words[low], c"-", &wanted.low_text, &wanted.excludes_low)
-                and text_end(&words[high], c"+", &wanted.high_text, &wanted.excludes_high)
-            )
-        if not wanted.is_by_score:
-            return not has_limit and integer(&words[1], &wanted.first) and integer(&words[2], &wanted.last)
-        if wanted.is_reversed:
-            low, high = high, low
-        return (
-            wanted.offset >= 0
-            and score_of(&words[low], &wanted.low, &wanted.excludes_low)
-            and score_of(&words[high], &wanted.high, &wanted.excludes_high)
-        )
-
     cdef bint range_in(self, int job, const Record* record, RankRange* wanted) except -1:
         """Turn a range into ranks from the lowest, the last one exclusive; False if the set is damaged."""
         cdef int64_t count = size_of(record), length
@@ -2229,7 +2155,7 @@ cdef class Core:
         cdef int64_t first = 0, last = 0, i
         cdef RankRange wanted
         cdef Item* items
-        if not self.parse_range(request, &wanted):
+        if not parse_range(&self.words[request.first_word], request.words, &rows[request.command], &wanted):
             return GENERAL
         if found == LIVE and record.form == LARGE_SORTED_SET and record.size < 24:
             return GENERAL

@@ -30,7 +30,6 @@ cdef enum:
 
 cdef enum:
     RANK_BITS = 53  # no sorted set has more members
-    TEXTS_MAX = 512  # of a set in which a range by text is searched
 
 cdef struct Record:  # a record with its header parsed
     int form
@@ -46,15 +45,6 @@ cdef struct Item:  # a text of a record, and its score
     const uint8_t* at
     size_t size
     double score
-
-cdef struct RankRange:
-    bint is_by_score, is_by_text, is_reversed, has_scores
-    int64_t first, last  # as in the request, or ranks from the lowest (last: exclusive)
-    double low, high
-    const Word* low_text  # NULL: no end
-    const Word* high_text
-    bint excludes_low, excludes_high
-    int64_t offset, count  # of LIMIT; count: negative for all
 
 # Packed maps: count u16 | offsets u32... | body. Packed lists and sets: count u32 | ends u32... | body.
 # Packed sorted sets: count u32 | scores f64... | lengths u32... | members.
@@ -257,54 +247,6 @@ cdef inline int name_member(const Record* record, const Word* member, Lookup* lo
     lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32 | <uint64_t>crc16_of(member.at, member.size) << 16
     lookup.bytes_, lookup.outcome = 14, MISSING
     return 0
-
-
-cdef inline int order_of(const uint8_t* text, size_t size, const Word* end) noexcept nogil:
-    """Compare a text with the end of a range, whose first byte is its kind."""
-    cdef int order = memcmp(text, end.at + 1, min(size, end.size - 1))
-    return order if order else -1 if size < end.size - 1 else size > end.size - 1
-
-
-cdef inline bint text_ranks(const Record* record, int64_t count, RankRange* wanted) noexcept nogil:
-    """Find the ranks of a range by text in a packed sorted set, the last one exclusive; False if the set is damaged.
-
-    Members are compared one by one, as Redis does in a small set, so that the range is equal even if scores differ.
-    """
-    cdef bint is_above[TEXTS_MAX]
-    cdef bint is_below[TEXTS_MAX]
-    cdef size_t at = items_start(record)
-    cdef int64_t i, first = 0, last = count
-    cdef Item item
-    cdef int order
-    wanted.first = wanted.last = 0
-    if count > TEXTS_MAX:
-        return False
-    for i in range(count):
-        if next_item(record, i, &at, &item) == GENERAL:
-            return False
-        is_above[i] = is_below[i] = True
-        if wanted.low_text != NULL:
-            order = order_of(item.at, item.size, wanted.low_text)
-            is_above[i] = order > 0 or (order == 0 and not wanted.excludes_low)
-        if wanted.high_text != NULL:
-            order = order_of(item.at, item.size, wanted.high_text)
-            is_below[i] = order < 0 or (order == 0 and not wanted.excludes_high)
-    if not count or not is_above[count - 1] or not is_below[0]:
-        return True
-    if wanted.is_reversed:  # down from the last member below the high end
-        while not is_below[last - 1]:
-            last -= 1
-        first = last
-        while first and is_above[first - 1]:
-            first -= 1
-    else:
-        while not is_above[first]:
-            first += 1
-        last = first
-        while last < count and is_below[last]:
-            last += 1
-    wanted.first, wanted.last = first, last
-    return True
 
 
 cdef inline int64_t size_of(const Record* record) noexcept nogil:
