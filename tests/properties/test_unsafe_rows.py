@@ -81,7 +81,7 @@ def encoded(rows: list[Any], schema: pa.StructType) -> tuple[bytes, Any, Any]:
     return content, np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(100))
 @given(ROWS)
 def test_rows_are_read_back(given_rows: tuple[pa.StructType, list[Any]]) -> None:
     schema, rows = given_rows
