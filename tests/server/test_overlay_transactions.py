@@ -104,6 +104,22 @@ def test_queued_transaction_without_answer_of_upstream_closes_connection(
         assert call_each(other, "MULTI", "INCR a", "GET a", "EXEC")[-1] == [6, b"6"]
 
 
+def test_executed_transaction_is_not_repeated_with_later_requests_that_are_sent_again(
+    swap: Swap, client: Connection, direct: Connection
+) -> None:
+    long = b"1" * (3 << 20)
+    swap.publish(Change("speed", Op.PUT, b"job:speed:long", value=long))
+    eventually(lambda: client.call("GET", "job:speed:long").plain == long)
+    for number in range(1, 4):
+        for line in ("MULTI", "INCR n"):  # EXEC arrives alone
+            client.call(*line.split(" "))
+        assert client.call("EXEC").plain == [number]
+        assert client.call("MGET", "job:speed:1", "job:speed:long", "job:speed:2").plain == [b"10", long, b"20"]
+    assert direct.call("GET", "n").plain == b"3"
+    swap.publish(Change("speed", Op.DELETE, b"job:speed:long"))
+    eventually(lambda: client.call("GET", "job:speed:long").plain is None)
+
+
 def test_watch_lost_at_upstream_disconnects_client(client: Connection, direct: Connection) -> None:
     assert call_each(client, "WATCH a", "GET a") == [b"OK", None]
     direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")

@@ -2291,6 +2291,7 @@ cdef class ClientForwarder(InputInterceptor):
         """Send the replies, then handle the input that arrived meanwhile. An exception ends this connection only."""
         cdef Forwarder forwarder = self.forwarder
         connection, session = self.connection, self.session
+        self.executed = None
         try:
             if not connection.end_delegation():
                 return
