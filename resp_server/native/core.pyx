@@ -1083,6 +1083,8 @@ cdef class Core:
             if index < 0 or not self.refresh_job(index):
                 return False
             job = <JobPages>self.jobs[index]
+            if self.owned_slots != NULL and not self.owned_slots[slot_of(word.at, word.size)]:
+                return False
             if self.watch_point_of(job) != (mark[0], mark[1]):
                 return False
             if mark[2]:

@@ -250,7 +250,7 @@ cdef class KeyPatterns:
         cdef size_t count = 0
         cdef Item rest
         cdef Output keys
-        if took <= 0 or not integer(&self.word, &cursor) or cursor < 0:
+        if took <= 0 or not integer(&self.word, &cursor) or not 0 <= cursor < <int64_t>1 << 62:
             return False
         rest.at, rest.size = item.at + 4 + took, item.size - 4 - took
         keys.data, keys.used, keys.size = NULL, 0, 0
