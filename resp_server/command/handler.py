@@ -43,6 +43,7 @@ Respond = Callable[[Any, Any], Any]
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 INTEGER_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
 DIGITS_MAX = len(str(INTEGER_MAX))
 
 
@@ -83,6 +84,12 @@ def integer(argument: bytes) -> int:
     if not is_integer(argument):
         raise not_an_integer()
     return int(argument)
+
+
+def check_32_bits(number: int) -> None:
+    """Raise GenericError if a number has more than 32 bits: Redis reads a database's number as a C int."""
+    if not -INT32_MAX - 1 <= number <= INT32_MAX:
+        raise GenericError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
 
 
 def integer_at_least(argument: bytes, minimum: int, error: str) -> int:

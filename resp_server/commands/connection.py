@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from resp_server.acl.rules import DEFAULT_USER, Reason
-from resp_server.command.handler import command, integer
+from resp_server.command.handler import check_32_bits, command, integer
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (
     GenericError,
@@ -21,8 +21,6 @@ from resp_server.session.session import RESP2
 from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
 
-# Redis reads a database's number as a C int.
-INT32_MAX = 2**31 - 1
 # A client's name, and its library's name and version (guess: Redis has no limit).
 CLIENT_NAME_BYTES_MAX = 256
 VERSION_OF_REDIS, OWN_VERSION = REDIS_VERSION.encode(), VERSION.encode()
@@ -47,8 +45,7 @@ def echo(context: CommandContext, message: bytes) -> bytes:
 @command("select")
 def select(context: CommandContext, index: int) -> Reply:
     """Changes the selected database."""
-    if not -INT32_MAX - 1 <= index <= INT32_MAX:
-        raise GenericError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
+    check_32_bits(index)
     if index and context.server.cluster is not None:
         raise GenericError("SELECT is not allowed in cluster mode")
     if not 0 <= index < context.server.config.databases:

@@ -12,6 +12,7 @@ from itertools import chain
 
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
+from resp_server.command.handler import check_32_bits, integer
 from resp_server.forwarding.answers import ask
 from resp_server.forwarding.reply_splitter import PING
 from resp_server.protocol.errors import GenericError
@@ -39,10 +40,8 @@ class Databases:
 
     def number_of(self, word: bytes) -> int:
         """Return the number of a database as SELECT has it; GenericError."""
-        digits = word[1:] if word[:1] == b"-" else word
-        if not digits.isdigit() or len(digits) > 10:
-            raise GenericError("value is not an integer or out of range")
-        number = int(word)
+        number = integer(word)
+        check_32_bits(number)
         if number < 0:
             raise GenericError(OUT_OF_RANGE)
         return 0 if number == self._first.url.database else number
