@@ -110,7 +110,7 @@ def test_exception_of_a_command_is_its_error_reply(scene: Scene, caplog: pytest.
     caplog.set_level(logging.ERROR)
     server, *others = (scene.alone,) if of == "server" else (scene.proxy, *scene.nodes)
     for command in all_commands(scene):
-        if of == "proxy" and command.name in ("exec", "watch", "state|mget", "info"):
+        if of == "proxy" and command.name in ("multi", "exec", "watch", "state|mget", "info"):
             continue  # it has no body there: see `test_exceptions_everywhere`
         with raising(scene, (server, *others), command.name, "execute"):
             is_served = command.handler is not None and (of == "server" or not command.policy.is_internal)

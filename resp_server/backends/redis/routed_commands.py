@@ -132,10 +132,18 @@ class RoutedCommands:
             keys = None if routed is None else _forwarded_keys(routed)
             if routed is not None and keys is not None:
                 facts, policy = routed.facts, routed.policy
-                arity = 0 if "no_multi" in facts.flags else facts.arity
+                arity = facts.arity if "no_multi" not in facts.flags and self._is_known(name) else 0
                 row = (name, routed.is_read, policy.publishes, keys, policy.role, bool(facts.subcommands), arity)
                 found.append(ForwardableCommand(*row))
         return found
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether the upstream has a command, as far as its commands are known."""
+        container, _, sub = name.partition("|")
+        theirs = self._upstream_facts.get(container)
+        if theirs is None:
+            return not self._upstream_facts
+        return not sub or sub in theirs.subcommands
 
     def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
         routed = find()
