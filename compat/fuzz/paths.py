@@ -433,7 +433,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit("the core is not compiled: run `make setup`")
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("sparkis").setLevel(logging.CRITICAL)
     progress, done, kinds, by_core = Progress(options.requests), 0, Counter[str](), 0
     while by_core < options.requests:
         case = case_of(seed)
@@ -458,4 +457,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("sparkis").setLevel(logging.CRITICAL)
     sys.exit(main())
