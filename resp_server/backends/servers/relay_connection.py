@@ -222,22 +222,23 @@ class RelayConnection(asyncio.Protocol):
 
     async def _deliver(self, transport: asyncio.Transport) -> None:
         """Handle the server's replies and pushes, some now and the others in later turns of the event loop."""
-        batch, clients = MessageBatch(), self._messages.server.clients
         recipients: dict[Session, None] = {}
-
-        def send_and_defer(then: Callable[[], None]) -> None:
-            recipients.update(dict.fromkeys(batch.send(clients.push)))
-            clients.defer(lambda: then() if transport is self._transport else None)
-
         try:
+            batch, clients = MessageBatch(), self._messages.server.clients
+
+            def send_and_defer(then: Callable[[], None]) -> None:
+                recipients.update(dict.fromkeys(batch.send(clients.push)))
+                clients.defer(lambda: then() if transport is self._transport else None)
+
             while transport is self._transport and (frames := self._next_frames()):
                 await self._deliver_frames(frames, batch, send_and_defer)
+            if transport is self._transport:
+                recipients.update(dict.fromkeys(batch.send(clients.push)))
         except Exception as error:
             if transport is self._transport:
                 self._fail(error)
         if transport is not self._transport:
             return  # the connection was lost
-        recipients.update(dict.fromkeys(batch.send(clients.push)))
         self._is_delivering = False
         self._silent_checks = 0
         self._wait_for_slow_clients(list(recipients))
