@@ -17,7 +17,6 @@ from time import sleep
 import pytest
 import redis
 
-from compat.conformance.servers import free_port
 from compat.waiting import READ_PAUSE_S, eventually
 from tests.adversity.scene import Process
 from tests.kafka.broker import Broker, Message
@@ -80,32 +79,12 @@ class Reading:
 @contextmanager
 def server(log: Path, store: Path) -> Iterator[int]:
     """Serve a log on a port; no driver's end ends this server."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "resp_server.programs.serve",
-        "--log",
-        str(log),
-        "--store",
-        str(store),
-        "--port",
-        str(port),
-    ]
-    process = Process(command)
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--loglevel", "error", "--port", "0"]
+    process = Process([*command, "--log", str(log), "--store", str(store)])
     try:
-        eventually(lambda: answers(port), awaited="the server", processes=[process.popen])
-        yield port
+        yield process.wait_for("port")
     finally:
         process.kill()
-
-
-def answers(port: int) -> bool:
-    try:
-        with redis.Redis(port=port) as client:
-            return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 def counts(client: redis.Redis) -> list[int]:
