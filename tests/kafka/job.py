@@ -3,7 +3,8 @@
     python -m tests.kafka.job '{"kafka": ..., "topic": ..., "log": ..., "checkpoints": ..., "provider": ...}'
 
 Two queries count the messages of each key, add them up, and keep the last one: `sink` by sparkis' own states, and
-`attached` by an aggregation of Spark's, whose checkpoint is read. Prints `{"ready": true}` when both run, and
+`attached` by an aggregation of Spark's, whose checkpoint is read. With `"real_time": "2 seconds"` the only query is
+`attached`, in Real-Time Mode with batches of this length. Prints `{"ready": true}` when all run, and
 `{"failed": message}`.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,18 +25,27 @@ from tests.spark.micro_batches import local_session
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 STORES = "org.apache.spark.sql.execution.streaming.state"
 PROVIDERS = {"hdfs": f"{STORES}.HDFSBackedStateStoreProvider", "rocksdb": f"{STORES}.RocksDBStateStoreProvider"}
+FOR_REAL_TIME = {
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
+    "spark.sql.streaming.realTimeMode.minBatchDuration": "1s",
+    "spark.sql.streaming.minBatchesToRetain": "1000000",
+}
 SINK, ATTACHED = "sink", "attached"
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The job's options. provider: of `PROVIDERS`."""
+    """The job's options.
+
+    provider: of `PROVIDERS`. real_time: the length of a batch in Real-Time Mode; empty: in micro-batches.
+    """
 
     kafka: str
     topic: str
     log: str
     checkpoints: str
     provider: str
+    real_time: str = ""
 
 
 def messages(spark: SparkSession, orders: Orders) -> DataFrame:
@@ -44,6 +55,11 @@ def messages(spark: SparkSession, orders: Orders) -> DataFrame:
     return read.select(
         F.col("key").cast("string").alias("k"), F.col("value").cast("string").cast("bigint").alias("n"), "offset"
     )
+
+
+def by_key(rows: DataFrame) -> DataFrame:
+    """Return the facts of each key. The numbers of a key's messages increase."""
+    return rows.groupBy("k").agg(F.count("*").alias("count"), F.sum("n").alias("sum"), F.max("n").alias("last"))
 
 
 def start(spark: SparkSession, orders: Orders) -> None:
@@ -58,19 +74,30 @@ def start(spark: SparkSession, orders: Orders) -> None:
         job=SINK,
         log=orders.log,
     ).option("checkpointLocation", f"{orders.checkpoints}/{SINK}").start()
-    # The numbers of a key's messages increase.
-    by_key = rows.groupBy("k").agg(F.count("*").alias("count"), F.sum("n").alias("sum"), F.max("n").alias("last"))
-    writer = by_key.writeStream.format("noop").outputMode("update").queryName(ATTACHED)
+    writer = by_key(rows).writeStream.format("noop").outputMode("update").queryName(ATTACHED)
     query = writer.option("checkpointLocation", f"{orders.checkpoints}/{ATTACHED}").start()
     sparkis.attach(query, state="facts", log=orders.log)
+
+
+def start_real_time(spark: SparkSession, orders: Orders) -> None:
+    """Start the query in Real-Time Mode; its results go to another topic."""
+    results = by_key(messages(spark, orders)).select(F.to_json(F.struct("*")).alias("value"))
+    writer = results.writeStream.format("kafka").option("kafka.bootstrap.servers", orders.kafka)
+    writer = writer.option("topic", f"{orders.topic}-results").outputMode("update").queryName(ATTACHED)
+    writer = writer.option("checkpointLocation", f"{orders.checkpoints}/{ATTACHED}")
+    trigger: Any = {"realTime": orders.real_time}
+    writer.trigger(**trigger).start()
 
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
     settings = {"spark.jars": ",".join(map(str, sorted(CONNECTOR.glob("*.jar")))), PROVIDER: PROVIDERS[orders.provider]}
-    spark = local_session("local[2,4]", **settings)
+    # In Real-Time Mode, the tasks of all stages run at the same time.
+    spark = local_session(
+        "local[8,4]" if orders.real_time else "local[2,4]", **settings | (FOR_REAL_TIME if orders.real_time else {})
+    )
     try:
-        start(spark, orders)
+        (start_real_time if orders.real_time else start)(spark, orders)
         print(json.dumps({"ready": True}), flush=True)
         spark.streams.awaitAnyTermination()
     except Exception as error:  # whatever it is, it is what the test wants to read

@@ -6,10 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import count as numbers_from
 from pathlib import Path
 from random import Random
 from time import sleep
@@ -19,35 +16,12 @@ import redis
 
 from compat.waiting import READ_PAUSE_S, eventually
 from tests.adversity.scene import Process
-from tests.kafka.broker import Broker, Message
+from tests.kafka.broker import Broker
 from tests.kafka.job import ATTACHED, PROVIDERS, SINK, Orders
+from tests.kafka.scene import KEYS, Producing, server
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
 PARTITIONS = 4
-KEYS = 50
-# 2,000 messages a second.
-MESSAGES_EACH, PAUSE_S = 100, 0.05
-
-
-class Producing:
-    """Writes messages until it is stopped."""
-
-    def __init__(self, kafka: Broker, topic: str) -> None:
-        self._kafka, self._topic = kafka, topic
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        random, numbers = Random(1), numbers_from()
-        while not self._is_over.wait(PAUSE_S):
-            keys = random.choices(range(KEYS), k=MESSAGES_EACH)
-            self._kafka.write(self._topic, [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys])
-
-    def stop(self) -> None:
-        """Write no more."""
-        self._is_over.set()
-        self._thread.join()
 
 
 class Reading:
@@ -74,17 +48,6 @@ class Reading:
         self._thread.join()
         assert not self.wrongs, self.wrongs[:3]
         assert self.reads > ROUNDS
-
-
-@contextmanager
-def server(log: Path, store: Path) -> Iterator[int]:
-    """Serve a log on a port; no driver's end ends this server."""
-    command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--loglevel", "error", "--port", "0"]
-    process = Process([*command, "--log", str(log), "--store", str(store)])
-    try:
-        yield process.wait_for("port")
-    finally:
-        process.kill()
 
 
 def counts(client: redis.Redis) -> list[int]:

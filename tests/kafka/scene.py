@@ -1,0 +1,50 @@
+"""What writes to a topic while drivers are killed, and the server of what they publish."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count as numbers_from
+from pathlib import Path
+from random import Random
+
+from tests.adversity.scene import Process
+from tests.kafka.broker import Broker, Message
+
+KEYS = 50
+# 2,000 messages a second.
+MESSAGES_EACH, PAUSE_S = 100, 0.05
+
+
+class Producing:
+    """Writes messages until it is stopped."""
+
+    def __init__(self, kafka: Broker, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        random, numbers = Random(1), numbers_from()
+        while not self._is_over.wait(PAUSE_S):
+            keys = random.choices(range(KEYS), k=MESSAGES_EACH)
+            self._kafka.write(self._topic, [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys])
+
+    def stop(self) -> None:
+        """Write no more."""
+        self._is_over.set()
+        self._thread.join()
+
+
+@contextmanager
+def server(log: Path, store: Path) -> Iterator[int]:
+    """Serve a log on a port; no driver's end ends this server."""
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--loglevel", "error", "--port", "0"]
+    process = Process([*command, "--log", str(log), "--store", str(store)])
+    try:
+        yield process.wait_for("port")
+    finally:
+        process.kill()
