@@ -40,8 +40,10 @@ MODULE = "compat.fork_server"
 # In the environment of a program that is started, as are its children: a test is about a start itself, or reads the
 # environment that the kernel shows.
 STARTS = "TESTS_OF_SPARKIS_START_PROGRAMS"
-# The programs that start children. (`sparkis serve` becomes a supervisor, which starts a new Python.)
+# The programs that start children.
 PARENTS = ("serve", "state_server", "worker", "proxy")
+# A program that forks itself, unless it is a child.
+SUPERVISED = "resp_server.programs.serve"
 # The subcommands of `sparkis` that are started: a signal ends them, also while they start, or they start Spark.
 STARTED = frozenset({"attach", "demo", "proxy", "registry", "serve", "state-server", "top", "ui"})
 # The arguments and the environment of a program, which the kernel passes as one message (guess).
@@ -97,7 +99,8 @@ def is_forked(start: Mapping[str, Any]) -> bool:
     if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)) or len(args) < 3:
         return False
     is_command = args[2] == "sparkis" and not STARTED & {*args[3:4]}
-    is_module = args[1] == "-m" and (args[2] in PROGRAMS or is_command)
+    is_program = args[2] in PROGRAMS and (args[2] != SUPERVISED or "--child" in args)
+    is_module = args[1] == "-m" and (is_program or is_command)
     is_ours = args[0] == sys.executable and (is_module or [*args[1:]] == ["-c", CODE])
     is_plain = not start["shell"] and start["executable"] is None and start["preexec_fn"] is None
     return is_ours and is_plain and STARTS not in (os.environ if start["env"] is None else start["env"])

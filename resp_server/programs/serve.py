@@ -117,30 +117,28 @@ def serve(options: argparse.Namespace) -> int:
         check_metrics(options)
     with mistakes.noted():
         overlay = overlay_of(options)
-    moments = None
-    if options.as_of is not None:
-        with mistakes.noted():
-            moments = moments_of(roots, options.as_of, options.job)
     mistakes.raise_if_any()
+    stores_wait_s = PREDECESSOR_S_MAX if options.behind_proxy else 0.0
     # With workers, this process maps no stores and restarts the workers itself.
-    is_supervisor = not (options.child or supervised or (options.workers > 1 and overlay is None))
-    if overlay is not None and not is_supervisor:
+    if not (options.child or supervised or (options.workers > 1 and overlay is None)):
+        if overlay is None and options.as_of is None:
+            with store_folder(options.store, roots, stores_wait_s):
+                pass  # its error needs no child
+        # Before anything that starts threads, such as a read of an object store: it forks.
+        supervised = supervise()
+    if overlay is not None:
         # Imported here, because other servers need nothing of a proxy.
         from resp_server.programs.serve_upstream import serve_with_upstream
 
         return event_loop.run(serve_with_upstream(options, config, overlay, supervised))
-    if moments is not None and not is_supervisor:
+    if options.as_of is not None:
+        moments = moments_of(roots, options.as_of, options.job)
         if options.store is not None:
             Path(options.store).mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="sparkis-", dir=options.store) as temporary:
             return event_loop.run(_serve(options, config, roots, Path(temporary), supervised, moments))
-    elif moments is None:
-        with store_folder(options.store, roots, PREDECESSOR_S_MAX if options.behind_proxy else 0.0) as folder:
-            if not is_supervisor:
-                return event_loop.run(_serve(options, config, roots, folder, supervised))
-    if is_supervisor:
-        supervise()
-    return 0
+    with store_folder(options.store, roots, stores_wait_s) as folder:
+        return event_loop.run(_serve(options, config, roots, folder, supervised))
 
 
 def _mistakes(options: argparse.Namespace) -> Mistakes:

@@ -1,15 +1,19 @@
-"""Runs one of our programs as a child process, and restarts it if a signal ends it. This process does nothing else.
+"""Waits for one of our programs, its child, and restarts it if a signal ends it. This process does nothing else.
 
-    python -I supervisor.py COMMAND ...
+    python -I supervisor.py PID LIFELINE PORTS COMMAND ...
 
 A server maps the files of its stores. If a mapped file is truncated, SIGBUS ends the server; the next one finds the
-store damaged and rebuilds it. The variable `SUPERVISED` in COMMAND's environment is JSON: `lifeline` is the descriptor
-that closes when this process ends, `ports` the one to which the child writes its ports (JSON, one line), and `port`,
-`tls_port` and others are the ports to reuse after a restart. Signals are forwarded. When the child exits by itself,
-this process exits with the same code. Listening sockets that systemd has passed to this process (LISTEN_FDS) are passed
-on to the child.
+store damaged and rebuilds it.
 
-It imports none of our modules, so it stays small.
+The first child, PID, is a fork of a process that has imported the program and read its options (`supervise`); that
+process then becomes the supervisor, so nothing is imported twice, and the supervisor stays small: it imports none of
+our modules. COMMAND starts each later child. Two pipes lead to a child. `lifeline` closes when this process ends, and
+the child writes its ports to `ports` (JSON, one line); LIFELINE and PORTS are this process' ends of the first child's
+pipes. A later child finds its ends in the variable `SUPERVISED` (JSON), with `port`, `tls_port` and others: the ports
+to reuse.
+
+Signals are forwarded. When the child exits by itself, this process exits with the same code. A child inherits the
+listening sockets that systemd has passed to this process (LISTEN_FDS).
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,11 +35,19 @@ PORTS_BYTES_MAX = 4096
 
 
 class Supervisor:
-    """Runs and restarts one child."""
+    """Waits for one child, and restarts it.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Args:
+        child: The process id of the first child.
+        lifeline: This process' end of the pipe that closes when this process ends.
+        ports: The end of the pipe to which the child writes its ports.
+        command: Starts a later child.
+    """
+
+    def __init__(self, child: int, lifeline: int, ports: int, command: Sequence[str]) -> None:
+        self._child: int | None = child
+        self._pipes: Sequence[int] = (lifeline, ports)
         self._command = list(command)
-        self._process: subprocess.Popen[bytes] | None = None
         self._ports: Mapping[str, int] = {}
         self._is_stopping = False
         for number in FORWARDED:
@@ -44,11 +55,11 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # `supervise` has blocked them
 
     def run(self) -> int:
-        """Run the child, and restart it after a crash; return its exit code when it exits or is stopped."""
+        """Wait for the child, and restart it after a crash; return its exit code when it exits or is stopped."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
-            code = self._run_child()
+            code = self._wait()
             if code >= 0 or self._is_stopping:
                 return code if code >= 0 else 128 - code
             if time.monotonic() - began_s > PAUSE_S_MAX:
@@ -59,28 +70,36 @@ class Supervisor:
             if self._is_stopping:
                 return 0
             pause_s = min(max(2 * pause_s, PAUSE_S), PAUSE_S_MAX)
+            self._start()
 
-    def _run_child(self) -> int:
-        lifeline, lifeline_end = os.pipe()
-        ports_output, ports_input = os.pipe()
-        environment = os.environ | {SUPERVISED: json.dumps({"lifeline": lifeline, "ports": ports_input, **self._ports})}
-        try:
-            passed = (lifeline, ports_input, *listening_sockets())
-            # The child inherits this, and takes signals once it has handlers (see `command_line.Program`).
-            signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-            self._process = subprocess.Popen(self._command, env=environment, pass_fds=passed)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-            if self._is_stopping:
-                self._process.terminate()
-            os.close(ports_input)
-            ports_input = -1
-            line = os.read(ports_output, PORTS_BYTES_MAX)  # empty if the child ends before
-            self._ports = json.loads(line) if line else self._ports
-            return self._process.wait()
-        finally:
-            for descriptor in (lifeline, lifeline_end, ports_output, ports_input):
-                if descriptor >= 0:
-                    os.close(descriptor)
+    def _wait(self) -> int:
+        """Read the ports of the child and wait for its end; return its exit code, below 0 for a signal."""
+        assert self._child is not None
+        line = os.read(self._pipes[1], PORTS_BYTES_MAX)  # empty if the child ends before
+        self._ports = json.loads(line) if line else self._ports
+        os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
+        # A signal that comes from here on is sent to no other process with the same id.
+        ended, self._child = self._child, None
+        _, status = os.waitpid(ended, 0)
+        for each in self._pipes:
+            os.close(each)
+        return os.waitstatus_to_exitcode(status)
+
+    def _start(self) -> None:
+        lifeline_end, ports_output, lifeline, ports = child_pipes()
+        self._pipes = (lifeline_end, ports_output)
+        for each in (lifeline, ports):
+            os.set_inheritable(each, True)
+        supervised = {SUPERVISED: json.dumps({"lifeline": lifeline, "ports": ports, **self._ports})}
+        # The child inherits this, and takes signals once it has handlers (see `command_line.Program`).
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        was_stopping = self._is_stopping
+        self._child = os.posix_spawn(self._command[0], self._command, os.environ | supervised)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if was_stopping:
+            os.kill(self._child, signal.SIGTERM)
+        for each in (lifeline, ports):
+            os.close(each)
 
     def _pause(self, pause_s: float) -> None:
         deadline_s = time.monotonic() + pause_s
@@ -89,8 +108,8 @@ class Supervisor:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._is_stopping |= number != signal.SIGHUP
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+        if self._child is not None:
+            os.kill(self._child, number)
 
 
 def log(message: str) -> None:
@@ -101,20 +120,31 @@ def log(message: str) -> None:
     print(json.dumps(fields) if is_json else f"sparkis: {message}", file=sys.stderr)
 
 
-def listening_sockets() -> range:
-    """Return the descriptors of the sockets that systemd has passed (see `net.passed_sockets`)."""
-    is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())
-    return range(3, 3 + int(os.environ.get("LISTEN_FDS", "0"))) if is_ours else range(0)
+def child_pipes() -> tuple[int, int, int, int]:
+    """Return the ends of a child's two pipes: the lifeline's and the ports' of this process, and those of the child."""
+    lifeline, lifeline_end = os.pipe()
+    ports_output, ports_input = os.pipe()
+    return lifeline_end, ports_output, lifeline, ports_input
 
 
-def supervise() -> None:
-    """Replace this process by a supervisor that runs this same program as its child; never returns."""
-    command = [sys.executable, "-I", os.path.abspath(__file__), sys.executable, *sys.orig_argv[1:]]
+def supervise() -> dict[str, int]:
+    """Fork; this process becomes the supervisor of the fork, in which this returns what SUPERVISED has for a child."""
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until the new program has handlers
-    os.execv(sys.executable, command)
+    *ours, lifeline, ports = child_pipes()
+    # The supervisor takes signals once it has handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    if child := os.fork():
+        for each in ours:
+            os.set_inheritable(each, True)
+        supervisor = [sys.executable, "-I", os.path.abspath(__file__), str(child), *map(str, ours)]
+        os.execv(sys.executable, [*supervisor, sys.executable, *sys.orig_argv[1:]])
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for each in ours:
+        os.close(each)
+    return {"lifeline": lifeline, "ports": ports}
 
 
 if __name__ == "__main__":
-    sys.exit(Supervisor(sys.argv[1:]).run())
+    first_child, its_lifeline, its_ports = map(int, sys.argv[1:4])
+    sys.exit(Supervisor(first_child, its_lifeline, its_ports, sys.argv[4:]).run())
