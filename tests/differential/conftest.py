@@ -13,7 +13,7 @@ from compat.conformance.judge import Deviations, Judge
 from compat.conformance.pair import Pair
 from compat.conformance.servers import Running, fill, free_port, has_redis, redis_server, sparkis_server, wait_for_keys
 from compat.reference.capture import ADDITIONS, ROW_FIELDS, Table, capture, load, merge
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -100,7 +100,7 @@ def locked_pair(
 
 
 @pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
     """A proxy with an upstream. Two connections to it: what one of them mixes up would show."""
     with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, "--upstream-connections", "2")
+        yield Overlay(tmp_path_factory.mktemp("overlay"), stack, "--upstream-connections", "2")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compat.conformance.generators import checked
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, Connection, Reply, Words, replies_in, requests
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 # C is a channel, P a pattern. UNSUBSCRIBE without names is left out: its replies come in the order of a hash table.
 LINES = (
@@ -36,9 +36,9 @@ def words(draw: st.DrawFn) -> Words:
     return [(draw(chosen[part]) if part in chosen else part).encode() for part in parts]
 
 
-def empty_upstream(swap: Swap) -> None:
+def empty_upstream(overlay: Overlay) -> None:
     """Empty the upstream, and wait until it has noticed that the clients before have left."""
-    with swap.upstream.connect() as connection:
+    with overlay.upstream.connect() as connection:
         connection.call("FLUSHALL")
         for asked in ("CHANNELS", "SHARDCHANNELS", "NUMPAT"):
             eventually(lambda asked=asked: connection.call("PUBSUB", asked).plain, lambda found: not found)
@@ -54,18 +54,18 @@ def send(connection: Connection, pipeline: Sequence[Words], cuts: Sequence[int],
     return len(greeting)
 
 
-def replies_alone(swap: Swap, pipeline: Sequence[Words], *, is_new: bool) -> list[Reply]:
+def replies_alone(overlay: Overlay, pipeline: Sequence[Words], *, is_new: bool) -> list[Reply]:
     """Return the frames that the upstream sends after a pipeline."""
-    with swap.upstream.connect() as connection:
+    with overlay.upstream.connect() as connection:
         before = send(connection, pipeline, (), is_new=is_new)
         return replies_in(connection.read_to_end(LAST_REPLY).removesuffix(LAST_REPLY))[before:]
 
 
 def replies_through(
-    swap: Swap, pipeline: Sequence[Words], cuts: Sequence[int], count: int, *, is_new: bool
+    overlay: Overlay, pipeline: Sequence[Words], cuts: Sequence[int], count: int, *, is_new: bool
 ) -> list[Reply]:
     """Return the first `count` frames through the proxy: messages may come after the last reply, which must be one."""
-    with swap.proxy.connect() as connection:
+    with overlay.proxy.connect() as connection:
         before = send(connection, pipeline, cuts, is_new=is_new)
         replies = [connection.read() for _ in range(before + count + 1)][before:]
     replies.remove(next(reply for reply in replies if reply.raw == LAST_REPLY))
@@ -75,14 +75,14 @@ def replies_through(
 @given(pipeline=st.lists(words(), min_size=1, max_size=30), cuts=CUTS, is_new=st.booleans())
 @checked(75)
 def test_subscriptions_through_an_overlay_are_those_of_the_upstream(
-    swap: Swap, pipeline: list[Words], cuts: list[int], is_new: bool
+    overlay: Overlay, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:
     """A client's own message comes before or after the reply to its PUBLISH, so messages are compared apart."""
     found = []
-    empty_upstream(swap)
-    alone = replies_alone(swap, pipeline, is_new=is_new)
-    empty_upstream(swap)
-    through = replies_through(swap, pipeline, cuts, len(alone), is_new=is_new)
+    empty_upstream(overlay)
+    alone = replies_alone(overlay, pipeline, is_new=is_new)
+    empty_upstream(overlay)
+    through = replies_through(overlay, pipeline, cuts, len(alone), is_new=is_new)
     for replies in (alone, through):
         # In RESP2 no message can come: a subscriber may not publish.
         messages = [each.raw for each in replies if each.type == ">" and each.value[0].value in MESSAGES]

@@ -13,7 +13,7 @@ from compat.conformance.pair import Pair
 from compat.conformance.servers import Running
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 LONG_MS = 1_000_000
 # Requests of one client during CLIENT PAUSE ... WRITE. The last request of a line is the one that may wait.
@@ -57,8 +57,8 @@ def flags_of(control: Connection, client_id: int) -> str:
 
 
 @pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    with swap.upstream.connect() as connection:
+def direct(overlay: Overlay) -> Iterator[Connection]:
+    with overlay.upstream.connect() as connection:
         yield connection
 
 
@@ -89,14 +89,16 @@ def test_a_pause_of_writes_delays_the_same_requests_at_a_server(pair: Pair, line
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line != "CLIENT ID"])
-def test_a_pause_of_writes_delays_the_same_requests_through_a_swap(swap: Swap, direct: Connection, line: str) -> None:
-    found = [paused(server, line, direct) for server in (swap.upstream, swap.proxy)]
+def test_a_pause_of_writes_delays_the_same_requests_at_a_proxy_with_an_upstream(
+    overlay: Overlay, direct: Connection, line: str
+) -> None:
+    found = [paused(server, line, direct) for server in (overlay.upstream, overlay.proxy)]
     assert found[0] == found[1]
 
 
-def test_a_paused_transaction_is_queued_and_executed_after_the_pause(swap: Swap, direct: Connection) -> None:
+def test_a_paused_transaction_is_queued_and_executed_after_the_pause(overlay: Overlay, direct: Connection) -> None:
     direct.call("FLUSHALL")
-    with swap.proxy.connect() as control, swap.proxy.connect() as client:
+    with overlay.proxy.connect() as control, overlay.proxy.connect() as client:
         client_id = client.call("CLIENT", "ID").value
         client.call("MULTI")
         client.call("SET", "k", "1")
@@ -109,11 +111,11 @@ def test_a_paused_transaction_is_queued_and_executed_after_the_pause(swap: Swap,
         assert [client.read().plain, client.read().plain] == [[b"OK", b"10"], b"1"]
 
 
-def test_a_write_of_a_client_that_leaves_during_a_pause_is_not_run(swap: Swap, direct: Connection) -> None:
+def test_a_write_of_a_client_that_leaves_during_a_pause_is_not_run(overlay: Overlay, direct: Connection) -> None:
     direct.call("FLUSHALL")
-    with swap.proxy.connect() as control:
+    with overlay.proxy.connect() as control:
         control.call("CLIENT", "PAUSE", LONG_MS, "WRITE")
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             client_id = client.call("CLIENT", "ID").value
             sent(client, "SET k 1")
             eventually(lambda: "b" in flags_of(control, client_id))
@@ -125,10 +127,12 @@ def test_a_write_of_a_client_that_leaves_during_a_pause_is_not_run(swap: Swap, d
 
 @pytest.mark.parametrize("mode", ["ALL", "WRITE"])
 @pytest.mark.parametrize("through", ["proxy", "upstream"])
-def test_a_pause_that_ends_by_its_time_loses_no_reply(swap: Swap, direct: Connection, mode: str, through: str) -> None:
+def test_a_pause_that_ends_by_its_time_loses_no_reply(
+    overlay: Overlay, direct: Connection, mode: str, through: str
+) -> None:
     """The client whose timer ends the pause is one of these, in any order."""
     lines = [["SET", "n", "1"], ["INCR", "n"], ["GET", "n"], ["LPUSH", "l", "x"], ["MGET", "n", "job:speed:1"]]
-    server = swap.proxy if through == "proxy" else swap.upstream
+    server = overlay.proxy if through == "proxy" else overlay.upstream
     with ExitStack() as stack:
         clients = [stack.enter_context(server.connect()) for _ in range(6)]
         for number in range(8):
@@ -172,10 +176,10 @@ def outcomes(server: Running, lines: Sequence[str]) -> list[bytes]:
     ],
 )
 def test_verbs_about_other_clients_have_the_replies_of_the_upstream_alone(
-    swap: Swap, direct: Connection, line: str
+    overlay: Overlay, direct: Connection, line: str
 ) -> None:
     found = []
-    for server in (swap.upstream, swap.proxy):
+    for server in (overlay.upstream, overlay.proxy):
         direct.call("FLUSHALL")
         direct.call("RPUSH", "l", "a")
         found.append(outcomes(server, line.split("; ")))
@@ -183,10 +187,10 @@ def test_verbs_about_other_clients_have_the_replies_of_the_upstream_alone(
 
 
 def test_a_killed_client_that_is_blocked_at_the_upstream_takes_nothing_from_there(
-    swap: Swap, direct: Connection
+    overlay: Overlay, direct: Connection
 ) -> None:
     direct.call("FLUSHALL")
-    for server in (swap.upstream, swap.proxy):
+    for server in (overlay.upstream, overlay.proxy):
         with server.connect() as control, server.connect() as client:
             client_id = client.call("CLIENT", "ID").value
             client.send(request("BLPOP", "l", 0))

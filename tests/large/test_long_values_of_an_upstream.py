@@ -13,7 +13,7 @@ import pytest
 from compat.conformance.servers import Running
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from tests.server.conftest import Peer
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 pytestmark = pytest.mark.large
 
@@ -22,21 +22,21 @@ PIECE = bytes(range(256)) * 4096
 
 def test_a_value_of_512_mb(tmp_path: Path, report: Any) -> None:
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack)
-        writer, reader = Peer(swap.proxy.port), Peer(swap.proxy.port)
-        before, head = peak_bytes(swap.proxy), b"$%d\r\n" % VALUE_BYTES_MAX
-        with OthersMeasured(swap.proxy, stack) as waits, report.timed("SET"):
+        overlay = Overlay(tmp_path, stack)
+        writer, reader = Peer(overlay.proxy.port), Peer(overlay.proxy.port)
+        before, head = peak_bytes(overlay.proxy), b"$%d\r\n" % VALUE_BYTES_MAX
+        with OthersMeasured(overlay.proxy, stack) as waits, report.timed("SET"):
             writer.send(b"*3\r\n$3\r\nSET\r\n$1\r\nv\r\n" + head)
             for _ in range(VALUE_BYTES_MAX // len(PIECE)):
                 writer.send(PIECE)
             writer.answers(b"\r\n", b"+OK\r\n")
-        report("SET", peak_mb=(peak_bytes(swap.proxy) - before) / 2**20, longest_wait_ms=1000 * max(waits))
-        with OthersMeasured(swap.proxy, stack) as waits, report.timed("GET"):
+        report("SET", peak_mb=(peak_bytes(overlay.proxy) - before) / 2**20, longest_wait_ms=1000 * max(waits))
+        with OthersMeasured(overlay.proxy, stack) as waits, report.timed("GET"):
             reader.send(b"*2\r\n$3\r\nGET\r\n$1\r\nv\r\n")
             assert reader.read(len(head)) == head
             is_same = all(reader.read(len(PIECE)) == PIECE for _ in range(VALUE_BYTES_MAX // len(PIECE)))
             assert is_same and reader.read(2) == b"\r\n"
-        report("GET", peak_mb=(peak_bytes(swap.proxy) - before) / 2**20, longest_wait_ms=1000 * max(waits))
+        report("GET", peak_mb=(peak_bytes(overlay.proxy) - before) / 2**20, longest_wait_ms=1000 * max(waits))
 
 
 def peak_bytes(server: Running) -> int:

@@ -33,7 +33,7 @@ from tests.builders import put_value, write_log
 from tests.server.commands import Start
 from tests.server.conftest import start as start
 from tests.server.nodes import HALVES, Nodes
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 USERS = """\
 user default off
@@ -338,12 +338,12 @@ def test_proxy_shows_its_servers_and_its_shadow_comparisons(tmp_path: Path) -> N
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nname = "speeds"\nkeys = "job:speed:<car>"\nowner = "shadow"\n')
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack)
-        proxy = swap.start_swap("--routes", str(rules), is_ready=False)
+        overlay = Overlay(tmp_path, stack)
+        proxy = overlay.start_overlay("--routes", str(rules), is_ready=False)
         with proxy.connect() as reader:
             eventually(lambda: reader.call("GET", "dash/7/apdex").plain, lambda found: found == b"0.9")
             reader.call("GET", "job:speed:3")
-            with swap.upstream.connect() as upstream:
+            with overlay.upstream.connect() as upstream:
                 upstream.call("SET", b"job:speed:\xff\n", "only there")
             reader.call("GET", b"job:speed:\xff\n")
         url = stack.enter_context(page_of(f"redis://127.0.0.1:{proxy.port}"))
@@ -356,8 +356,8 @@ def test_proxy_shows_its_servers_and_its_shadow_comparisons(tmp_path: Path) -> N
         assert "speeds" in shadow and "job:speed:3" in shadow
         assert r'href="/key?key=job%3Aspeed%3A%FF%0A"><code>job:speed:\xff\x0a</code>' in shadow
         cluster = eventually(lambda: client.get("/cluster").text, lambda found: found.count('class="badge live"') == 2)
-        for port in swap.ports:
+        for port in overlay.ports:
             assert f"127.0.0.1:{port}" in cluster
         assert "16,384 of 16,384 slots have an owner" in cluster
-        swap.show({"slots": "0-99"}, {"slots": "100-16383"})
+        overlay.show({"slots": "0-99"}, {"slots": "100-16383"})
         eventually(lambda: client.get("/cluster").text, lambda found: "slots 100 to 8,191" in found, "the move")

@@ -28,8 +28,8 @@ from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Store
 from tests.builders import apply_epoch
 from tests.server.commands import Command, Start
+from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
 
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000
@@ -214,17 +214,17 @@ def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="module")
-def swap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+def overlay(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
     """A proxy with an upstream. A module may have OPTIONS for it, and RULES."""
     options, rules = getattr(request.module, "OPTIONS", ()), getattr(request.module, "RULES", None)
     with ExitStack() as stack:
-        yield Swap(tmp_path_factory.mktemp("swap"), stack, *options, rules=rules)
+        yield Overlay(tmp_path_factory.mktemp("overlay"), stack, *options, rules=rules)
 
 
 @pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    """A connection to the upstream of the module's `swap`, which is emptied first, and notifies of nothing."""
-    with swap.upstream.connect() as connection:
+def direct(overlay: Overlay) -> Iterator[Connection]:
+    """A connection to the upstream of the module's `overlay`, which is emptied first, and notifies of nothing."""
+    with overlay.upstream.connect() as connection:
         connection.call("CONFIG", "SET", "notify-keyspace-events", "")
         connection.call("FLUSHALL")
         yield connection
@@ -237,13 +237,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
 
 
 @pytest.fixture(scope="module")
-def proxy(swap: Swap, cluster: RedisCluster) -> servers.Running:
+def proxy(overlay: Overlay, cluster: RedisCluster) -> servers.Running:
     """A proxy before the module's `cluster`."""
-    return swap.start_before(cluster)
+    return overlay.start_before(cluster)
 
 
 @pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    """A client of the module's `swap`."""
-    with swap.proxy.connect() as connection:
+def client(overlay: Overlay) -> Iterator[Connection]:
+    """A client of the module's `overlay`."""
+    with overlay.proxy.connect() as connection:
         yield connection

@@ -29,7 +29,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.conftest import NOW_MS
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -117,13 +117,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
 
 
 @pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Swap, Scraped]]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Overlay, Scraped]]:
     """A proxy with an upstream and a shadow rule, in front of two servers."""
-    folder, scraped = tmp_path_factory.mktemp("swap"), Scraped(free_port(), PROXY)
+    folder, scraped = tmp_path_factory.mktemp("overlay"), Scraped(free_port(), PROXY)
     (folder / "rules.toml").write_text(SHADOW_RULES)
     with ExitStack() as stack:
         options = ("--metrics", str(scraped.port), "--routes", str(folder / "rules.toml"))
-        yield Swap(folder, stack, *options), scraped
+        yield Overlay(folder, stack, *options), scraped
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +190,10 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
 
 
 def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
-    server: tuple[Running, Scraped, LogWriter], proxy: tuple[Swap, Scraped], cluster: tuple[Scraped, Scraped]
+    server: tuple[Running, Scraped, LogWriter], proxy: tuple[Overlay, Scraped], cluster: tuple[Scraped, Scraped]
 ) -> None:
-    swap, behind = proxy
-    with swap.proxy.connect() as client:
+    overlay, behind = proxy
+    with overlay.proxy.connect() as client:
         client.call("NOSUCHCOMMAND")
         client.call("GET", "job:speed:1")
         client.call("HGETALL", "job:speed:1")
@@ -211,10 +211,10 @@ def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
     assert state_server.names() | counted == declared(STATE_SERVER)
 
 
-def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Swap, Scraped]) -> None:
-    swap, scraped = proxy
+def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Overlay, Scraped]) -> None:
+    overlay, scraped = proxy
     scraped.wait_until_ready()
-    servers = [f"127.0.0.1:{port}" for port in swap.ports]
+    servers = [f"127.0.0.1:{port}" for port in overlay.ports]
 
     def is_up() -> bool:
         found = scraped.samples()
@@ -230,19 +230,19 @@ def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Swap, Scraped]) -> Non
     assert found["sparkis_shadow_compared_total", ("board",)] == 0
 
 
-def test_proxy_without_upstream_reports_it_and_serves_states(proxy: tuple[Swap, Scraped]) -> None:
-    swap, scraped = proxy
-    swap.signal_upstream(signal.SIGKILL)
+def test_proxy_without_upstream_reports_it_and_serves_states(proxy: tuple[Overlay, Scraped]) -> None:
+    overlay, scraped = proxy
+    overlay.signal_upstream(signal.SIGKILL)
 
     def is_up() -> float:
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             client.call("GET", "nobody's")
         return scraped.samples()["sparkis_upstream_up", ()]
 
     eventually(is_up, lambda found: found == 0)
     assert scraped.get("/readyz")[0] == 200
-    swap.start_upstream()
-    swap.wait_until_ready(swap.proxy)
+    overlay.start_upstream()
+    overlay.wait_until_ready(overlay.proxy)
 
 
 def test_a_registry_knows_its_servers_and_their_slots(cluster: tuple[Scraped, Scraped]) -> None:
@@ -349,7 +349,7 @@ def test_a_lag_limit_without_metrics_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are(
-    server: tuple[Running, Scraped, LogWriter], proxy: tuple[Swap, Scraped], cluster: tuple[Scraped, Scraped]
+    server: tuple[Running, Scraped, LogWriter], proxy: tuple[Overlay, Scraped], cluster: tuple[Scraped, Scraped]
 ) -> None:
     scraped = {name for each in (server[1], proxy[1], *cluster) for name in each.names()}
     dashboard = json.loads((DEPLOY / "grafana" / "sparkis.json").read_text())

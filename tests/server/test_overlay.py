@@ -14,7 +14,7 @@ from compat.conformance.wire import Connection, replies_to
 from compat.waiting import eventually
 from state_backend import VERSION
 from tests.server.nodes import HALVES
-from tests.server.swap import ABSENT, Swap
+from tests.server.overlay import ABSENT, Overlay
 
 
 @pytest.mark.parametrize("key", ["job:speed", "job:other:1", "dash/7", "dash/7/apdex/more", "x/dash/7/apdex", "dash"])
@@ -59,10 +59,10 @@ def test_administrative_commands_are_refused(client: Connection, line: str) -> N
     assert reply.is_error and b"is not passed on to the upstream" in reply.plain, reply
 
 
-def test_upstream_allow_passes_commands_on(swap: Swap) -> None:
+def test_upstream_allow_passes_commands_on(overlay: Overlay) -> None:
     allowed = ("--upstream-allow", "config set", "--upstream-allow", "ACL  SETUSER", "--upstream-allow", "DEBUG")
-    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", *allowed)
-    with proxy.connect() as client, swap.upstream.connect() as direct:
+    proxy = overlay.start_at(f"redis://127.0.0.1:{overlay.upstream.port}", *allowed)
+    with proxy.connect() as client, overlay.upstream.connect() as direct:
         eventually(lambda: not client.call("GET", "nobody's").is_error)
         assert client.call("CONFIG", "SET", "lua-time-limit", "4999").plain == b"OK"
         assert direct.call("CONFIG", "GET", "lua-time-limit").plain == [b"lua-time-limit", b"4999"]
@@ -78,24 +78,24 @@ def test_module_list_is_allowed(client: Connection) -> None:
     assert client.call("MODULE", "LIST").plain == []
 
 
-def test_info_is_upstreams_with_section_of_proxy(swap: Swap, client: Connection) -> None:
-    assert f"tcp_port:{swap.upstream.port}".encode() in client.call("INFO").plain
+def test_info_is_upstreams_with_section_of_proxy(overlay: Overlay, client: Connection) -> None:
+    assert f"tcp_port:{overlay.upstream.port}".encode() in client.call("INFO").plain
     assert b"maxmemory_policy:noeviction" in client.call("INFO", "memory").plain
-    fields = swap.info()
-    assert fields["upstream"] == f"127.0.0.1:{swap.upstream.port}" and fields["upstream_status"] == "up"
+    fields = overlay.info()
+    assert fields["upstream"] == f"127.0.0.1:{overlay.upstream.port}" and fields["upstream_status"] == "up"
     assert (fields["owned_key_formats"], fields["sparkis_version"]) == ("2", VERSION)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_hello_shows_version_of_upstream(swap: Swap, client: Connection, protocol: int) -> None:
-    with swap.upstream.connect() as upstream:
+def test_hello_shows_version_of_upstream(overlay: Overlay, client: Connection, protocol: int) -> None:
+    with overlay.upstream.connect() as upstream:
         eventually(lambda: client.call("GET", "nobody's").plain is None)
         replies = [each.call("HELLO", protocol).plain for each in (upstream, client)]
     theirs, ours = (dict(zip(each[::2], each[1::2], strict=True)) for each in replies)
     assert {**theirs, b"id": ours[b"id"], b"sparkis_version": VERSION.encode()} == ours
 
 
-def test_hello_in_pipeline_keeps_order(swap: Swap) -> None:
+def test_hello_in_pipeline_keeps_order(overlay: Overlay) -> None:
     pipeline = [
         [b"SET", b"p", b"1"],
         [b"HELLO", b"3"],
@@ -105,12 +105,12 @@ def test_hello_in_pipeline_keeps_order(swap: Swap) -> None:
         [b"GET", b"p"],
     ]
     for _ in range(20):
-        found = replies_to(swap.proxy.port, pipeline)
+        found = replies_to(overlay.proxy.port, pipeline)
         assert [found[at].plain for at in (0, 2, 4, 5)] == [b"OK", 2, 3, b"3"]
 
 
-def test_redis_py_works_unchanged(swap: Swap) -> None:
-    with redis.Redis(port=swap.proxy.port, protocol=3, decode_responses=True) as client:
+def test_redis_py_works_unchanged(overlay: Overlay) -> None:
+    with redis.Redis(port=overlay.proxy.port, protocol=3, decode_responses=True) as client:
         client.delete("jobs", "profile")
         client.rpush("jobs", "a", "b")
         client.hset("profile", mapping={"name": "ada"})
@@ -121,10 +121,10 @@ def test_redis_py_works_unchanged(swap: Swap) -> None:
         assert script(keys=["counter"]) == 1
 
 
-def test_acl_rules_apply_to_both_backends(tmp_path: Path, swap: Swap) -> None:
+def test_acl_rules_apply_to_both_backends(tmp_path: Path, overlay: Overlay) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~session:* ~job:* +@read +set\n")
-    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    proxy = overlay.start_overlay("--aclfile", str(users), is_ready=False)
     with Connection(proxy.port) as client:
         assert client.call("GET", "session:1").plain.startswith(b"NOAUTH")
         assert client.call("SET", "job:speed:1", "1").plain.startswith(b"NOAUTH")
@@ -135,10 +135,10 @@ def test_acl_rules_apply_to_both_backends(tmp_path: Path, swap: Swap) -> None:
         assert client.call("LPUSH", "session:9", "x").plain.startswith(b"NOPERM")
 
 
-def test_acl_load_reloads_users_of_proxy(tmp_path: Path, swap: Swap) -> None:
+def test_acl_load_reloads_users_of_proxy(tmp_path: Path, overlay: Overlay) -> None:
     users = tmp_path / "users"
     users.write_text("user default on nopass ~* &* +@all\n")
-    proxy = swap.start_swap("--aclfile", str(users))
+    proxy = overlay.start_overlay("--aclfile", str(users))
     with Connection(proxy.port) as client, Connection(proxy.port) as admin:
         assert client.call("SET", "other", "x").plain == b"OK"
         users.write_text("user default on nopass ~session:* ~job:speed:1 &* +@all\n")
@@ -158,34 +158,34 @@ def test_command_table_is_upstreams(client: Connection) -> None:
 
 def test_keys_are_loading_until_owners_are_known_and_restart_remembers_owners(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack)
-        found = json.loads(swap.ownership.read_text())
+        overlay = Overlay(tmp_path, stack)
+        found = json.loads(overlay.ownership.read_text())
         assert found["jobs"] == {"job": {"speed": ["job:speed:<car>"], "apdex": ["dash/<account>/apdex"]}}
-        for node in swap.nodes:
+        for node in overlay.nodes:
             node.process.terminate()
             node.process.wait()
-        again = swap.start_swap("--server-timeout", "300", is_ready=False)
+        again = overlay.start_overlay("--server-timeout", "300", is_ready=False)
         with again.connect() as client:
             eventually(lambda: client.call("SET", "mine", "1").plain == b"OK")
             reply = client.call("GET", ABSENT)
             assert reply.is_error and not reply.plain.startswith(b"LOADING"), reply
             assert client.call("SET", ABSENT, "1").plain == b"ERR key 'job:speed:absent' is owned by state job:speed"
-        swap.ownership.unlink()
-        unknowing = swap.start_swap("--server-timeout", "300", is_ready=False)
+        overlay.ownership.unlink()
+        unknowing = overlay.start_overlay("--server-timeout", "300", is_ready=False)
         with unknowing.connect() as client:
             for line in ("GET mine", "SET mine 2", "GET job:speed:1", "MGET mine job:speed:1"):
                 assert client.call(*line.split(" ")).plain.startswith(b"LOADING the key formats of the states"), line
             assert client.call("PING").plain == b"PONG"
             for at in range(len(HALVES)):
-                swap.start(at)
+                overlay.start(at)
             eventually(lambda: client.call("GET", "mine").plain == b"1")
             eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
 
 
-def test_upstream_url_with_unix_socket_password_and_database(tmp_path: Path, swap: Swap) -> None:
+def test_upstream_url_with_unix_socket_password_and_database(tmp_path: Path, overlay: Overlay) -> None:
     path = tmp_path / "redis.sock"
     with redis_server(tmp_path, "--unixsocket", str(path), password="p@ss") as upstream:
-        proxy = swap.start_at(f"unix://default:p%40ss@{path}?db=3")
+        proxy = overlay.start_at(f"unix://default:p%40ss@{path}?db=3")
         with proxy.connect() as client, upstream.connect() as direct:
             eventually(lambda: client.call("SET", "k", "v").plain == b"OK")
             assert client.call("HELLO", 3).raw.startswith(b"%")
@@ -196,9 +196,9 @@ def test_upstream_url_with_unix_socket_password_and_database(tmp_path: Path, swa
             assert direct.call("GET", "k").plain == b"v"
 
 
-def test_wrong_password_fails_only_upstream_keys(tmp_path: Path, swap: Swap) -> None:
+def test_wrong_password_fails_only_upstream_keys(tmp_path: Path, overlay: Overlay) -> None:
     with redis_server(tmp_path, password="right") as upstream:
-        proxy = swap.start_at(f"redis://:wrong@127.0.0.1:{upstream.port}")
+        proxy = overlay.start_at(f"redis://:wrong@127.0.0.1:{upstream.port}")
         with proxy.connect() as client:
             eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
             assert client.call("GET", "k").plain.startswith(b"TRYAGAIN the upstream 127.0.0.1:")

@@ -14,7 +14,7 @@ from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from tests.server.conftest import on_linux
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 PINNED_MAX = 3
 
@@ -44,9 +44,9 @@ def leave_by_closing_one_direction(connection: Connection) -> None:
 @pytest.mark.parametrize("behind", [b"", request("GET", "a") * 4000])
 @pytest.mark.parametrize("leave", [leave_by_closing, leave_by_closing_one_direction])
 def test_blocked_client_that_leaves_takes_no_element(
-    swap: Swap, direct: Connection, leave: Callable[[Connection], None], behind: bytes
+    overlay: Overlay, direct: Connection, leave: Callable[[Connection], None], behind: bytes
 ) -> None:
-    client = swap.proxy.connect()
+    client = overlay.proxy.connect()
     client.send(request("BLPOP", "q", "0"))
     wait_until_blocked(direct)
     client.send(behind)
@@ -56,9 +56,11 @@ def test_blocked_client_that_leaves_takes_no_element(
     assert direct.call("LRANGE", "q", 0, -1).plain == [b"job"]
 
 
-def test_blocked_client_after_its_eof_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_blocked_client_after_its_eof_takes_no_element(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     for _ in range(50):
-        with swap.proxy.connect() as blocked:
+        with overlay.proxy.connect() as blocked:
             blocked.send(request("BLPOP", "q", "0"))
             wait_until_blocked(direct)
             blocked.end()
@@ -69,9 +71,11 @@ def test_blocked_client_after_its_eof_takes_no_element(swap: Swap, client: Conne
 
 @pytest.mark.compiled
 @on_linux
-def test_blocked_client_after_its_reset_takes_no_element(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_blocked_client_after_its_reset_takes_no_element(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     for _ in range(50):
-        blocked = swap.proxy.connect()
+        blocked = overlay.proxy.connect()
         blocked.send(request("BLPOP", "q", "0"))
         wait_until_blocked(direct)
         blocked.reset()
@@ -79,8 +83,8 @@ def test_blocked_client_after_its_reset_takes_no_element(swap: Swap, client: Con
         assert [client.read().plain for _ in range(2)] == [1, b"job"]
 
 
-def test_blocking_command_at_end_of_input_does_not_block(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client:
+def test_blocking_command_at_end_of_input_does_not_block(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client:
         client.send(request("SET", "k", "1") + request("BLPOP", "q", "0"))
         client.end()
         assert client.read_to_end() == b"+OK\r\n"
@@ -88,26 +92,26 @@ def test_blocking_command_at_end_of_input_does_not_block(swap: Swap, direct: Con
     assert direct.call("LLEN", "q").plain == 1
 
 
-def test_client_unblock_waits_for_command_on_its_way(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_client_unblock_waits_for_command_on_its_way(overlay: Overlay, client: Connection, direct: Connection) -> None:
     number = client.call("CLIENT", "ID").plain
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         other.call("PING")
-        swap.upstream.process.send_signal(signal.SIGSTOP)  # the client's own connection is not opened yet
+        overlay.upstream.process.send_signal(signal.SIGSTOP)  # the client's own connection is not opened yet
         try:
             client.send(request("BLPOP", "q", "0"))
             eventually(lambda: b"cmd=blpop" in other.call("CLIENT", "LIST", "ID", number).plain)
             other.send(request("CLIENT", "UNBLOCK", str(number)))
-            with swap.proxy.connect() as third:  # by its reply the proxy has read the request
+            with overlay.proxy.connect() as third:  # by its reply the proxy has read the request
                 third.call("CLIENT", "LIST")
         finally:
-            swap.upstream.process.send_signal(signal.SIGCONT)
+            overlay.upstream.process.send_signal(signal.SIGCONT)
         assert other.read().plain == 1
         assert client.read().raw == b"*-1\r\n"
 
 
-def test_dedicated_connections_are_limited_and_idle_ones_given_up(swap: Swap, direct: Connection) -> None:
+def test_dedicated_connections_are_limited_and_idle_ones_given_up(overlay: Overlay, direct: Connection) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(PINNED_MAX + 2)]
+        clients = [stack.enter_context(overlay.proxy.connect()) for _ in range(PINNED_MAX + 2)]
         for number, each in enumerate(clients[:PINNED_MAX]):
             each.send(request("BLPOP", f"q{number}", "0"))
         wait_until_blocked(direct, PINNED_MAX)
@@ -116,7 +120,7 @@ def test_dedicated_connections_are_limited_and_idle_ones_given_up(swap: Swap, di
             % PINNED_MAX
         )
         assert clients[-1].call("SET", "k", "1").plain == b"OK"  # what needs none works
-        fields = swap.info()
+        fields = overlay.info()
         assert fields["upstream_pinned"] == fields["upstream_pinned_max"] == fields["upstream_blocked"] == "3"
         direct.call("RPUSH", "q1", "job")
         assert clients[1].read().plain == [b"q1", b"job"]
@@ -124,7 +128,7 @@ def test_dedicated_connections_are_limited_and_idle_ones_given_up(swap: Swap, di
         wait_until_blocked(direct, PINNED_MAX)
         assert clients[1].call("GET", "k").plain == b"1"
         assert clients[1].call("BLPOP", "q1", "0").is_error
-    eventually(lambda: swap.info()["upstream_pinned"] == "0")
+    eventually(lambda: overlay.info()["upstream_pinned"] == "0")
 
 
 def test_requests_after_blocking_command_keep_order(client: Connection, direct: Connection) -> None:
@@ -142,15 +146,17 @@ def test_suppressed_reply_of_blocking_command_delays_next_request(client: Connec
     assert client.read().plain == 1
 
 
-def test_blocked_client_is_disconnected_when_upstream_dies(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_blocked_client_is_disconnected_when_upstream_dies(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     client.send(request("SET", "k", "1") + request("BLPOP", "q", "0") + request("GET", "k"))
     wait_until_blocked(direct)
-    swap.signal_upstream(signal.SIGKILL)
+    overlay.signal_upstream(signal.SIGKILL)
     assert client.read_to_end() == b"+OK\r\n"
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         assert other.call("GET", "job:speed:1").plain == b"10"
         assert other.call("BLPOP", "q", "0").raw.startswith(b"-TRYAGAIN the upstream")
-        swap.start_upstream()
+        overlay.start_upstream()
         eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
         assert other.call("BLPOP", "q", "0.01").plain is None
 
@@ -164,13 +170,13 @@ def test_blocked_client_is_disconnected_when_dedicated_connection_is_cut(
     assert client.read_to_end() == b""
 
 
-def test_queue_elements_are_popped_once_while_blocked_clients_leave(swap: Swap, direct: Connection) -> None:
+def test_queue_elements_are_popped_once_while_blocked_clients_leave(overlay: Overlay, direct: Connection) -> None:
     """Workers leave while they are blocked: all jobs are with workers that have a reply, or in the queue."""
     count = 60
     done: list[bytes] = []
     number = 0
     while len(done) < count:
-        with swap.proxy.connect() as worker, swap.proxy.connect() as leaver:
+        with overlay.proxy.connect() as worker, overlay.proxy.connect() as leaver:
             leaver.send(request("BLPOP", "q", "0"))
             wait_until_blocked(direct)
             leaver.__exit__()
@@ -181,10 +187,10 @@ def test_queue_elements_are_popped_once_while_blocked_clients_leave(swap: Swap, 
     assert done == [b"%d" % each for each in range(count)]
 
 
-def test_redis_py_workers_pop_each_element_once(swap: Swap, direct: Connection) -> None:
+def test_redis_py_workers_pop_each_element_once(overlay: Overlay, direct: Connection) -> None:
     def work(name: str) -> list[bytes]:
         done = []
-        with redis.Redis(port=swap.proxy.port, protocol=2) as worker:
+        with redis.Redis(port=overlay.proxy.port, protocol=2) as worker:
             while (job := worker.blpop(["q"], timeout=1)) is not None:
                 done.append(job[1])
             while read := worker.xreadgroup("g", name, {"s": ">"}, block=200):
@@ -201,19 +207,19 @@ def test_redis_py_workers_pop_each_element_once(swap: Swap, direct: Connection) 
     assert sorted(found) == sorted(2 * [b"%d" % number for number in range(100)])
 
 
-def test_wait_covers_writes_before_dedicated_connection(swap: Swap, direct: Connection) -> None:
-    folder = swap.folder / "replica"
+def test_wait_covers_writes_before_dedicated_connection(overlay: Overlay, direct: Connection) -> None:
+    folder = overlay.folder / "replica"
     folder.mkdir()
-    with redis_server(folder, "--replicaof", "127.0.0.1", str(swap.upstream.port)) as replica:
+    with redis_server(folder, "--replicaof", "127.0.0.1", str(overlay.upstream.port)) as replica:
         eventually(lambda: b"state=online" in direct.call("INFO", "replication").plain)
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             client.call("SET", "k", "1")
             eventually(lambda: client.call("WAIT", 1, 1000).plain == 1)
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             client.call("BLPOP", "none", "0.001")
         replica.process.send_signal(signal.SIGSTOP)
         try:
-            with swap.proxy.connect() as client:
+            with overlay.proxy.connect() as client:
                 client.send(request("SET", "k", "2") + request("WAIT", 1, 50) + request("GET", "k"))
                 assert [client.read().plain for _ in range(3)] == [b"OK", 0, b"2"]
                 client.call("BLPOP", "none", "0.001")

@@ -13,7 +13,7 @@ import pytest
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 TIMED = """
 [[rule]]
@@ -32,9 +32,9 @@ cache = "tracking"
 
 
 @pytest.fixture
-def direct(swap: Swap) -> Iterator[Connection]:
-    eventually(lambda: swap.info()["upstream_key_changes"] == "on")
-    with swap.upstream.connect() as connection:
+def direct(overlay: Overlay) -> Iterator[Connection]:
+    eventually(lambda: overlay.info()["upstream_key_changes"] == "on")
+    with overlay.upstream.connect() as connection:
         connection.call("MSET", "page:1", "one", "page:2", "two", "other", "mine")
         connection.call("DEL", "page:hash", "page:list")
         connection.call("HSET", "page:hash", "f", "v")
@@ -42,8 +42,8 @@ def direct(swap: Swap) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def client(swap: Swap, direct: Connection) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
+def client(overlay: Overlay, direct: Connection) -> Iterator[Connection]:
+    with overlay.proxy.connect() as connection:
         # The upstream reports changes in their order: the proxy has got those of the fixture, too.
         number = connection.call("GET", "page:last").plain
         direct.call("INCR", "page:last")
@@ -57,36 +57,36 @@ def forget(client: Connection) -> None:
     assert client.call("STATE", "RELOAD").plain >= 1
 
 
-def hits(swap: Swap) -> int:
-    return int(swap.info()["cache_hits"])
+def hits(overlay: Overlay) -> int:
+    return int(overlay.info()["cache_hits"])
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_cache_answers_repeated_read_without_upstream(swap: Swap, client: Connection, protocol: int) -> None:
+def test_cache_answers_repeated_read_without_upstream(overlay: Overlay, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["HGETALL", "page:hash"], ["hget", "page:hash", "f"], ["EXISTS", "page:none"]]
     lines += [["MGET", "page:1", "page:2", "page:none", "page:1"], ["EXISTS", "page:none", "page:1"]]
     found = [client.call(*line).raw for line in lines]
-    before = hits(swap)
-    swap.signal_upstream(signal.SIGSTOP)
+    before = hits(overlay)
+    overlay.signal_upstream(signal.SIGSTOP)
     try:
         client.send(b"".join(request(*line) for line in (*lines, ["GET", "job:speed:1"], *lines)))
         assert [client.read().raw for _ in lines] == found
         assert client.read().plain == b"10"
         assert [client.read().raw for _ in lines] == found
     finally:
-        swap.signal_upstream(signal.SIGCONT)
-    assert hits(swap) == before + 12
-    assert int(swap.info()["cache_entries"]) == 6 and 0 < int(swap.info()["cache_bytes"]) < 10_000
+        overlay.signal_upstream(signal.SIGCONT)
+    assert hits(overlay) == before + 12
+    assert int(overlay.info()["cache_entries"]) == 6 and 0 < int(overlay.info()["cache_bytes"]) < 10_000
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_cached_replies_keep_order_of_requests(swap: Swap, client: Connection, protocol: int) -> None:
+def test_cached_replies_keep_order_of_requests(overlay: Overlay, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     lines = [["GET", "page:1"], ["GET", "page:none"], ["MGET", "page:1", "page:2"]]  # they are cached
     others = [["GET", "other"], ["GET", "job:speed:1"], ["PING"], ["SET", "other", "mine"], ["SET", "page:3", "three"]]
     replies = [client.call(*line).raw for line in (*lines, *others)]
-    before, chosen = hits(swap), Random(protocol)
+    before, chosen = hits(overlay), Random(protocol)
     # Cached replies only, many of them, and also others between them.
     drawn = [chosen.randrange(len(lines)) for _ in range(3000)]
     drawn += [chosen.randrange(len(lines) if chosen.random() < 0.9 else len(replies)) for _ in range(3000)]
@@ -96,32 +96,34 @@ def test_cached_replies_keep_order_of_requests(swap: Swap, client: Connection, p
         client.send(data[:size])
         data = data[size:]
     assert [client.read().raw for _ in drawn] == [replies[each] for each in drawn]
-    assert hits(swap) == before + sum(each < len(lines) for each in drawn)
+    assert hits(overlay) == before + sum(each < len(lines) for each in drawn)
 
 
-def test_cached_reply_of_several_keys_ends_when_one_changes(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_cached_reply_of_several_keys_ends_when_one_changes(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     for prefix in ("page", "exact"):
         both = [f"{prefix}:1", f"{prefix}:2"]
         direct.call("MSET", both[0], "one", both[1], "two")
         eventually(lambda both=both: client.call("MGET", *both).plain == [b"one", b"two"])  # type: ignore[misc]
         client.call("MGET", *both)
-        before = hits(swap)
-        assert client.call("MGET", *both).plain == [b"one", b"two"] and hits(swap) == before + 1
+        before = hits(overlay)
+        assert client.call("MGET", *both).plain == [b"one", b"two"] and hits(overlay) == before + 1
         assert client.call("SET", both[1], "own").plain == b"OK"
-        assert client.call("MGET", *both).plain == [b"one", b"own"] and hits(swap) == before + 1
+        assert client.call("MGET", *both).plain == [b"one", b"own"] and hits(overlay) == before + 1
         direct.call("SET", both[0], "direct")
         eventually(lambda both=both: client.call("MGET", *both).plain == [b"direct", b"own"])  # type: ignore[misc]
 
 
-def test_cache_has_only_reads_of_its_rules_keys(swap: Swap, client: Connection) -> None:
+def test_cache_has_only_reads_of_its_rules_keys(overlay: Overlay, client: Connection) -> None:
     lines = [["GET", "other"], ["MGET", "page:1", "other"], ["TTL", "page:1"], ["SRANDMEMBER", "page:x"]]
     lines += [["LRANGE", "page:1", 0, 1], ["SORT_RO", "page:x"], ["EVAL_RO", "return 1", 1, "page:1"]]  # type: ignore[list-item]
-    before = hits(swap)
+    before = hits(overlay)
     for line in lines * 2:
         client.call(*line)
     client.send((request("MULTI") + request("GET", "page:2") + request("EXEC")) * 2)
     assert [client.read().plain for _ in range(6)][-1] == [b"two"]
-    assert hits(swap) == before and swap.info()["cache_entries"] == "0"
+    assert hits(overlay) == before and overlay.info()["cache_entries"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_cache_has_only_reads_of_its_rules_keys(swap: Swap, client: Connection) 
     ids=lambda lines: " ".join(lines[0][:1] + lines[-1][:1]),
 )
 def test_write_ends_cached_reply_before_later_reads_of_its_client(
-    swap: Swap, client: Connection, direct: Connection, write: list[list[str]]
+    overlay: Overlay, client: Connection, direct: Connection, write: list[list[str]]
 ) -> None:
     assert client.call("GET", "page:1").plain == client.call("GET", "page:1").plain == b"one"
     client.send(b"".join(request(*line) for line in [*write, ["GET", "page:1"], ["GET", "page:1"]]))
@@ -149,11 +151,11 @@ def test_write_ends_cached_reply_before_later_reads_of_its_client(
     assert replies[-1].plain == replies[-2].plain == direct.call("GET", "page:1").plain
 
 
-def test_cache_never_answers_older_value_than_own_write(swap: Swap, client: Connection) -> None:
+def test_cache_never_answers_older_value_than_own_write(overlay: Overlay, client: Connection) -> None:
     is_over = threading.Event()
 
     def read() -> None:
-        with swap.proxy.connect() as reader:
+        with overlay.proxy.connect() as reader:
             while not is_over.is_set():
                 reader.send(request("GET", "page:2") * 20)
                 for _ in range(20):
@@ -176,7 +178,7 @@ def test_cache_never_answers_older_value_than_own_write(swap: Swap, client: Conn
             each.join()
 
 
-def test_change_at_upstream_ends_cached_reply(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_change_at_upstream_ends_cached_reply(overlay: Overlay, client: Connection, direct: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
     direct.call("SET", "page:1", "changed")
     eventually(lambda: client.call("GET", "page:1").plain == b"changed")
@@ -184,30 +186,32 @@ def test_change_at_upstream_ends_cached_reply(swap: Swap, client: Connection, di
     eventually(lambda: client.call("GET", "page:1").plain is None)
 
 
-def test_cache_is_not_read_by_clients_that_watch_or_track(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_cache_is_not_read_by_clients_that_watch_or_track(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     client.call("GET", "page:1")
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         other.call("HELLO", 3)
         other.call("CLIENT", "TRACKING", "ON")
-        before = hits(swap)
-        assert other.call("GET", "page:1").plain == b"one" and hits(swap) == before
+        before = hits(overlay)
+        assert other.call("GET", "page:1").plain == b"one" and hits(overlay) == before
         direct.call("SET", "page:1", "2")
         assert other.read().plain == [b"invalidate", [b"page:1"]]
     client.call("WATCH", "other")
-    before = hits(swap)
+    before = hits(overlay)
     client.call("GET", "page:1"), client.call("GET", "page:1")
-    assert hits(swap) == before
+    assert hits(overlay) == before
     client.call("UNWATCH")
 
 
-def test_cache_without_tracking_ends_by_time(swap: Swap, direct: Connection) -> None:
+def test_cache_without_tracking_ends_by_time(overlay: Overlay, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-client|tracking")
-    routes = swap.folder / "timed.toml"
+    routes = overlay.folder / "timed.toml"
     routes.write_text(TIMED)
-    proxy = swap.start_at(f"redis://plain:secret@127.0.0.1:{swap.upstream.port}", "--routes", str(routes))
+    proxy = overlay.start_at(f"redis://plain:secret@127.0.0.1:{overlay.upstream.port}", "--routes", str(routes))
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "page:1").plain == b"one")
-        eventually(lambda: "NOPERM" in swap.info(proxy)["upstream_key_changes"])
+        eventually(lambda: "NOPERM" in overlay.info(proxy)["upstream_key_changes"])
         assert client.call("GET", "page:1").plain == b"one"
         direct.call("SET", "page:1", "not seen")
         assert client.call("GET", "page:1").plain == b"one"
@@ -217,9 +221,9 @@ def test_cache_without_tracking_ends_by_time(swap: Swap, direct: Connection) -> 
         routes.write_text(RULES)
         refused = client.call("STATE", "RELOAD").plain
         assert b"the rule 'exact:<n>' has cache = 'tracking', which needs CLIENT TRACKING at the upstream" in refused
-        assert b"NOPERM" in refused and swap.info(proxy)["ownership_rules"] == "1"
-    url = f"redis://plain:secret@127.0.0.1:{swap.upstream.port}"
-    words = ("--cluster", str(swap.topology), "--ownership", str(swap.folder / "none.json"), "--upstream", url)
+        assert b"NOPERM" in refused and overlay.info(proxy)["ownership_rules"] == "1"
+    url = f"redis://plain:secret@127.0.0.1:{overlay.upstream.port}"
+    words = ("--cluster", str(overlay.topology), "--ownership", str(overlay.folder / "none.json"), "--upstream", url)
     line = [sys.executable, "-m", "resp_server.programs.proxy", *words, "--routes", str(routes), "--port", "0"]
     done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "timed.toml has 1 mistake: the rule 'exact:<n>' has cache" in done.stderr
@@ -227,13 +231,13 @@ def test_cache_without_tracking_ends_by_time(swap: Swap, direct: Connection) -> 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_exact_cache_ends_with_change_not_by_time(
-    swap: Swap, client: Connection, direct: Connection, protocol: int
+    overlay: Overlay, client: Connection, direct: Connection, protocol: int
 ) -> None:
     client.call("HELLO", protocol)
     direct.call("SET", "exact:1", "one")
     assert [client.call("GET", "exact:1").plain for _ in range(2)] == [b"one"] * 2
-    before = hits(swap)
-    assert client.call("GET", "exact:1").plain == b"one" and hits(swap) == before + 1
+    before = hits(overlay)
+    assert client.call("GET", "exact:1").plain == b"one" and hits(overlay) == before + 1
     direct.call("SET", "exact:1", "two")
     eventually(lambda: client.call("GET", "exact:1").plain == b"two")
     client.send(request("SET", "exact:1", "own") + request("GET", "exact:1") + request("GET", "exact:1"))
@@ -251,15 +255,15 @@ def numbers_in(reply: Reply) -> list[int]:
     return [int(each) for each in values if isinstance(each, bytes) and each.isdigit() and int(each) > 1000]
 
 
-def test_exact_cache_never_answers_older_value_after_newer_one(swap: Swap, direct: Connection) -> None:
+def test_exact_cache_never_answers_older_value_after_newer_one(overlay: Overlay, direct: Connection) -> None:
     """Values grow, by a client of the upstream. Clients of the proxy read them by all kinds of reads."""
     is_over = threading.Event()
     wrong: list[list[int]] = []
-    before = hits(swap)
+    before = hits(overlay)
 
     def read(seed: int) -> None:
         chosen, last = Random(seed), 0
-        with swap.proxy.connect() as reader:
+        with overlay.proxy.connect() as reader:
             while not is_over.is_set():
                 start = chosen.randrange(len(READS) - 3)
                 lines = [*READS[start:], ["GET", "exact:2"], *READS[:3]] if start < 7 else READS[10:]
@@ -276,7 +280,7 @@ def test_exact_cache_never_answers_older_value_after_newer_one(swap: Swap, direc
     for number in range(400):
         direct.call("SET", "exact:2", 1002 + number)
         is_over.wait(number % 4 / 1000)  # else nothing stays cached until it is read again
-    eventually(lambda: hits(swap) > before)
+    eventually(lambda: hits(overlay) > before)
     is_over.set()
     for each in readers:
         each.join()
@@ -284,22 +288,22 @@ def test_exact_cache_never_answers_older_value_after_newer_one(swap: Swap, direc
 
 
 def test_exact_cache_is_empty_while_upstream_reports_no_changes(
-    swap: Swap, client: Connection, direct: Connection
+    overlay: Overlay, client: Connection, direct: Connection
 ) -> None:
     direct.call("SET", "exact:3", "one")
     assert client.call("GET", "exact:3").plain == client.call("GET", "exact:3").plain == b"one"
     for line in direct.call("CLIENT", "LIST").plain.decode().splitlines():
         if "flags=tB" in line or "flags=Bt" in line:
             direct.call("CLIENT", "KILL", "ID", line.split(" ")[0].removeprefix("id="))
-    eventually(lambda: client.call("GET", "exact:3").plain == b"one" and swap.info()["upstream_key_changes"] == "on")
+    eventually(lambda: client.call("GET", "exact:3").plain == b"one" and overlay.info()["upstream_key_changes"] == "on")
     direct.call("SET", "exact:3", "two")
     eventually(lambda: client.call("GET", "exact:3").plain == b"two")
 
 
-def test_lost_upstream_ends_cached_replies(swap: Swap, client: Connection) -> None:
+def test_lost_upstream_ends_cached_replies(overlay: Overlay, client: Connection) -> None:
     assert client.call("GET", "page:1").plain == b"one"
-    swap.signal_upstream(signal.SIGKILL)
+    overlay.signal_upstream(signal.SIGKILL)
     eventually(lambda: client.call("GET", "page:1").is_error)
-    swap.start_upstream()
+    overlay.start_upstream()
     eventually(lambda: client.call("GET", "page:1").plain is None)
-    eventually(lambda: swap.info()["upstream_key_changes"] == "on")
+    eventually(lambda: overlay.info()["upstream_key_changes"] == "on")

@@ -15,8 +15,8 @@ from compat.conformance.servers import Running
 from compat.conformance.wire import Connection, replies_to, request, requests, scanned
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
+from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
 
 NAMES = [f"key{number}" for number in range(300)]
 
@@ -151,10 +151,12 @@ def test_cluster_subscriber_of_resp2_cannot_monitor_at_any_node(
     assert client.call("PING").plain == [b"pong", b""]
 
 
-def test_cluster_watch_of_moved_slot_is_tried_again(cluster: RedisCluster, swap: Swap, client: Connection) -> None:
+def test_cluster_watch_of_moved_slot_is_tried_again(
+    cluster: RedisCluster, overlay: Overlay, client: Connection
+) -> None:
     name = "watched"
     home, target = cluster.master_of(name), next(each for each in cluster.nodes if each is not cluster.master_of(name))
-    with swap.start_before(cluster).connect() as stale:
+    with overlay.start_before(cluster).connect() as stale:
         assert stale.call("SET", name, "1").plain == b"OK"
         cluster.move(name, target)
         assert stale.call("WATCH", name).raw.startswith(b"-TRYAGAIN ")
@@ -169,16 +171,16 @@ def replies_of(client: Connection, pipeline: Sequence[str]) -> list[Any]:
     return [client.read().plain for _ in pipeline]
 
 
-def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: RedisCluster, swap: Swap) -> None:
+def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: RedisCluster, overlay: Overlay) -> None:
     home = cluster.master_of("follows")
     target = next(each for each in cluster.nodes if each is not home)
     transaction = ["MULTI", "INCR {follows}1", "GET {follows}1", "EXEC"]
-    with swap.start_before(cluster).connect() as stale:
+    with overlay.start_before(cluster).connect() as stale:
         assert stale.call("SET", "{follows}1", 1).plain == b"OK"  # its connection to the node is open
         cluster.move("{follows}1", target)
         found = replies_of(stale, [*transaction, "INCR {follows}1", *transaction, "GET {follows}1"])
     assert found == [b"OK", *[b"QUEUED"] * 2, [2, b"2"], 3, b"OK", *[b"QUEUED"] * 2, [4, b"4"], b"4"]
-    with swap.start_before(cluster).connect() as stale:
+    with overlay.start_before(cluster).connect() as stale:
         assert replies_of(stale, ["GET {follows}1", "MULTI"]) == [b"4", b"OK"]
         assert replies_of(stale, ["INCR {follows}1"]) == [b"QUEUED"]
         cluster.move("{follows}1", home)
@@ -315,11 +317,11 @@ def test_redis_py_cluster_client_works_unchanged(proxy: Running) -> None:
             assert pipeline.set("x", "5").get("x").get("job:speed:4").execute() == [True, "5", "40"]
 
 
-def test_cluster_lost_master_fails_only_its_slots_until_failover(tmp_path: Path, swap: Swap) -> None:
+def test_cluster_lost_master_fails_only_its_slots_until_failover(tmp_path: Path, overlay: Overlay) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         replica = cluster.start_replica(cluster.nodes[1])
-        proxy = swap.start_at(cluster.url)
+        proxy = overlay.start_at(cluster.url)
         names = [f"name{number}" for number in range(30)]
         with proxy.connect() as client:
             eventually(lambda: client.call("MSET", *(w for name in names for w in (name, name))).plain == b"OK")
@@ -336,13 +338,13 @@ def test_cluster_lost_master_fails_only_its_slots_until_failover(tmp_path: Path,
             expected = [name.encode() for name in names]
             eventually(lambda: client.call("MGET", *names).plain == expected)
             assert client.call("SET", lost[0], "new").plain == b"OK"
-        assert swap.info(proxy)["upstream_nodes"] == "3"
+        assert overlay.info(proxy)["upstream_nodes"] == "3"
 
 
-def test_cluster_without_nodes_fails_only_upstream_keys(swap: Swap) -> None:
-    proxy = swap.start_at("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+def test_cluster_without_nodes_fails_only_upstream_keys(overlay: Overlay) -> None:
+    proxy = overlay.start_at("redis+cluster://127.0.0.1:1,127.0.0.1:2")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         for words in (("GET", "a"), ("MGET", "a", "b"), ("SCRIPT", "LOAD", "x"), ("DBSIZE",), ("BLPOP", "a", "0")):
             assert client.call(*words).plain.startswith(b"TRYAGAIN the upstream 127.0.0.1:1,127.0.0.1:2"), words
-        assert swap.info(proxy)["upstream_status"] == "down"
+        assert overlay.info(proxy)["upstream_status"] == "down"

@@ -11,8 +11,8 @@ import pytest
 from compat.conformance.servers import Running
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
+from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
 
 NAMES = [f"key{number}" for number in range(30)]
 
@@ -145,16 +145,18 @@ def test_tracking_notices_moved_slots_without_request(cluster: RedisCluster, sta
         read_until(listener, [name.encode()])
 
 
-def test_cached_reply_ends_when_slot_moves_to_unknown_node(swap: Swap, cluster: RedisCluster, tmp_path: Path) -> None:
+def test_cached_reply_ends_when_slot_moves_to_unknown_node(
+    overlay: Overlay, cluster: RedisCluster, tmp_path: Path
+) -> None:
     name, new = "cached", cluster.add_node()
     home = cluster.master_of(name)
     routes = tmp_path / "routes.toml"
     routes.write_text(f'[[rule]]\nkeys = "{name}"\nowner = "upstream"\ncache = "tracking"\n')
-    proxy = swap.start_before(cluster, "--routes", str(routes))
+    proxy = overlay.start_before(cluster, "--routes", str(routes))
 
     def hits() -> int:
         assert client.call("GET", name).plain is None
-        return int(swap.info(proxy)["cache_hits"])
+        return int(overlay.info(proxy)["cache_hits"])
 
     with proxy.connect() as client:
         eventually(lambda: hits() > 0)
@@ -164,13 +166,13 @@ def test_cached_reply_ends_when_slot_moves_to_unknown_node(swap: Swap, cluster: 
         cluster.move(name, home)
 
 
-def test_cached_reply_of_moving_key_ends_soon(swap: Swap, cluster: RedisCluster, tmp_path: Path) -> None:
+def test_cached_reply_of_moving_key_ends_soon(overlay: Overlay, cluster: RedisCluster, tmp_path: Path) -> None:
     name, new = "asked", cluster.add_node()
     home = cluster.master_of(name)
     cluster.call(home, "SET", name, "1")
     routes = tmp_path / "routes.toml"
     routes.write_text(f'[[rule]]\nkeys = "{name}"\nowner = "upstream"\ncache = "tracking"\n')
-    proxy = swap.start_before(cluster, "--routes", str(routes))
+    proxy = overlay.start_before(cluster, "--routes", str(routes))
     with proxy.connect() as client, proxy.connect() as tracking, new.connect() as direct:
         tracking.call("HELLO", 3)
         assert tracking.call("CLIENT", "TRACKING", "ON").plain == b"OK"
@@ -222,9 +224,9 @@ def is_redirected(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def stale(swap: Swap, cluster: RedisCluster) -> Running:
+def stale(overlay: Overlay, cluster: RedisCluster) -> Running:
     """A proxy that reads the table of slots again when it gets a MOVED, or some seconds after a client tracks keys."""
-    return swap.start_before(cluster)
+    return overlay.start_before(cluster)
 
 
 def other_master(cluster: RedisCluster, name: str) -> Running:

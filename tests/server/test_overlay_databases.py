@@ -12,7 +12,7 @@ from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request, scanned
 from compat.waiting import eventually
 from state_backend.model.records import Change, Op
-from tests.server.swap import OLD, Swap
+from tests.server.overlay import OLD, Overlay
 
 RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\n'
 
@@ -25,32 +25,32 @@ RULES = '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "state"\ndatabase = 2\
     ],
 )
 def test_select_of_absent_database_is_refused_and_opens_nothing(
-    swap: Swap, client: Connection, word: str, error: bytes
+    overlay: Overlay, client: Connection, word: str, error: bytes
 ) -> None:
     client.send(b"SELECT 3\r\n")
     assert client.read().plain == b"OK"
     assert client.call("SELECT", word).plain == error
     assert client.call("SET", "where", "three").plain == b"OK"
     assert client.call("FLUSHDB").plain == b"OK"
-    assert swap.info()["upstream_status"] == "up" and int(swap.info()["upstream_databases"]) <= 4
+    assert overlay.info()["upstream_status"] == "up" and int(overlay.info()["upstream_databases"]) <= 4
 
 
-def test_transaction_and_watch_follow_database_rule(swap: Swap, client: Connection) -> None:
+def test_transaction_and_watch_follow_database_rule(overlay: Overlay, client: Connection) -> None:
     client.call("SELECT", "2")
     assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
     client.call("MULTI")
     assert client.call("GET", "dash/7/apdex").plain == b"QUEUED"
     assert client.call("EXEC").plain == [b"0.9"]
     assert client.call("WATCH", "dash/7/apdex").plain == b"OK"
-    swap.use_rules(RULES.replace("= 2", "= 5"))
+    overlay.use_rules(RULES.replace("= 2", "= 5"))
     try:
         client.call("MULTI")
         assert client.call("EXEC").plain is None
     finally:
-        swap.use_rules(RULES)
+        overlay.use_rules(RULES)
 
 
-def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: Swap, client: Connection) -> None:
+def test_move_and_copy_onto_states_key_of_other_database_are_refused(overlay: Overlay, client: Connection) -> None:
     in_two, in_zero = (
         b"ERR key '%b' is owned by state %b" % row
         for row in ((b"dash/7/apdex", b"job:apdex"), (b"job:speed:1", b"job:speed"))
@@ -73,14 +73,14 @@ def test_move_and_copy_onto_states_key_of_other_database_are_refused(swap: Swap,
 
 
 @pytest.mark.parametrize("options", [[], ["BCAST"]])
-def test_tracking_covers_selected_database(swap: Swap, client: Connection, options: list[str]) -> None:
+def test_tracking_covers_selected_database(overlay: Overlay, client: Connection, options: list[str]) -> None:
     client.call("SELECT", "2")
     client.call("HELLO", 3)
     assert client.call("CLIENT", "TRACKING", "ON", *options).plain == b"OK"
     assert client.call("SELECT", "0").plain == (
         b"ERR another database cannot be selected by a subscriber, or a client that tracks keys"
     )
-    with swap.upstream.connect() as upstream:
+    with overlay.upstream.connect() as upstream:
         upstream.call("SELECT", "2")
         client.send(request("GET", "tracked"))
         while client.read().type == ">":
@@ -91,7 +91,7 @@ def test_tracking_covers_selected_database(swap: Swap, client: Connection, optio
             assert push == [b"invalidate", [b"dash/7/apdex"]]  # of an epoch just before the client began to track
         _read_until_reply(client, b"0.9")
         for value in (b"0.7", b"0.9"):
-            swap.publish(Change("apdex", Op.PUT, b"dash/7/apdex", value=value))
+            overlay.publish(Change("apdex", Op.PUT, b"dash/7/apdex", value=value))
             assert [b"invalidate", [b"dash/7/apdex"]] in _read_until_reply(client, value)
 
 
@@ -107,9 +107,9 @@ def _read_until_reply(client: Connection, value: bytes) -> list[object]:
 
 
 @pytest.mark.parametrize("setting", ["KEA", "KA", "EA"])
-def test_notifications_have_database_of_key(swap: Swap, setting: str) -> None:
+def test_notifications_have_database_of_key(overlay: Overlay, setting: str) -> None:
     names = {"__keyspace@2__:dash/7/apdex", "__keyspace@0__:dash/7/apdex", "__keyevent@2__:set"}
-    with swap.proxy.connect() as one, swap.proxy.connect() as pattern, swap.upstream.connect() as upstream:
+    with overlay.proxy.connect() as one, overlay.proxy.connect() as pattern, overlay.upstream.connect() as upstream:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", setting)
         one.call("HELLO", 3)
         one.send(request("SUBSCRIBE", *names))
@@ -118,7 +118,7 @@ def test_notifications_have_database_of_key(swap: Swap, setting: str) -> None:
         upstream.call("SELECT", "2")
         upstream.call("SET", "dash/7/apdex", "a copy in database 2")  # no notification
         for value in (b"0.8", b"0.9"):
-            swap.publish(Change("apdex", Op.PUT, b"dash/7/apdex", value=value))
+            overlay.publish(Change("apdex", Op.PUT, b"dash/7/apdex", value=value))
         upstream.call("SET", "last", "1")
         of_key = [[b"__keyspace@2__:dash/7/apdex", b"set"]] if "K" in setting else []
         of_event = [[b"__keyevent@2__:set", b"dash/7/apdex"]] if "E" in setting else []
@@ -141,19 +141,19 @@ def _until(client: Connection, text: bytes, count: int) -> list[list[bytes]]:
     return found
 
 
-def test_select_of_states_database_needs_no_upstream(swap: Swap) -> None:
-    with swap.proxy.connect() as client:
-        swap.signal_upstream(signal.SIGSTOP)
+def test_select_of_states_database_needs_no_upstream(overlay: Overlay) -> None:
+    with overlay.proxy.connect() as client:
+        overlay.signal_upstream(signal.SIGSTOP)
         try:
             assert client.call("SELECT", "2").plain == b"OK"
             assert client.call("GET", "dash/7/apdex").plain == b"0.9"
         finally:
-            swap.signal_upstream(signal.SIGCONT)
+            overlay.signal_upstream(signal.SIGCONT)
 
 
-def test_database_of_url_is_database_0(tmp_path: Path, swap: Swap) -> None:
+def test_database_of_url_is_database_0(tmp_path: Path, overlay: Overlay) -> None:
     with redis_server(tmp_path) as upstream:
-        proxy = swap.start_at(f"redis://127.0.0.1:{upstream.port}/3")
+        proxy = overlay.start_at(f"redis://127.0.0.1:{upstream.port}/3")
         with proxy.connect() as client, upstream.connect() as direct:
             eventually(lambda: client.call("SET", "k", "three").plain == b"OK")
             assert client.call("SELECT", "3").plain == b"OK" and client.call("GET", "k").plain == b"three"
@@ -164,14 +164,14 @@ def test_database_of_url_is_database_0(tmp_path: Path, swap: Swap) -> None:
             assert direct.call("GET", "k").plain == b"four"
 
 
-def test_acl_patterns_apply_in_all_databases(tmp_path: Path, swap: Swap) -> None:
+def test_acl_patterns_apply_in_all_databases(tmp_path: Path, overlay: Overlay) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~mine* +@all\n")
-    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    proxy = overlay.start_overlay("--aclfile", str(users), is_ready=False)
     with proxy.connect() as client:
         client.call("AUTH", "app", "app")
         eventually(lambda: client.call("SELECT", "6").plain == b"OK")
-        with swap.upstream.connect() as upstream:
+        with overlay.upstream.connect() as upstream:
             upstream.call("SELECT", "6")
             upstream.call("MSET", "mine", "1", "other", "2")
         eventually(lambda: client.call("KEYS", "*").plain == [b"mine"])
@@ -187,10 +187,10 @@ def test_watch_in_other_database_follows_earlier_writes(client: Connection) -> N
         assert [client.read().plain for _ in range(5)][4] == [b"%d" % number]
 
 
-def test_shared_connections_of_other_database_are_limited(swap: Swap) -> None:
-    with ExitStack() as stack, swap.upstream.connect() as upstream:
+def test_shared_connections_of_other_database_are_limited(overlay: Overlay) -> None:
+    with ExitStack() as stack, overlay.upstream.connect() as upstream:
         for number in range(8):
-            client = stack.enter_context(swap.proxy.connect())
+            client = stack.enter_context(overlay.proxy.connect())
             assert client.call("SELECT", "7").plain == b"OK" and client.call("SET", "c", str(number)).plain == b"OK"
         shared = [line for line in upstream.call("CLIENT", "LIST").plain.splitlines() if b" db=7 " in line]
         assert len(shared) == 4

@@ -10,15 +10,15 @@ import pytest
 
 from compat.conformance.wire import Connection, scanned
 from compat.waiting import eventually
-from tests.server.swap import VALUES, Swap
+from tests.server.overlay import VALUES, Overlay
 
 OWN = {b"k%d" % number for number in range(500)}
 
 
 @pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
     with ExitStack() as stack:
-        made = Swap(tmp_path_factory.mktemp("swap"), stack)
+        made = Overlay(tmp_path_factory.mktemp("overlay"), stack)
         with made.upstream.connect() as upstream:
             upstream.call("MSET", *(word for key in OWN for word in (key, b"x")))
             upstream.call("HSET", "job:speed", "a", "1")
@@ -28,8 +28,8 @@ def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
 ALL = OWN | VALUES.keys() | {b"job:speed"}
 
 
-def test_scan_continues_at_other_proxy(swap: Swap, client: Connection) -> None:
-    other = swap.start_swap("--ownership", str(swap.folder / "another.json"))
+def test_scan_continues_at_other_proxy(overlay: Overlay, client: Connection) -> None:
+    other = overlay.start_overlay("--ownership", str(overlay.folder / "another.json"))
     found, cursor, at = [], b"0", 0
     with other.connect() as second:
         while True:
@@ -42,8 +42,8 @@ def test_scan_continues_at_other_proxy(swap: Swap, client: Connection) -> None:
     assert set(found) == ALL and at > 2
 
 
-def test_scan_returns_lasting_keys_while_others_change(swap: Swap, client: Connection) -> None:
-    with swap.upstream.connect() as upstream:
+def test_scan_returns_lasting_keys_while_others_change(overlay: Overlay, client: Connection) -> None:
+    with overlay.upstream.connect() as upstream:
         found, cursor, number = [], b"0", 0
         while True:
             cursor, keys = client.call("SCAN", cursor, "COUNT", "5").plain
@@ -81,10 +81,10 @@ def test_scans_and_writes_in_pipeline_keep_order(client: Connection) -> None:
     assert replies[:5] == [b"OK", [b"extra"], 1, [], b"20"] and isinstance(replies[6], int)
 
 
-def test_acl_patterns_limit_scan_of_both_backends(tmp_path: Path, swap: Swap) -> None:
+def test_acl_patterns_limit_scan_of_both_backends(tmp_path: Path, overlay: Overlay) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~k1* ~dash/* +@all\nuser none on >none ~* +get\n")
-    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    proxy = overlay.start_overlay("--aclfile", str(users), is_ready=False)
     expected = {key for key in ALL if key.startswith((b"k1", b"dash/"))}
     with Connection(proxy.port) as client:
         assert client.call("SCAN", "0").plain.startswith(b"NOAUTH")
@@ -99,8 +99,8 @@ def test_acl_patterns_limit_scan_of_both_backends(tmp_path: Path, swap: Swap) ->
 
 def test_randomkey_with_only_copies_at_upstream_returns_states_key(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack)
-        with swap.proxy.connect() as client:
+        overlay = Overlay(tmp_path, stack)
+        with overlay.proxy.connect() as client:
             for _ in range(5):
                 assert client.call("RANDOMKEY").plain in VALUES
             assert set(scanned(client)) == VALUES.keys()

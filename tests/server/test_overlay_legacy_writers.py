@@ -8,14 +8,14 @@ import threading
 
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
-from tests.server.swap import Swap, sparkis
+from tests.server.overlay import Overlay, sparkis
 
 PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 RULES = ""  # at first
 
 
-def test_reload_beside_legacy_writer_is_refused(swap: Swap, client: Connection, direct: Connection) -> None:
-    swap.routes.write_text(PREFERRED)
+def test_reload_beside_legacy_writer_is_refused(overlay: Overlay, client: Connection, direct: Connection) -> None:
+    overlay.routes.write_text(PREFERRED)
     is_over = threading.Event()
 
     def copy() -> None:
@@ -33,67 +33,74 @@ def test_reload_beside_legacy_writer_is_refused(swap: Swap, client: Connection, 
         "ERR the rules stay as they were: rule 'aside': owner = \"prefer-state\" beside a program"
     )
     assert "'job:speed:1'" in refused and refused.endswith('owner = "state", writes = "pass"')
-    assert swap.info()["ownership_rules"] == "0" and swap.info()["upstream_key_changes"] == "off"
+    assert overlay.info()["ownership_rules"] == "0" and overlay.info()["upstream_key_changes"] == "off"
     assert client.call("GET", "job:speed:1").plain == b"10"  # the state's
 
 
 def test_reload_without_legacy_writer_succeeds_and_later_one_is_reported(
-    swap: Swap, client: Connection, direct: Connection
+    overlay: Overlay, client: Connection, direct: Connection
 ) -> None:
-    swap.routes.write_text(PREFERRED)
+    overlay.routes.write_text(PREFERRED)
     client.send(b"STATE RELOAD\r\n")
-    eventually(lambda: swap.info()["upstream_key_changes"] == "on")
+    eventually(lambda: overlay.info()["upstream_key_changes"] == "on")
     direct.call("SET", "job:speed:1", "one write is no copier")
-    eventually(lambda: swap.info()["copied_writes"] == "1")
+    eventually(lambda: overlay.info()["copied_writes"] == "1")
     # Keys that the states do not have, and copies that end.
     for _ in range(5):
         direct.call("SET", "job:speed:unknown", "x")
         direct.call("EVAL", "redis.call('set', KEYS[1], 1); redis.call('del', KEYS[1])", 1, "job:speed:2")
     assert client.read().plain == 1
     assert client.call("STATE", "RELOAD").plain == 1  # at once: the rule was watched before
-    assert swap.info()["copiers"] == "" and swap.info()["ownership_rules"] == "1"
+    assert overlay.info()["copiers"] == "" and overlay.info()["ownership_rules"] == "1"
     for number in range(4, 7):  # a copier starts; it writes through the proxy
         assert client.call("SET", f"job:speed:{number}", "copied").plain == b"OK"
-    eventually(lambda: swap.info()["copiers"] == "aside")
+    eventually(lambda: overlay.info()["copiers"] == "aside")
     assert client.call("GET", "job:speed:4").plain == b"40"
-    found = sparkis(swap.proxy, "reload")
+    found = sparkis(overlay.proxy, "reload")
     assert found.returncode == 1 and "beside a program that still writes" in found.stderr
 
 
-def test_start_and_confirm_beside_legacy_writer_are_refused(swap: Swap, client: Connection, direct: Connection) -> None:
-    swap.use_rules(PREFERRED.replace("aside", "beside"))
+def test_start_and_confirm_beside_legacy_writer_are_refused(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
+    overlay.use_rules(PREFERRED.replace("aside", "beside"))
     is_over = threading.Event()
 
     def copy() -> None:
-        with swap.upstream.connect() as connection:
+        with overlay.upstream.connect() as connection:
             while not is_over.wait(0.05):
                 connection.call("SET", "job:speed:1", "a copy")
 
     copier = threading.Thread(target=copy)
     copier.start()
     try:
-        eventually(lambda: swap.info()["copiers"] == "beside")
+        eventually(lambda: overlay.info()["copiers"] == "beside")
         assert client.call("STATE", "RELEASE", "job").plain
         refused = client.call("STATE", "CONFIRM", "job").plain.decode()
         assert refused.startswith("ERR job 'job' is not confirmed: rule 'beside': owner = \"prefer-state\" beside")
         command = [
-            *(sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(swap.topology), "--port", "0"),
-            *("--upstream", f"redis://127.0.0.1:{swap.upstream.port}", "--ownership", str(swap.folder / "other.json")),
-            *("--routes", str(swap.routes)),
+            *(sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(overlay.topology), "--port", "0"),
+            *(
+                "--upstream",
+                f"redis://127.0.0.1:{overlay.upstream.port}",
+                "--ownership",
+                str(overlay.folder / "other.json"),
+            ),
+            *("--routes", str(overlay.routes)),
         ]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
         assert ended.returncode == 1 and "rule 'beside': owner = \"prefer-state\" beside a program" in ended.stderr
         assert ended.stderr.rstrip().endswith("with --copiers report the proxy starts nevertheless")
-        reporting = swap.start_at(
-            f"redis://127.0.0.1:{swap.upstream.port}", "--routes", str(swap.routes), "--copiers", "report"
+        reporting = overlay.start_at(
+            f"redis://127.0.0.1:{overlay.upstream.port}", "--routes", str(overlay.routes), "--copiers", "report"
         )
-        eventually(lambda: swap.info(reporting)["copiers"] == "beside")
+        eventually(lambda: overlay.info(reporting)["copiers"] == "beside")
     finally:
         is_over.set()
         copier.join()
 
 
-def test_reload_of_rules_without_states_does_not_wait(swap: Swap, client: Connection) -> None:
-    swap.routes.write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
+def test_reload_of_rules_without_states_does_not_wait(overlay: Overlay, client: Connection) -> None:
+    overlay.routes.write_text('[[rule]]\nkeys = "cache:<x>"\nowner = "prefer-state"\n')
     assert client.call("STATE", "RELOAD").plain == 1
-    assert swap.info()["copiers"] == ""
+    assert overlay.info()["copiers"] == ""

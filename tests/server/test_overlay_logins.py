@@ -14,8 +14,8 @@ import redis
 from compat.conformance.servers import Running, redis_server
 from compat.conformance.wire import Connection, replies_to
 from compat.waiting import eventually
+from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
 
 WRONG = b"WRONGPASS invalid username-password pair or user is disabled."
 
@@ -30,8 +30,8 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def proxy(swap: Swap, upstream: Running) -> Running:
-    proxy = swap.start_at(f"redis://:admin@127.0.0.1:{upstream.port}", "--upstream-auth", "client")
+def proxy(overlay: Overlay, upstream: Running) -> Running:
+    proxy = overlay.start_at(f"redis://:admin@127.0.0.1:{upstream.port}", "--upstream-auth", "client")
     with proxy.connect() as client:
         eventually(lambda: client.call("AUTH", "ada", "lovelace").plain == b"OK")
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
@@ -131,7 +131,7 @@ def test_redis_py_logs_in(proxy: Running) -> None:
             assert library.set("k", "1") and library.get("k") == b"1" and library.get("job:speed:1") == b"10"
 
 
-def test_unused_logins_are_closed(swap: Swap, upstream: Running, proxy: Running) -> None:
+def test_unused_logins_are_closed(overlay: Overlay, upstream: Running, proxy: Running) -> None:
     with upstream.connect() as direct:
         for number in range(150):
             direct.call("ACL", "SETUSER", f"u{number}", "on", ">p", "~*", "+@all")
@@ -142,13 +142,13 @@ def test_unused_logins_are_closed(swap: Swap, upstream: Running, proxy: Running)
         eventually(lambda: int(direct.call("INFO", "clients").plain.split(b"connected_clients:")[1].split()[0]) < 400)
 
 
-def test_user_logs_in_at_all_nodes_of_cluster(swap: Swap, tmp_path: Path) -> None:
+def test_user_logs_in_at_all_nodes_of_cluster(overlay: Overlay, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack)
         for node in cluster.nodes:
             cluster.call(node, "ACL", "SETUSER", "ada", "on", ">lovelace", "~*", "+@all")
         seeds = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
-        proxy = swap.start_at(f"redis+cluster://{seeds}", "--upstream-auth", "client")
+        proxy = overlay.start_at(f"redis+cluster://{seeds}", "--upstream-auth", "client")
         with proxy.connect() as client:
             eventually(lambda: client.call("AUTH", "ada", "lovelace").plain == b"OK")
             names = [f"name{number}" for number in range(30)]

@@ -12,14 +12,14 @@ import pytest
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler for the module")
 OWNED = b"ERR key 'job:speed:1' is owned by state job:speed"
 
 
 @pytest.fixture
-def direct(swap: Swap, tmp_path: Path) -> Iterator[Connection]:
+def direct(overlay: Overlay, tmp_path: Path) -> Iterator[Connection]:
     module = tmp_path / "keyword_module.so"
     source = Path(__file__).with_name("keyword_module.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(module), str(source)], check=True)
@@ -28,8 +28,8 @@ def direct(swap: Swap, tmp_path: Path) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def client(swap: Swap, direct: Connection) -> Iterator[Connection]:
-    proxy = swap.start_at(f"redis://127.0.0.1:{direct.call('CONFIG', 'GET', 'port').plain[1].decode()}")
+def client(overlay: Overlay, direct: Connection) -> Iterator[Connection]:
+    proxy = overlay.start_at(f"redis://127.0.0.1:{direct.call('CONFIG', 'GET', 'port').plain[1].decode()}")
     with proxy.connect() as connection:
         eventually(lambda: connection.call("GET", "job:speed:1").plain == b"10")
         eventually(lambda: not connection.call("GET", "nobody's").is_error)

@@ -11,39 +11,39 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, VALUES, Swap
+from tests.server.overlay import ABSENT, OLD, VALUES, Overlay
 
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
 
-def test_preferred_key_write_is_hidden_while_states_have_the_key(swap: Swap, client: Connection) -> None:
+def test_preferred_key_write_is_hidden_while_states_have_the_key(overlay: Overlay, client: Connection) -> None:
     client.send(b"SET job:speed:7 new\r\nGET job:speed:7\r\nSET job:speed:900 1\r\nINCR job:speed:900\r\n")
     client.send(b"GET job:speed:900\r\nDEL job:speed:900 job:speed:7\r\nGET job:speed:900\r\nGET job:speed:7\r\n")
     assert [client.read().plain for _ in range(8)] == [b"OK", b"70", b"OK", 2, b"2", 2, None, b"70"]
     assert client.call("MSET", "job:speed:5", "x", "dash/7/apdex", "y").is_error
-    with swap.upstream.connect() as upstream:
+    with overlay.upstream.connect() as upstream:
         assert upstream.call("GET", "job:speed:5").plain == OLD
 
 
-def test_preferred_key_of_new_state_hides_upstreams(swap: Swap, client: Connection) -> None:
+def test_preferred_key_of_new_state_hides_upstreams(overlay: Overlay, client: Connection) -> None:
     states = [StateDescriptor("total", key_format="sum:<x>", value="n")]
     assert client.call("SET", "sum:1", "written").plain == b"OK"
-    swap.use_rules(RULES + '[[rule]]\nkeys = "sum:<x>"\nowner = "prefer-state"\n')
-    with LogWriter(swap.log, "other", states, "first-of-other") as writer:
+    overlay.use_rules(RULES + '[[rule]]\nkeys = "sum:<x>"\nowner = "prefer-state"\n')
+    with LogWriter(overlay.log, "other", states, "first-of-other") as writer:
         assert client.call("GET", "sum:1").plain == b"written"
         writer.publish([Change("total", Op.PUT, b"sum:1", value=b"1")])
         eventually(lambda: client.call("GET", "sum:1").plain == b"1")
         writer.publish([Change("total", Op.DELETE, b"sum:1")])
         eventually(lambda: client.call("GET", "sum:1").plain == b"written")
-    assert swap.info()["ownership_waiting"] == ""
+    assert overlay.info()["ownership_waiting"] == ""
 
 
-def test_preferred_key_is_never_nil_while_states_get_and_lose_it(swap: Swap, client: Connection) -> None:
+def test_preferred_key_is_never_nil_while_states_get_and_lose_it(overlay: Overlay, client: Connection) -> None:
     client.call("SET", "flip:1", "upstream's")
-    swap.use_rules(RULES + '[[rule]]\nkeys = "flip:<x>"\nowner = "prefer-state"\n')
+    overlay.use_rules(RULES + '[[rule]]\nkeys = "flip:<x>"\nowner = "prefer-state"\n')
     states = [StateDescriptor("flip", key_format="flip:<x>", value="n")]
     found: set[bytes] = set()
-    with LogWriter(swap.log, "flips", states, "first-of-flips") as writer:
+    with LogWriter(overlay.log, "flips", states, "first-of-flips") as writer:
         for number in range(60):
             writer.publish([Change("flip", Op.DELETE if number % 2 else Op.PUT, b"flip:1", value=b"state's")])
             client.send(b"GET flip:1\r\n" * 50)
@@ -72,12 +72,12 @@ def test_preferred_key_read_without_states_command_is_upstreams_unless_states_ha
     )
 
 
-def test_preferred_key_of_states_survives_paused_upstream(swap: Swap) -> None:
-    with swap.proxy.connect() as client:
-        swap.signal_upstream(signal.SIGSTOP)
+def test_preferred_key_of_states_survives_paused_upstream(overlay: Overlay) -> None:
+    with overlay.proxy.connect() as client:
+        overlay.signal_upstream(signal.SIGSTOP)
         try:
             for number in range(1, 8):
                 assert client.call("GET", f"job:speed:{number}").plain == VALUES[b"job:speed:%d" % number]
         finally:
-            swap.signal_upstream(signal.SIGCONT)
+            overlay.signal_upstream(signal.SIGCONT)
         assert client.call("GET", ABSENT).plain == OLD

@@ -9,7 +9,7 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 from tests.server.test_overlay_aliases import fact, publish, score
 
 RULES = """
@@ -32,9 +32,9 @@ VALUES = [b"1", b"old score", b"0.9", b"mine", b"old fact", None, None]
 
 
 @pytest.fixture(scope="module")
-def swap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swap]:
+def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
     with ExitStack() as stack:
-        made = Swap(tmp_path_factory.mktemp("swap"), stack, rules=RULES)
+        made = Overlay(tmp_path_factory.mktemp("overlay"), stack, rules=RULES)
         publish(made, score(1, b"1"), fact(1, b"0.9"))
         with made.proxy.connect() as client, made.upstream.connect() as upstream:
             eventually(lambda: client.call("GET", "golden:byAccount:1").plain == b"1")
@@ -52,26 +52,26 @@ def test_preferred_field_alias_without_states_command_is_upstreams_unless_states
     assert client.call("GETRANGE", "board/1/score", 0, 0).plain == b"1"
 
 
-def test_preferred_alias_is_watched_at_both_backends(swap: Swap, client: Connection) -> None:
+def test_preferred_alias_is_watched_at_both_backends(overlay: Overlay, client: Connection) -> None:
     for name, state_key in (("board/5/score", b"golden:byAccount:5"), ("board/5/apdex", b"golden:facts:5")):
-        with swap.upstream.connect() as upstream, swap.proxy.connect() as reader:
+        with overlay.upstream.connect() as upstream, overlay.proxy.connect() as reader:
             assert client.call("WATCH", name).plain == b"OK"
             upstream.call("SET", name, "an old copy")
             client.send(b"MULTI\r\nGET a\r\nEXEC\r\n")
             assert [client.read().plain for _ in range(3)][-1] is None
             assert client.call("WATCH", name, "a").plain == b"OK"
-            publish(swap, score(5, b"5") if b"by" in state_key else fact(5, b"5"))
+            publish(overlay, score(5, b"5") if b"by" in state_key else fact(5, b"5"))
             eventually(lambda name=name, reader=reader: reader.call("GET", name).plain == b"5")  # type: ignore[misc]
             client.send(b"MULTI\r\nGET a\r\nEXEC\r\n")
             assert [client.read().plain for _ in range(3)][-1] is None
 
 
-def test_preferred_alias_has_notifications_of_both_backends(swap: Swap) -> None:
+def test_preferred_alias_has_notifications_of_both_backends(overlay: Overlay) -> None:
     expected = {(b"__keyspace@0__:board/6/score", b"set"), (b"__keyspace@0__:board/6/apdex", b"set")}
-    with swap.upstream.connect() as upstream, swap.proxy.connect() as client:
+    with overlay.upstream.connect() as upstream, overlay.proxy.connect() as client:
         upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
         assert client.call("PSUBSCRIBE", "__keyspace@0__:board/6/*").plain[2] == 1
         upstream.call("SET", "board/6/score", "an old copy")
         assert tuple(client.read().plain[-2:]) == (b"__keyspace@0__:board/6/score", b"set")
-        publish(swap, score(6, b"x"), fact(6, b"y"))
+        publish(overlay, score(6, b"x"), fact(6, b"y"))
         assert {tuple(client.read().plain[-2:]) for _ in expected} == expected

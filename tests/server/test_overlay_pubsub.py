@@ -11,7 +11,7 @@ import redis
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 
 def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
@@ -19,18 +19,18 @@ def subscribe(client: Connection, *words: str | bytes) -> list[Reply]:
     return [client.read() for _ in words[1:]]
 
 
-def test_subscriber_of_resp2_may_send_few_commands(swap: Swap, direct: Connection) -> None:
+def test_subscriber_of_resp2_may_send_few_commands(overlay: Overlay, direct: Connection) -> None:
     lines = ["GET a", "SET a 1", "PING", "PING x", "BLPOP a 0", "MULTI", "EVAL x 0", "WATCH a", "CLIENT ID", "MONITOR"]
     lines += ["WAIT 0 0", "SELECT 0", "SELECT 1", "SELECT x", "SELECT"]
     found = []
-    for port in (swap.upstream.port, swap.proxy.port):
+    for port in (overlay.upstream.port, overlay.proxy.port):
         with Connection(port) as client:
             subscribe(client, "SUBSCRIBE", "a")
             found.append([client.call(*line.split(" ")).raw for line in lines])
             assert client.call("RESET").plain == b"RESET"
             assert client.call("GET", "a").plain is None
     assert found[1] == found[0]
-    with swap.proxy.connect() as client:
+    with overlay.proxy.connect() as client:
         subscribe(client, "SUBSCRIBE", "a")
         for line in ("GET job:speed:1", "MGET a job:speed:1"):
             assert client.call(*line.split(" ")).plain.startswith(b"ERR Can't execute '")
@@ -97,25 +97,25 @@ def test_a_channel_that_the_upstream_has_confirmed_is_confirmed_at_once(
     assert client.call("GET", "k").plain is None
 
 
-def test_subscribers_are_disconnected_when_upstream_is_lost(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client, swap.proxy.connect() as monitor:
+def test_subscribers_are_disconnected_when_upstream_is_lost(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client, overlay.proxy.connect() as monitor:
         subscribe(client, "SUBSCRIBE", "a")
         assert monitor.call("MONITOR").plain == b"OK"
-        swap.signal_upstream(signal.SIGKILL)
+        overlay.signal_upstream(signal.SIGKILL)
         assert client.read_to_end() == b""
         monitor.read_to_end()
-    with swap.proxy.connect() as client:
+    with overlay.proxy.connect() as client:
         client.send(request("SUBSCRIBE", "a") + request("GET", "job:speed:1"))
         assert client.read().raw.startswith(b"-TRYAGAIN the upstream")
         assert client.read().plain == b"10"
-        swap.start_upstream()
+        overlay.start_upstream()
         eventually(lambda: not client.call("SET", "a", "5").is_error)
         assert subscribe(client, "SUBSCRIBE", "a")[0].plain == [b"subscribe", b"a", 1]
 
 
-def test_refused_subscription_is_one_error(swap: Swap, direct: Connection) -> None:
+def test_refused_subscription_is_one_error(overlay: Overlay, direct: Connection) -> None:
     direct.call("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels", "&allowed")
-    proxy = swap.start_at(f"redis://quiet:secret@127.0.0.1:{swap.upstream.port}")
+    proxy = overlay.start_at(f"redis://quiet:secret@127.0.0.1:{overlay.upstream.port}")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         client.send(request("SUBSCRIBE", "a") + request("GET", "job:speed:1") + request("SUBSCRIBE", "allowed"))
@@ -124,7 +124,7 @@ def test_refused_subscription_is_one_error(swap: Swap, direct: Connection) -> No
         assert client.read().plain == [b"subscribe", b"allowed", 1]
 
 
-def test_subscribe_mistakes_are_not_sent_to_upstream(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_subscribe_mistakes_are_not_sent_to_upstream(overlay: Overlay, client: Connection, direct: Connection) -> None:
     assert client.call("SUBSCRIBE").plain == b"ERR wrong number of arguments for 'subscribe' command"
     assert client.call("SUBSCRIBE", "x" * 2000).is_error
     client.call("MULTI")
@@ -133,7 +133,7 @@ def test_subscribe_mistakes_are_not_sent_to_upstream(swap: Swap, client: Connect
     )
     assert client.call("EXEC").plain.startswith(b"EXECABORT")
     eventually(lambda: direct.call("PUBSUB", "CHANNELS").plain, lambda channels: channels == [])  # of earlier tests
-    assert swap.info()["upstream_pinned"] == "0"
+    assert overlay.info()["upstream_pinned"] == "0"
 
 
 def test_client_reply_off_keeps_messages(client: Connection, direct: Connection) -> None:
@@ -143,9 +143,9 @@ def test_client_reply_off_keeps_messages(client: Connection, direct: Connection)
     assert client.read().plain == [b"message", b"a", b"x"]
 
 
-def test_redis_py_pubsub_works_unchanged(swap: Swap, direct: Connection) -> None:
+def test_redis_py_pubsub_works_unchanged(overlay: Overlay, direct: Connection) -> None:
     for protocol in (2, 3):
-        with redis.Redis(port=swap.proxy.port, protocol=protocol) as client, client.pubsub() as pubsub:
+        with redis.Redis(port=overlay.proxy.port, protocol=protocol) as client, client.pubsub() as pubsub:
             pubsub.subscribe("a")
             pubsub.psubscribe("b*")
             assert [pubsub.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe", "psubscribe"]
@@ -156,8 +156,8 @@ def test_redis_py_pubsub_works_unchanged(swap: Swap, direct: Connection) -> None
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_monitor_shows_requests_of_both_backends(swap: Swap, direct: Connection, protocol: int) -> None:
-    with swap.proxy.connect() as monitor, swap.proxy.connect() as client:
+def test_monitor_shows_requests_of_both_backends(overlay: Overlay, direct: Connection, protocol: int) -> None:
+    with overlay.proxy.connect() as monitor, overlay.proxy.connect() as client:
         monitor.call("HELLO", protocol)
         assert monitor.call("MONITOR").plain == b"OK"
         direct.call("SET", "from", "elsewhere")
@@ -196,13 +196,13 @@ def test_refused_monitor_may_monitor_later(client: Connection, direct: Connectio
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_monitor_shows_no_requests_of_proxy(swap: Swap, direct: Connection, protocol: int) -> None:
+def test_monitor_shows_no_requests_of_proxy(overlay: Overlay, direct: Connection, protocol: int) -> None:
     """Each client gets a connection of its own, over which the proxy greets the upstream first."""
-    with swap.proxy.connect() as monitor, ExitStack() as stack:
+    with overlay.proxy.connect() as monitor, ExitStack() as stack:
         monitor.call("HELLO", protocol)
         assert monitor.call("MONITOR").plain == b"OK"
         for number in range(8):
-            client = stack.enter_context(swap.proxy.connect())
+            client = stack.enter_context(overlay.proxy.connect())
             client.call("HELLO", 2 + number % 2)
             if number % 2:
                 client.call("CLIENT", "TRACKING", "ON", "OPTIN")
@@ -210,7 +210,7 @@ def test_monitor_shows_no_requests_of_proxy(swap: Swap, direct: Connection, prot
                 client.call("SELECT", number % 3)
                 client.call("BLPOP", "l", "0.001")
             client.call("SET", "k", number)
-        client = stack.enter_context(swap.proxy.connect())
+        client = stack.enter_context(overlay.proxy.connect())
         client.send(request("MULTI") + request("PING") + request("SET", "k", 8) + request("EXEC"))
         assert [client.read().raw for _ in range(4)][3] == b"*2\r\n+PONG\r\n+OK\r\n"
         direct.call("SET", "the", "end")
@@ -223,10 +223,10 @@ def test_monitor_shows_no_requests_of_proxy(swap: Swap, direct: Connection, prot
 
 
 @pytest.mark.parametrize("line", ["SUBSCRIBE a", "PSUBSCRIBE a*", "SSUBSCRIBE a"])
-def test_message_follows_confirmation_of_subscription(swap: Swap, direct: Connection, line: str) -> None:
+def test_message_follows_confirmation_of_subscription(overlay: Overlay, direct: Connection, line: str) -> None:
     publish = request("SPUBLISH" if line.startswith("SS") else "PUBLISH", "a", "x")
     for _ in range(20):
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             client.send(request(*line.split(" ")))
             for _ in range(20):
                 direct.send(publish * 20)
@@ -251,13 +251,13 @@ LATER = [
 
 @pytest.mark.parametrize(("line", "later", "expected"), LATER)
 def test_subscription_gets_effects_of_later_requests(
-    swap: Swap, direct: Connection, line: str, later: str, expected: bytes
+    overlay: Overlay, direct: Connection, line: str, later: str, expected: bytes
 ) -> None:
     direct.call("CONFIG", "SET", "notify-keyspace-events", "KEAm")
-    with swap.proxy.connect() as other, swap.proxy.connect() as third:
+    with overlay.proxy.connect() as other, overlay.proxy.connect() as third:
         assert not other.call(*later.split(" ")).is_error
         for number in range(40):
-            with swap.proxy.connect() as client:
+            with overlay.proxy.connect() as client:
                 client.call("HELLO", 3)
                 client.send(request(*line.split(" ")))
                 third.call("ECHO", "the proxy has received the line")
@@ -270,8 +270,8 @@ def test_subscription_gets_effects_of_later_requests(
                     assert found[0] == [*line.lower().encode().split(b" "), 1] and found[1][0] == expected
 
 
-def test_publish_after_unsubscribe_does_not_count_the_client(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client, swap.proxy.connect() as other:
+def test_publish_after_unsubscribe_does_not_count_the_client(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
         for _ in range(40):
             subscribe(client, "SUBSCRIBE", "a")
             client.send(request("UNSUBSCRIBE", "a"))
@@ -279,19 +279,19 @@ def test_publish_after_unsubscribe_does_not_count_the_client(swap: Swap, direct:
             assert client.read().plain == [b"unsubscribe", b"a", 0]
 
 
-def test_unconfirmed_subscription_delays_only_requests_it_may_get(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client, swap.proxy.connect() as other, swap.proxy.connect() as gone:
+def test_unconfirmed_subscription_delays_only_requests_it_may_get(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client, overlay.proxy.connect() as other, overlay.proxy.connect() as gone:
         subscribe(client, "SUBSCRIBE", "none")  # its connection to the upstream is open
-        swap.signal_upstream(signal.SIGSTOP)
+        overlay.signal_upstream(signal.SIGSTOP)
         try:
             client.send(request("PSUBSCRIBE", "*"))
             other.send(request("SET", "mine", "x") + request("GET", "mine"))
             gone.send(request("PUBLISH", "a", "the last of a client that does not wait for the reply"))
             gone.__exit__()
-            with swap.proxy.connect() as reader:
+            with overlay.proxy.connect() as reader:
                 assert reader.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", b"20"]
         finally:
-            swap.signal_upstream(signal.SIGCONT)
+            overlay.signal_upstream(signal.SIGCONT)
         assert [other.read().plain for _ in range(2)] == [b"OK", b"x"]
         assert client.read().plain == [b"psubscribe", b"*", 2]
         assert client.read().plain[1:3] == [b"*", b"a"]

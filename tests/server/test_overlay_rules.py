@@ -14,7 +14,7 @@ import pytest
 from compat.conformance.servers import child_environment
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.swap import OLD, Swap, sparkis, start_job
+from tests.server.overlay import OLD, Overlay, sparkis, start_job
 
 RULES = """
 [[rule]]
@@ -29,9 +29,9 @@ owner = "state"
 
 
 @pytest.fixture(autouse=True)
-def _rules_as_before(swap: Swap) -> Iterator[None]:
+def _rules_as_before(overlay: Overlay) -> Iterator[None]:
     yield
-    swap.use_rules(RULES)
+    overlay.use_rules(RULES)
 
 
 def test_rules_override_key_formats(client: Connection) -> None:
@@ -46,22 +46,22 @@ def test_rules_override_key_formats(client: Connection) -> None:
     )
 
 
-def test_reload_changes_owners_and_fails_exec_of_watchers(swap: Swap, client: Connection) -> None:
-    with swap.proxy.connect() as watcher:
+def test_reload_changes_owners_and_fails_exec_of_watchers(overlay: Overlay, client: Connection) -> None:
+    with overlay.proxy.connect() as watcher:
         assert watcher.call("WATCH", "job:speed:1").plain == b"OK"
-        swap.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
-        done = sparkis(swap.proxy, "reload")
+        overlay.routes.write_text('[[rule]]\nkeys = "job:speed:1"\nowner = "upstream"\n')
+        done = sparkis(overlay.proxy, "reload")
         assert (done.returncode, done.stdout) == (0, "1 rule\n"), done.stderr
         assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [OLD, b"20"]
         watcher.call("MULTI")
         watcher.call("GET", "job:speed:3")
         assert watcher.call("EXEC").plain is None
-    assert swap.info()["ownership_rules"] == "1"
+    assert overlay.info()["ownership_rules"] == "1"
 
 
-def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: Swap, client: Connection) -> None:
-    swap.routes.write_text('[[rule]]\nkeys = "job:<x>"\nowner = "upstream"\n[[rule]]\nkeys = "a*"\n')
-    done = sparkis(swap.proxy, "reload")
+def test_reload_with_mistakes_changes_nothing_and_reports_all(overlay: Overlay, client: Connection) -> None:
+    overlay.routes.write_text('[[rule]]\nkeys = "job:<x>"\nowner = "upstream"\n[[rule]]\nkeys = "a*"\n')
+    done = sparkis(overlay.proxy, "reload")
     assert done.returncode == 1
     for mistake in ("rule 2 'a*' (line 4): keys 'a*' has a '*'", "rule 2 'a*' (line 4): it has no 'owner'"):
         assert mistake in done.stderr
@@ -69,29 +69,29 @@ def test_reload_with_mistakes_changes_nothing_and_reports_all(swap: Swap, client
     assert client.call("MGET", "job:speed:1", "job:speed:2").plain == [b"10", OLD]
 
 
-def test_sighup_reloads_rules(swap: Swap, client: Connection) -> None:
-    swap.routes.write_text('[[rule]]\nkeys = "a*"\n')
-    os.kill(swap.proxy.process.pid, signal.SIGHUP)
-    swap.routes.write_text("")
-    os.kill(swap.proxy.process.pid, signal.SIGHUP)
+def test_sighup_reloads_rules(overlay: Overlay, client: Connection) -> None:
+    overlay.routes.write_text('[[rule]]\nkeys = "a*"\n')
+    os.kill(overlay.proxy.process.pid, signal.SIGHUP)
+    overlay.routes.write_text("")
+    os.kill(overlay.proxy.process.pid, signal.SIGHUP)
     eventually(lambda: client.call("GET", "job:speed:2").plain == b"20")
 
 
-def test_rule_decides_new_job_without_confirm(swap: Swap, client: Connection) -> None:
+def test_rule_decides_new_job_without_confirm(overlay: Overlay, client: Connection) -> None:
     client.call("SET", "session:ada", "precious")
-    start_job(swap, "greedy", "session:<user>", "session:ada")
-    eventually(lambda: swap.info()["ownership_waiting"] == "greedy")
-    swap.routes.write_text('[[rule]]\nkeys = "session:<user>"\nowner = "state"\n')
+    start_job(overlay, "greedy", "session:<user>", "session:ada")
+    eventually(lambda: overlay.info()["ownership_waiting"] == "greedy")
+    overlay.routes.write_text('[[rule]]\nkeys = "session:<user>"\nowner = "state"\n')
     assert client.call("STATE", "RELOAD").plain == 1
     # The server of this key may open the job later than the one that announced the job.
     eventually(lambda: client.call("GET", "session:ada").plain == b"of the state")
-    assert swap.info()["ownership_waiting"] == ""
+    assert overlay.info()["ownership_waiting"] == ""
 
 
-def test_reload_needs_admin_and_rules(tmp_path: Path, swap: Swap) -> None:
+def test_reload_needs_admin_and_rules(tmp_path: Path, overlay: Overlay) -> None:
     users = tmp_path / "users"
     users.write_text("user default off\nuser app on >app ~* +@all -@admin\nuser boss on >boss ~* +@all\n")
-    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    proxy = overlay.start_overlay("--aclfile", str(users), is_ready=False)
     with proxy.connect() as client:
         client.call("AUTH", "app", "app")
         assert client.call("STATE", "RELOAD").plain.startswith(b"NOPERM")
@@ -101,11 +101,11 @@ def test_reload_needs_admin_and_rules(tmp_path: Path, swap: Swap) -> None:
         )
 
 
-def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: Swap) -> None:
+def test_start_with_mistakes_in_rules_fails(tmp_path: Path, overlay: Overlay) -> None:
     path = tmp_path / "routes.toml"
     path.write_text('[[rule]]\nkeys = "a"\nowner = "x"\n[[rule]]\nkeys = "b"\n')
     program = "import sys; from spark_hooks.cli import main; sys.exit(main())"
-    line = [sys.executable, "-c", program, "proxy", "--log", str(swap.log), "--port", "0", "--routes", str(path)]
+    line = [sys.executable, "-c", program, "proxy", "--log", str(overlay.log), "--port", "0", "--routes", str(path)]
     upstream = ["--upstream", "redis://127.0.0.1:1", "--ownership", str(tmp_path / "owners.json")]
     done = subprocess.run(line + upstream, env=child_environment(), capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "rule 1 'a' (line 1): owner is 'x'" in done.stderr
@@ -114,21 +114,21 @@ def test_start_with_mistakes_in_rules_fails(tmp_path: Path, swap: Swap) -> None:
     assert alone.returncode != 0 and "--routes has no use without --upstream" in alone.stderr
 
 
-def test_writes_rule_drops_or_passes_writes(swap: Swap, client: Connection) -> None:
-    swap.routes.write_text(
+def test_writes_rule_drops_or_passes_writes(overlay: Overlay, client: Connection) -> None:
+    overlay.routes.write_text(
         '[[rule]]\nkeys = "job:speed:1"\nowner = "state"\nwrites = "drop"\n'
         '[[rule]]\nkeys = "job:speed:3"\nowner = "state"\nwrites = "pass"\n'
     )
     assert client.call("STATE", "RELOAD").plain == 2
-    before = int(swap.info()["dropped_writes"])
+    before = int(overlay.info()["dropped_writes"])
     for line in ("SET job:speed:1 x", "SETEX job:speed:1 9 x", "MSET job:speed:1 x a new job:speed:3 new"):
         assert client.call(*line.split(" ")).plain == b"OK"
     assert client.call("MGET", "a", "job:speed:1", "job:speed:3").plain == [b"new", b"10", b"30"]
-    with swap.upstream.connect() as upstream:
+    with overlay.upstream.connect() as upstream:
         assert upstream.call("MGET", "a", "job:speed:1", "job:speed:3").plain == [b"new", OLD, b"new"]
     for line in ("MSET a newer job:speed:1 x job:speed:4 x", "DEL a job:speed:1"):
         assert client.call(*line.split(" ")).is_error
     assert client.call("GET", "a").plain == b"new"
     client.send(b"CLIENT REPLY OFF\r\nSET job:speed:1 x\r\nCLIENT REPLY ON\r\nSET job:speed:1 x\r\n")
     assert [client.read().plain, client.read().plain] == [b"OK", b"OK"]
-    assert int(swap.info()["dropped_writes"]) == before + 4  # an MSET with a key that is not dropped is sent
+    assert int(overlay.info()["dropped_writes"]) == before + 4  # an MSET with a key that is not dropped is sent

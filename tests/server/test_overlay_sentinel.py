@@ -13,8 +13,8 @@ from redis.sentinel import Sentinel
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
+from tests.server.overlay import Overlay
 from tests.server.sentinels import NAME, Sentinels
-from tests.server.swap import Swap
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
         yield Sentinels(tmp_path, stack)
 
 
-def test_failover_is_followed_with_one_sentinel_lost(swap: Swap, sentinels: Sentinels) -> None:
-    proxy = swap.start_at(sentinels.url.replace("//", "//127.0.0.1:1,"))  # nobody listens at the first address
+def test_failover_is_followed_with_one_sentinel_lost(overlay: Overlay, sentinels: Sentinels) -> None:
+    proxy = overlay.start_at(sentinels.url.replace("//", "//127.0.0.1:1,"))  # nobody listens at the first address
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
-        assert swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.master.port}"
+        assert overlay.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.master.port}"
         with sentinels.replica.connect() as replica:
             eventually(lambda: replica.call("GET", "k").plain == b"1")
         sentinels.master.process.send_signal(signal.SIGKILL)
@@ -36,28 +36,28 @@ def test_failover_is_followed_with_one_sentinel_lost(swap: Swap, sentinels: Sent
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "l", "2").plain == b"OK")
         assert client.call("MGET", "k", "l", "job:speed:2").plain == [b"1", b"2", b"20"]
-        assert swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}"
+        assert overlay.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}"
 
 
-def test_connections_to_replaced_master_are_dropped(swap: Swap, sentinels: Sentinels) -> None:
+def test_connections_to_replaced_master_are_dropped(overlay: Overlay, sentinels: Sentinels) -> None:
     """The old master lives on: only its role, and the sentinels, tell."""
-    proxy = swap.start_at(sentinels.url)
+    proxy = overlay.start_at(sentinels.url)
     with proxy.connect() as client, proxy.connect() as blocked:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
         blocked.send(b"BLPOP queue 0\r\n")
-        eventually(lambda: swap.info(proxy)["upstream_blocked"] == "1")
+        eventually(lambda: overlay.info(proxy)["upstream_blocked"] == "1")
         with Connection(sentinels.ports[0]) as sentinel:
             eventually(lambda: sentinel.call("SENTINEL", "FAILOVER", NAME).plain == b"OK")
         assert not blocked.read_to_end().startswith(b"*2")  # its connection ends, or it gets Redis' own UNBLOCKED
-        eventually(lambda: swap.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}")
+        eventually(lambda: overlay.info(proxy)["upstream"] == f"127.0.0.1:{sentinels.replica.port}")
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "2").plain == b"OK")
         with sentinels.replica.connect() as master:
             assert master.call("GET", "k").plain == b"2"
 
 
-def test_sentinel_commands_return_the_proxy(swap: Swap, sentinels: Sentinels) -> None:
-    proxy = swap.start_at(sentinels.url)
+def test_sentinel_commands_return_the_proxy(overlay: Overlay, sentinels: Sentinels) -> None:
+    proxy = overlay.start_at(sentinels.url)
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
         address = [b"127.0.0.1", b"%d" % proxy.port]
@@ -71,8 +71,8 @@ def test_sentinel_commands_return_the_proxy(swap: Swap, sentinels: Sentinels) ->
         assert master.get("k") == "1" and master.get("job:speed:1") == "10"
 
 
-def test_lost_sentinels_fail_only_upstream_keys(swap: Swap) -> None:
-    proxy = swap.start_at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m")
+def test_lost_sentinels_fail_only_upstream_keys(overlay: Overlay) -> None:
+    proxy = overlay.start_at("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         eventually(lambda: b"the sentinel 127.0.0.1:" in client.call("GET", "k").plain)
@@ -80,18 +80,18 @@ def test_lost_sentinels_fail_only_upstream_keys(swap: Swap) -> None:
 
 
 @pytest.mark.parametrize("has_killed_clients", [True, False])
-def test_demoted_master_is_not_used(swap: Swap, tmp_path: Path, has_killed_clients: bool) -> None:
+def test_demoted_master_is_not_used(overlay: Overlay, tmp_path: Path, has_killed_clients: bool) -> None:
     """An upstream without sentinels: one address, behind which a failover happens."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two") as two, one.connect() as direct:
-        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}")
+        proxy = overlay.start_at(f"redis://127.0.0.1:{one.port}")
         with proxy.connect() as client:
             eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
             for _ in range(2):  # a script's own word for it is not enough
                 assert client.call("EVAL", "return redis.error_reply('READONLY so it says')", 0).is_error
             assert client.call("SET", "k", "1").plain == b"OK"
-            assert swap.info(proxy)["upstream_losses"] == "0"
+            assert overlay.info(proxy)["upstream_losses"] == "0"
             direct.call("REPLICAOF", "127.0.0.1", two.port)
             if has_killed_clients:  # as sentinels do
                 direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -103,11 +103,11 @@ def test_demoted_master_is_not_used(swap: Swap, tmp_path: Path, has_killed_clien
 
 
 @pytest.mark.parametrize("name", ["REPLICAOF", "SLAVEOF"])
-def test_replicaof_no_one_through_proxy_restores_upstream(swap: Swap, tmp_path: Path, name: str) -> None:
+def test_replicaof_no_one_through_proxy_restores_upstream(overlay: Overlay, tmp_path: Path, name: str) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two") as two:
-        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", name)
+        proxy = overlay.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", name)
         with proxy.connect() as client:
             eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
             client.send(request("SET", "k", "2") + request(name, "127.0.0.1", two.port))
@@ -117,7 +117,7 @@ def test_replicaof_no_one_through_proxy_restores_upstream(swap: Swap, tmp_path: 
             eventually(lambda: client.call("SET", "k", "4").plain == b"OK")
 
 
-def test_failover_through_proxy_answers_until_upstream_is_master_again(swap: Swap, tmp_path: Path) -> None:
+def test_failover_through_proxy_answers_until_upstream_is_master_again(overlay: Overlay, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     with (
@@ -126,7 +126,7 @@ def test_failover_through_proxy_answers_until_upstream_is_master_again(swap: Swa
         one.connect() as direct,
         two.connect() as other,
     ):
-        proxy = swap.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", "FAILOVER")
+        proxy = overlay.start_at(f"redis://127.0.0.1:{one.port}", "--upstream-allow", "FAILOVER")
         with proxy.connect() as client:
             eventually(lambda: client.call("SET", "k", "1").plain == b"OK")
             assert client.call("FAILOVER", "ABORT").raw == direct.call("FAILOVER", "ABORT").raw

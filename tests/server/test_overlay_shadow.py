@@ -15,7 +15,7 @@ import redis
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.model.records import Change, Op
-from tests.server.swap import ABSENT, OLD, Swap, sparkis
+from tests.server.overlay import ABSENT, OLD, Overlay, sparkis
 
 RULES = """
 [[rule]]
@@ -33,19 +33,21 @@ state_key = "dash/<account>/apdex"
 
 
 @pytest.fixture
-def swap(tmp_path: Path) -> Iterator[Swap]:
+def overlay(tmp_path: Path) -> Iterator[Overlay]:
     """A proxy of each test's own, whose counts begin anew."""
     with ExitStack() as stack:
-        yield Swap(tmp_path, stack, rules=RULES)
+        yield Overlay(tmp_path, stack, rules=RULES)
 
 
-def shadow(swap: Swap, rule: str = "speeds") -> dict[str, Any]:
-    rows: list[dict[str, Any]] = json.loads(sparkis(swap.proxy, "shadow", "--json").stdout)
+def shadow(overlay: Overlay, rule: str = "speeds") -> dict[str, Any]:
+    rows: list[dict[str, Any]] = json.loads(sparkis(overlay.proxy, "shadow", "--json").stdout)
     return next(row for row in rows if row["rule"] == rule)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_shadow_answers_from_upstream_and_counts_differences(swap: Swap, client: Connection, protocol: int) -> None:
+def test_shadow_answers_from_upstream_and_counts_differences(
+    overlay: Overlay, client: Connection, protocol: int
+) -> None:
     client.call("HELLO", protocol)
     client.call("MSET", "job:speed:1", "10", "job:speed:2", "20.000000000001", "board/7", "0.9", "board/8", "x")
     client.call("DEL", "job:speed:5")
@@ -55,8 +57,8 @@ def test_shadow_answers_from_upstream_and_counts_differences(swap: Swap, client:
     assert client.call("MGET", *keys).plain == [OLD, None, None, OLD, None]
     assert client.call("MGET", "board/7", "board/8").plain == [b"0.9", b"x"]
     assert client.call("TTL", "job:speed:1").plain == -1  # never compared
-    eventually(lambda: shadow(swap)["compared"] == 6 and shadow(swap, "board")["compared"] == 2)
-    found = shadow(swap)
+    eventually(lambda: shadow(overlay)["compared"] == 6 and shadow(overlay, "board")["compared"] == 2)
+    found = shadow(overlay)
     counts = ("equal", "different", "missing_in_upstream", "missing_in_state", "skipped", "failed")
     assert [found[name] for name in counts] == [3, 1, 1, 1, 0, 0]
     samples = {each["key"]: each for each in found["samples"]}
@@ -69,100 +71,102 @@ def test_shadow_answers_from_upstream_and_counts_differences(swap: Swap, client:
     ]
     assert sample["outcome"] == "different" and samples["job:speed:5"]["upstream"] == "(nil)"
     assert sample["epoch"] == 0 and sample["age_ms"] >= 0
-    assert [shadow(swap, "board")[name] for name in counts[:4]] == [1, 0, 0, 1]
-    shown = sparkis(swap.proxy, "shadow").stdout
+    assert [shadow(overlay, "board")[name] for name in counts[:4]] == [1, 0, 0, 1]
+    shown = sparkis(overlay.proxy, "shadow").stdout
     assert "speeds  6         3      1" in shown and "missing in state" in shown
     assert f'speeds  different            GET job:speed:3       "{OLD.decode()}"' in shown and "\\r\\n" not in shown
-    assert "rule=speeds,compared=6,equal=3,different=1" in swap.info()["shadow0"]
+    assert "rule=speeds,compared=6,equal=3,different=1" in overlay.info()["shadow0"]
     assert client.call("SET", "job:speed:1", "11").plain == b"OK" and client.call("GET", "job:speed:1").plain == b"11"
 
 
-def test_shadow_counts_values_of_different_kinds(swap: Swap, client: Connection) -> None:
+def test_shadow_counts_values_of_different_kinds(overlay: Overlay, client: Connection) -> None:
     client.call("DEL", "job:speed:6")
     client.call("HSET", "job:speed:6", "kmh", "60")
     assert client.call("HGETALL", "job:speed:6").plain == [b"kmh", b"60"]
     assert client.call("GET", "job:speed:6").plain.startswith(b"WRONGTYPE")
     assert client.call("MGET", "job:speed:6", "other").plain == [None, None]
-    eventually(lambda: shadow(swap)["compared"] == 3)
-    found = shadow(swap)
+    eventually(lambda: shadow(overlay)["compared"] == 3)
+    found = shadow(overlay)
     assert [found[name] for name in ("different", "missing_in_upstream", "failed")] == [2, 1, 0]
     assert any("WRONGTYPE" in each["state"] for each in found["samples"])
 
 
-def test_shadow_separates_late_from_different(swap: Swap, client: Connection) -> None:
+def test_shadow_separates_late_from_different(overlay: Overlay, client: Connection) -> None:
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
     client.call("SET", "job:speed:1", "10")
-    eventually(lambda: shadow(swap)["compared"] == 1)
-    found = shadow(swap)
+    eventually(lambda: shadow(overlay)["compared"] == 1)
+    found = shadow(overlay)
     assert (found["equal"], found["upstream_was_behind"], found["state_was_behind"]) == (1, 1, 0)
     assert 0 < found["upstream_behind_ms"] == found["upstream_behind_ms_max"] <= 1500
     assert found["samples"] == []
-    assert "1 (average 0." in sparkis(swap.proxy, "shadow").stdout
+    assert "1 (average 0." in sparkis(overlay.proxy, "shadow").stdout
 
 
-def test_shadow_reports_lag_above_a_second(swap: Swap, client: Connection) -> None:
+def test_shadow_reports_lag_above_a_second(overlay: Overlay, client: Connection) -> None:
     client.call("SET", "job:speed:1", "11")  # the copying job is faster than the state
     assert client.call("GET", "job:speed:1").plain == b"11"
-    eventually(lambda: shadow(swap)["different"] == 1)
-    assert shadow(swap)["samples"][0]["behind"] is None
-    swap.publish(Change("speed", Op.PUT, b"job:speed:2", value=b"20"))
-    swap.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"11"))
-    eventually(lambda: shadow(swap)["state_was_behind"] == 1)
-    found = shadow(swap)
+    eventually(lambda: shadow(overlay)["different"] == 1)
+    assert shadow(overlay)["samples"][0]["behind"] is None
+    overlay.publish(Change("speed", Op.PUT, b"job:speed:2", value=b"20"))
+    overlay.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"11"))
+    eventually(lambda: shadow(overlay)["state_was_behind"] == 1)
+    found = shadow(overlay)
     sample = found["samples"][0]
     assert (sample["behind"], sample["behind_epochs"], sample["epoch"]) == ("state", 2, 0)
     assert 1000 < sample["behind_ms"] == found["state_behind_ms_max"]
     assert (found["state_behind_epochs_max"], found["compared"], found["equal"]) == (2, 1, 0)
-    assert "2 epochs" in sparkis(swap.proxy, "shadow").stdout
-    assert f"state_behind_ms_max={sample['behind_ms']},state_behind_epochs_max=2" in swap.info()["shadow0"]
+    assert "2 epochs" in sparkis(overlay.proxy, "shadow").stdout
+    assert f"state_behind_ms_max={sample['behind_ms']},state_behind_epochs_max=2" in overlay.info()["shadow0"]
 
 
-def test_shadow_reports_lag_of_key_that_always_changes(swap: Swap, client: Connection) -> None:
+def test_shadow_reports_lag_of_key_that_always_changes(overlay: Overlay, client: Connection) -> None:
     """A key that changes all the time is never equal on both sides."""
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"
-    eventually(lambda: shadow(swap)["different"] == 1)
-    swap.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"12"))
+    eventually(lambda: shadow(overlay)["different"] == 1)
+    overlay.publish(Change("speed", Op.PUT, b"job:speed:1", value=b"12"))
     with ExitStack() as stack:
-        nodes = [stack.enter_context(node.connect()) for node in swap.nodes]
+        nodes = [stack.enter_context(node.connect()) for node in overlay.nodes]
         eventually(lambda: b"12" in [node.call("GET", "job:speed:1").plain for node in nodes])
         client.call("SET", "job:speed:1", "10")
-        eventually(lambda: shadow(swap)["upstream_was_behind"] == 1)
-    sample = shadow(swap)["samples"][0]
+        eventually(lambda: shadow(overlay)["upstream_was_behind"] == 1)
+    sample = shadow(overlay)["samples"][0]
     assert (sample["behind"], sample["behind_epochs"]) == ("upstream", 1)
 
 
-def test_shadow_comparisons_are_bounded_and_delay_no_client(swap: Swap, client: Connection) -> None:
+def test_shadow_comparisons_are_bounded_and_delay_no_client(overlay: Overlay, client: Connection) -> None:
     client.call("SET", "job:speed:1", "10")
-    for node in swap.nodes:
+    for node in overlay.nodes:
         node.process.send_signal(signal.SIGSTOP)
     try:
         client.send(b"GET job:speed:1\r\n" * 400)
         assert {client.read().plain for _ in range(400)} == {b"10"}
-        assert shadow(swap)["skipped"] == 144
+        assert shadow(overlay)["skipped"] == 144
     finally:
-        for node in swap.nodes:
+        for node in overlay.nodes:
             node.process.send_signal(signal.SIGCONT)
-    eventually(lambda: shadow(swap)["compared"] + shadow(swap)["failed"] == 256)
+    eventually(lambda: shadow(overlay)["compared"] + shadow(overlay)["failed"] == 256)
 
 
-def test_shadow_compares_reads_within_transaction(swap: Swap, client: Connection) -> None:
+def test_shadow_compares_reads_within_transaction(overlay: Overlay, client: Connection) -> None:
     client.call("MSET", "job:speed:1", "10", "job:speed:2", "1", "board/7", "0.9")
-    with redis.Redis(port=swap.proxy.port) as app, app.pipeline() as pipe:
+    with redis.Redis(port=overlay.proxy.port) as app, app.pipeline() as pipe:
         pipe.get("job:speed:1").set("n", 1).mget("job:speed:2", "n", "job:speed:none").get("board/7").ttl("job:speed:1")
         assert pipe.execute() == [b"10", True, [b"1", b"1", None], b"0.9", -1]
         for _ in range(300):
             pipe.get("job:speed:1").get("dash/7/apdex")  # a transaction over both sides
         assert pipe.execute() == [b"10", b"0.9"] * 300
-    eventually(lambda: shadow(swap)["compared"] + shadow(swap)["skipped"] == 303 and shadow(swap)["different"] == 1)
-    assert shadow(swap)["equal"] == shadow(swap)["compared"] - 1 and 44 <= shadow(swap)["skipped"] < 60
-    eventually(lambda: shadow(swap, "board")["equal"] == 1)
-    assert shadow(swap)["samples"][0]["key"] == "job:speed:2"
+    eventually(
+        lambda: shadow(overlay)["compared"] + shadow(overlay)["skipped"] == 303 and shadow(overlay)["different"] == 1
+    )
+    assert shadow(overlay)["equal"] == shadow(overlay)["compared"] - 1 and 44 <= shadow(overlay)["skipped"] < 60
+    eventually(lambda: shadow(overlay, "board")["equal"] == 1)
+    assert shadow(overlay)["samples"][0]["key"] == "job:speed:2"
 
 
-def test_shadow_counts_survive_reload_of_other_rules(swap: Swap, client: Connection) -> None:
+def test_shadow_counts_survive_reload_of_other_rules(overlay: Overlay, client: Connection) -> None:
     client.call("GET", "job:speed:none")
-    eventually(lambda: shadow(swap)["compared"] == 1)
-    swap.use_rules(RULES.replace("board/<account>", "boards/<account>"))
-    assert shadow(swap)["compared"] == 1
+    eventually(lambda: shadow(overlay)["compared"] == 1)
+    overlay.use_rules(RULES.replace("board/<account>", "boards/<account>"))
+    assert shadow(overlay)["compared"] == 1

@@ -14,8 +14,8 @@ from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port, redis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
+from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
-from tests.server.swap import Swap
 
 PREFIX = "--upstream-tls-"
 
@@ -46,23 +46,23 @@ def reason_for(client: Connection) -> bytes:
     return bytes(eventually(lambda: client.call("GET", "k").plain, lambda found: b"cannot be reached: " in found))
 
 
-def test_upstream_with_tls_is_read_and_written(swap: Swap, authority: Authority, tls_port: int) -> None:
+def test_upstream_with_tls_is_read_and_written(overlay: Overlay, authority: Authority, tls_port: int) -> None:
     options = [*files(authority, "proxy"), f"{PREFIX}server-name", "cache.internal"]
-    proxy = swap.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
+    proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", b"v" * 1_000_000).plain == b"OK")
         assert client.call("HELLO", 3).raw.startswith(b"%")
         assert client.call("MGET", "k", "job:speed:2").plain == [b"v" * 1_000_000, b"20"]
 
 
-def test_renewed_certificate_is_used_for_new_connections(swap: Swap, authority: Authority, tls_port: int) -> None:
+def test_renewed_certificate_is_used_for_new_connections(overlay: Overlay, authority: Authority, tls_port: int) -> None:
     options = [*files(authority, "renewed"), f"{PREFIX}server-name", "cache.internal"]
     Authority(authority.folder / "other").issue("renewed")  # a certificate that the upstream refuses
     cert, key = authority.folder / "renewed.crt", authority.folder / "renewed.key"
     good = cert.read_bytes(), key.read_bytes()
     for path in (key, cert):
         path.write_bytes((authority.folder / "other" / path.name).read_bytes())
-    proxy = swap.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
+    proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
     with proxy.connect() as client:
         assert b"cannot be reached" in reason_for(client)
         for path, text in zip((cert, key), good, strict=True):
@@ -70,33 +70,33 @@ def test_renewed_certificate_is_used_for_new_connections(swap: Swap, authority: 
         eventually(lambda: client.call("SET", "renewed", "1").plain == b"OK")
 
 
-def test_certificate_for_other_name_is_refused(swap: Swap, authority: Authority, tls_port: int) -> None:
-    proxy = swap.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *files(authority, "proxy"))
+def test_certificate_for_other_name_is_refused(overlay: Overlay, authority: Authority, tls_port: int) -> None:
+    proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *files(authority, "proxy"))
     with proxy.connect() as client:
         assert b"its certificate is refused: IP address mismatch" in reason_for(client)
 
 
-def test_certificate_of_unknown_authority_is_refused(swap: Swap, tls_port: int) -> None:
-    proxy = swap.start_at(f"rediss://127.0.0.1:{tls_port}", f"{PREFIX}server-name", "cache.internal")
+def test_certificate_of_unknown_authority_is_refused(overlay: Overlay, tls_port: int) -> None:
+    proxy = overlay.start_at(f"rediss://127.0.0.1:{tls_port}", f"{PREFIX}server-name", "cache.internal")
     with proxy.connect() as client:
         assert b"its certificate is refused: " in reason_for(client)
 
 
-def test_error_names_upstream_without_tls(swap: Swap, authority: Authority) -> None:
-    proxy = swap.start_at(f"rediss://127.0.0.1:{swap.upstream_port}", *files(authority, "proxy"))
+def test_error_names_upstream_without_tls(overlay: Overlay, authority: Authority) -> None:
+    proxy = overlay.start_at(f"rediss://127.0.0.1:{overlay.upstream_port}", *files(authority, "proxy"))
     with proxy.connect() as client:
         assert b"it does not reply, or does not speak TLS" in reason_for(client)
 
 
-def test_cluster_nodes_are_reached_at_tls_ports(swap: Swap, authority: Authority, tmp_path: Path) -> None:
+def test_cluster_nodes_are_reached_at_tls_ports(overlay: Overlay, authority: Authority, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack, tls=authority.options("node", auth_clients="yes"))
-        proxy = swap.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *files(authority, "proxy"))
+        proxy = overlay.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *files(authority, "proxy"))
         names = [f"name{number}" for number in range(30)]
         with proxy.connect() as client:
             eventually(lambda: client.call("MSET", *(word for name in names for word in (name, name))).plain == b"OK")
             assert client.call("MGET", *names).plain == [name.encode() for name in names]
-        assert swap.info(proxy)["upstream_nodes"] == "3"
+        assert overlay.info(proxy)["upstream_nodes"] == "3"
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import READ_PAUSE_S, eventually
 from tests.server.caching import CachingClient, turns_of
-from tests.server.swap import Swap
+from tests.server.overlay import Overlay
 
 
 @pytest.fixture
-def client(swap: Swap) -> Iterator[Connection]:
-    with swap.proxy.connect() as connection:
+def client(overlay: Overlay) -> Iterator[Connection]:
+    with overlay.proxy.connect() as connection:
         connection.call("HELLO", 3)
         yield connection
 
@@ -49,20 +49,20 @@ MODES = [(), (b"NOLOOP",), (b"BCAST", b"PREFIX", b"n:"), (b"OPTIN",), (b"OPTOUT"
 
 @pytest.mark.parametrize("options", MODES, ids=lambda options: b" ".join(options).decode())
 def test_tracking_client_caches_no_older_value_of_upstream_than_was_confirmed(
-    swap: Swap, direct: Connection, options: tuple[bytes, ...]
+    overlay: Overlay, direct: Connection, options: tuple[bytes, ...]
 ) -> None:
     keys, confirmed, over = [b"n:%d" % number for number in range(8)], dict[bytes, int](), Event()
     direct.call("MSET", *(word for key in keys for word in (key, b"0")))
 
     def write() -> None:
         number = 0
-        with swap.upstream.connect() as writer:
+        with overlay.upstream.connect() as writer:
             while not over.wait(READ_PAUSE_S):
                 number += 1
                 writer.call("MSET", *(word for key in keys for word in (key, number)))
                 confirmed.update(dict.fromkeys(keys, number))
 
-    clients = [CachingClient(swap.proxy.port, *options) for _ in range(3)]
+    clients = [CachingClient(overlay.proxy.port, *options) for _ in range(3)]
     writing = Thread(target=write)
     writing.start()
     try:
@@ -96,11 +96,11 @@ PIPELINES += [["MULTI", "GET a", "STRLEN d", "EXEC"], ["CLIENT CACHING YES", "MU
 
 @pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"], ["ON", "OPTOUT"]], ids=" ".join)
 def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
-    swap: Swap, client: Connection, direct: Connection, options: list[str]
+    overlay: Overlay, client: Connection, direct: Connection, options: list[str]
 ) -> None:
     """The same pipelines give the same replies, and the same keys are invalidated after them."""
     choice = random.Random(5)
-    with swap.upstream.connect() as alone:
+    with overlay.upstream.connect() as alone:
         alone.call("HELLO", 3)
         for connection in (client, alone):
             assert connection.call("CLIENT", "TRACKING", *options).plain == b"OK"
@@ -187,23 +187,23 @@ def test_client_caching_ends_with_refused_request(client: Connection, direct: Co
 
 
 @pytest.fixture
-def listener(swap: Swap) -> Iterator[Connection]:
+def listener(overlay: Overlay) -> Iterator[Connection]:
     """A client of RESP2 to which others redirect."""
-    with swap.proxy.connect() as connection:
+    with overlay.proxy.connect() as connection:
         assert connection.call("SUBSCRIBE", "__redis__:invalidate").plain[0] == b"subscribe"
         yield connection
 
 
-def id_of(swap: Swap, listener: Connection) -> int:
+def id_of(overlay: Overlay, listener: Connection) -> int:
     """Return the id of a subscriber: the only client with a subscription."""
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         lines = other.call("CLIENT", "LIST", "TYPE", "pubsub").plain.decode().splitlines()
     (line,) = lines
     return int(line.split(" ")[0].removeprefix("id="))
 
 
-def test_tracking_redirect_to_lost_client_is_reported(swap: Swap, client: Connection, direct: Connection) -> None:
-    with swap.proxy.connect() as target:
+def test_tracking_redirect_to_lost_client_is_reported(overlay: Overlay, client: Connection, direct: Connection) -> None:
+    with overlay.proxy.connect() as target:
         number = target.call("CLIENT", "ID").plain
         assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", number).plain == b"OK"
         client.call("GET", "a")
@@ -212,15 +212,15 @@ def test_tracking_redirect_to_lost_client_is_reported(swap: Swap, client: Connec
     assert client.read().plain == [b"tracking-redir-broken", number]
 
 
-def test_tracking_redirect_connections_end_with_client(swap: Swap, listener: Connection) -> None:
-    before = int(swap.info()["upstream_pinned"])
-    with swap.proxy.connect() as client:
-        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", id_of(swap, listener)).plain == b"OK"
-        assert int(swap.info()["upstream_pinned"]) == before + 2
-    eventually(lambda: int(swap.info()["upstream_pinned"]), lambda found: found == before)
+def test_tracking_redirect_connections_end_with_client(overlay: Overlay, listener: Connection) -> None:
+    before = int(overlay.info()["upstream_pinned"])
+    with overlay.proxy.connect() as client:
+        assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", id_of(overlay, listener)).plain == b"OK"
+        assert int(overlay.info()["upstream_pinned"]) == before + 2
+    eventually(lambda: int(overlay.info()["upstream_pinned"]), lambda found: found == before)
 
 
-def test_tracking_mistakes_are_refused(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_mistakes_are_refused(overlay: Overlay, client: Connection, direct: Connection) -> None:
     assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", 10**9).raw == (
         b"-ERR The client ID you want redirect to does not exist\r\n"
     )
@@ -256,8 +256,8 @@ def test_refused_tracking_leaves_client_without_tracking(
     assert is_of(client.read(), b"a")
 
 
-def test_tracking_in_resp2_sends_nothing_before_hello_3(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client:
+def test_tracking_in_resp2_sends_nothing_before_hello_3(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client:
         assert client.call("CLIENT", "TRACKING", "ON").plain == b"OK"
         client.call("GET", "a")
         direct.call("SET", "a", "1")
@@ -269,20 +269,20 @@ def test_tracking_in_resp2_sends_nothing_before_hello_3(swap: Swap, direct: Conn
         assert client.call("CLIENT", "TRACKING", "OFF").plain == b"OK"
 
 
-def test_tracking_change_of_owner_invalidates_all(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_change_of_owner_invalidates_all(overlay: Overlay, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "job:speed:1")
-    with swap.proxy.connect() as admin:
+    with overlay.proxy.connect() as admin:
         admin.call("STATE", "RELEASE", "job")
         assert client.read().plain == [b"invalidate", None]
         admin.call("STATE", "CONFIRM", "job")
         assert client.read().plain == [b"invalidate", None]
 
 
-def test_tracking_lost_upstream_disconnects_client(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_tracking_lost_upstream_disconnects_client(overlay: Overlay, client: Connection, direct: Connection) -> None:
     client.call("CLIENT", "TRACKING", "ON")
     client.call("GET", "a")
-    swap.signal_upstream(signal.SIGKILL)
+    overlay.signal_upstream(signal.SIGKILL)
     assert client.read_to_end() == b""
-    swap.start_upstream()
-    swap.wait_until_ready(swap.proxy)
+    overlay.start_upstream()
+    overlay.wait_until_ready(overlay.proxy)

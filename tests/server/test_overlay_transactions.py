@@ -14,7 +14,7 @@ from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
-from tests.server.swap import STATES, VALUES, Swap
+from tests.server.overlay import STATES, VALUES, Overlay
 
 OPTIONS = ("--upstream-pinned", "2")
 
@@ -25,17 +25,17 @@ def call_each(client: Connection, *lines: str) -> list[object]:
     return [client.read().plain for _ in lines]
 
 
-def test_exec_without_watch_needs_no_dedicated_connection(swap: Swap, direct: Connection) -> None:
+def test_exec_without_watch_needs_no_dedicated_connection(overlay: Overlay, direct: Connection) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(swap.proxy.connect()) for _ in range(5)]
+        clients = [stack.enter_context(overlay.proxy.connect()) for _ in range(5)]
         for each in clients:
             assert call_each(each, "MULTI", "INCR n", "GET job:speed:1")[0] == b"OK"
         assert [each.call("EXEC").plain for each in clients] == [[n, b"10"] for n in range(1, 6)]
-        assert swap.info()["upstream_pinned"] == "0"
+        assert overlay.info()["upstream_pinned"] == "0"
 
 
-def test_refused_watch_watches_nothing(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client:
+def test_refused_watch_watches_nothing(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client:
         assert direct.call("ACL", "SETUSER", "default", "-watch").plain == b"OK"
         try:
             assert client.call("WATCH", "a").raw.startswith(b"-NOPERM")
@@ -45,9 +45,9 @@ def test_refused_watch_watches_nothing(swap: Swap, direct: Connection) -> None:
         assert call_each(client, "WATCH a", "MULTI", "SET a 1", "EXEC")[-1] == [b"OK"]
 
 
-def test_redis_py_pipelines_cover_both_backends(swap: Swap, direct: Connection) -> None:
+def test_redis_py_pipelines_cover_both_backends(overlay: Overlay, direct: Connection) -> None:
     for protocol in (2, 3):
-        with redis.Redis(port=swap.proxy.port, protocol=protocol) as client:
+        with redis.Redis(port=overlay.proxy.port, protocol=protocol) as client:
             with client.pipeline() as pipe:
                 pipe.set("a", 1).get("job:speed:3").hset("h", "f", 1).mget("a", "job:speed:4").hgetall("h")
                 assert pipe.execute() == [True, b"30", protocol == 2, [b"1", b"40"], {b"f": b"1"}]
@@ -71,44 +71,46 @@ def test_refused_command_aborts_transaction(client: Connection, direct: Connecti
     assert direct.call("EXISTS", "a").plain == 0
 
 
-def test_exec_without_answer_of_upstream_closes_connection(swap: Swap, client: Connection, direct: Connection) -> None:
+def test_exec_without_answer_of_upstream_closes_connection(
+    overlay: Overlay, client: Connection, direct: Connection
+) -> None:
     assert call_each(client, "MULTI", "SET a 1", "GET job:speed:1")[-1] == b"QUEUED"
-    swap.signal_upstream(signal.SIGSTOP)
+    overlay.signal_upstream(signal.SIGSTOP)
     client.send(request("EXEC"))
-    eventually(lambda: swap.info()["upstream_waiting"] == "1")
-    swap.signal_upstream(signal.SIGKILL)
+    eventually(lambda: overlay.info()["upstream_waiting"] == "1")
+    overlay.signal_upstream(signal.SIGKILL)
     assert client.read_to_end() == b""
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         found = call_each(other, "MULTI", "SET a 1", "GET job:speed:1", "EXEC")[-1]
         assert found.startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
         assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]
-        swap.start_upstream()
+        overlay.start_upstream()
         eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
         assert call_each(other, "MULTI", "GET a", "GET job:speed:1", "EXEC")[-1] == [b"5", b"10"]
 
 
 def test_queued_transaction_without_answer_of_upstream_closes_connection(
-    swap: Swap, client: Connection, direct: Connection
+    overlay: Overlay, client: Connection, direct: Connection
 ) -> None:
-    with swap.proxy.connect() as other:
+    with overlay.proxy.connect() as other:
         assert call_each(client, "SET a 0", "MULTI", "SET a 1") == [b"OK", b"OK", b"QUEUED"]
         assert call_each(other, "MULTI", "INCR a", "GET a", "DISCARD", "GET a")[2:] == [b"QUEUED", b"OK", b"0"]
-        swap.signal_upstream(signal.SIGSTOP)
+        overlay.signal_upstream(signal.SIGSTOP)
         client.send(request("EXEC"))
-        eventually(lambda: swap.info()["upstream_waiting"] != "0")
-        swap.signal_upstream(signal.SIGKILL)
+        eventually(lambda: overlay.info()["upstream_waiting"] != "0")
+        overlay.signal_upstream(signal.SIGKILL)
         assert client.read_to_end() == b""
         assert call_each(other, "MULTI", "SET a 1", "EXEC")[-1].startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
-        swap.start_upstream()
+        overlay.start_upstream()
         eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
         assert call_each(other, "MULTI", "INCR a", "GET a", "EXEC")[-1] == [6, b"6"]
 
 
 def test_executed_transaction_is_not_repeated_with_later_requests_that_are_sent_again(
-    swap: Swap, client: Connection, direct: Connection
+    overlay: Overlay, client: Connection, direct: Connection
 ) -> None:
     long = b"1" * (3 << 20)
-    swap.publish(Change("speed", Op.PUT, b"job:speed:long", value=long))
+    overlay.publish(Change("speed", Op.PUT, b"job:speed:long", value=long))
     eventually(lambda: client.call("GET", "job:speed:long").plain == long)
     for number in range(1, 4):
         for line in ("MULTI", "INCR n"):  # EXEC arrives alone
@@ -116,7 +118,7 @@ def test_executed_transaction_is_not_repeated_with_later_requests_that_are_sent_
         assert client.call("EXEC").plain == [number]
         assert client.call("MGET", "job:speed:1", "job:speed:long", "job:speed:2").plain == [b"10", long, b"20"]
     assert direct.call("GET", "n").plain == b"3"
-    swap.publish(Change("speed", Op.DELETE, b"job:speed:long"))
+    overlay.publish(Change("speed", Op.DELETE, b"job:speed:long"))
     eventually(lambda: client.call("GET", "job:speed:long").plain is None)
 
 
@@ -126,10 +128,10 @@ def test_watch_lost_at_upstream_disconnects_client(client: Connection, direct: C
     assert client.read_to_end() == b""
 
 
-def test_exec_with_watch_lost_while_states_are_read_writes_nothing(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client, swap.proxy.connect() as other:
+def test_exec_with_watch_lost_while_states_are_read_writes_nothing(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
         assert call_each(client, "WATCH a", "MULTI", "SET b 1", "GET job:speed:1")[-1] == b"QUEUED"
-        for node in swap.nodes:
+        for node in overlay.nodes:
             node.process.send_signal(signal.SIGSTOP)
         try:
             client.send(request("EXEC"))
@@ -137,22 +139,22 @@ def test_exec_with_watch_lost_while_states_are_read_writes_nothing(swap: Swap, d
             direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             assert client.read_to_end() == b""
         finally:
-            for node in swap.nodes:
+            for node in overlay.nodes:
                 node.process.send_signal(signal.SIGCONT)
         assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]  # the states have answered both
         eventually(lambda: other.call("SET", "a", "1").plain == b"OK")
         assert direct.call("EXISTS", "b").plain == 0
 
 
-def test_keys_within_exec_are_of_epoch_of_its_reads_or_later(swap: Swap, direct: Connection) -> None:
+def test_keys_within_exec_are_of_epoch_of_its_reads_or_later(overlay: Overlay, direct: Connection) -> None:
     at_first = next(key for key in VALUES if key.startswith(b"job:") and slot_of(key) <= 8191)
     added = next(key for key in (b"job:speed:%d" % number for number in range(100, 200)) if slot_of(key) > 8191)
     with (
-        LogWriter(swap.log, "job", STATES, "first") as writer,
-        swap.proxy.connect() as client,
-        swap.proxy.connect() as other,
+        LogWriter(overlay.log, "job", STATES, "first") as writer,
+        overlay.proxy.connect() as client,
+        overlay.proxy.connect() as other,
     ):
-        late = swap.nodes[1].process
+        late = overlay.nodes[1].process
         late.send_signal(signal.SIGSTOP)
         try:
             writer.publish([Change("speed", Op.PUT, key, value=b"new") for key in (at_first, added)])
@@ -171,8 +173,8 @@ def test_keys_within_exec_are_of_epoch_of_its_reads_or_later(swap: Swap, direct:
             eventually(lambda: other.call("MGET", at_first, added).plain == [VALUES[at_first], None])
 
 
-def test_watch_keeps_dedicated_connection(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as one, swap.proxy.connect() as two, swap.proxy.connect() as three:
+def test_watch_keeps_dedicated_connection(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as one, overlay.proxy.connect() as two, overlay.proxy.connect() as three:
         assert call_each(one, "WATCH a") == call_each(two, "WATCH a") == [b"OK"]
         assert three.call("WATCH", "a").raw.startswith(b"-ERR max number of clients with an upstream connection")
         assert call_each(one, "UNWATCH") == [b"OK"]
@@ -183,15 +185,15 @@ def test_watch_keeps_dedicated_connection(swap: Swap, direct: Connection) -> Non
         assert call_each(one, "MULTI", "SET a 2", "EXEC")[-1] == [b"OK"]
 
 
-def test_requests_before_watch_are_not_overtaken(swap: Swap, direct: Connection) -> None:
+def test_requests_before_watch_are_not_overtaken(overlay: Overlay, direct: Connection) -> None:
     for number in range(50):
-        with swap.proxy.connect() as client:
+        with overlay.proxy.connect() as client:
             line = [f"SET k {number}", "WATCH k", "GET k", "MULTI", f"APPEND k x{number}", "EXEC"]
             assert call_each(client, *line)[2] == b"%d" % number
 
 
-def test_watch_of_released_key_fails_exec(swap: Swap, direct: Connection) -> None:
-    with swap.proxy.connect() as client, swap.proxy.connect() as admin:
+def test_watch_of_released_key_fails_exec(overlay: Overlay, direct: Connection) -> None:
+    with overlay.proxy.connect() as client, overlay.proxy.connect() as admin:
         assert call_each(client, "WATCH job:speed:1 a", "MULTI", "GET job:speed:1", "GET a")[-1] == b"QUEUED"
         admin.call("STATE", "RELEASE", "job")
         assert client.call("EXEC").plain is None
@@ -214,8 +216,8 @@ def test_suppressed_exec_sends_nothing(client: Connection, direct: Connection) -
     assert client.call("GET", "n").plain == b"1"
 
 
-def test_strict_transactions_refuse_keys_of_both_backends(swap: Swap, direct: Connection) -> None:
-    proxy = swap.start_at(f"redis://127.0.0.1:{swap.upstream.port}", "--transactions", "strict")
+def test_strict_transactions_refuse_keys_of_both_backends(overlay: Overlay, direct: Connection) -> None:
+    proxy = overlay.start_at(f"redis://127.0.0.1:{overlay.upstream.port}", "--transactions", "strict")
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         for lines in (["SET a 1", "GET job:speed:1"], ["MGET a job:speed:1"]):
@@ -292,9 +294,9 @@ def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Conn
     ]
 
 
-def test_denied_exec_ends_watch(swap: Swap, direct: Connection, tmp_path: Path) -> None:
+def test_denied_exec_ends_watch(overlay: Overlay, direct: Connection, tmp_path: Path) -> None:
     (users := tmp_path / "users.acl").write_text("user app on nopass ~* +@all -exec\nuser full on nopass ~* +@all\n")
-    proxy = swap.start_swap("--aclfile", str(users), is_ready=False)
+    proxy = overlay.start_overlay("--aclfile", str(users), is_ready=False)
     for line in users.read_text().splitlines():
         direct.call("ACL", "SETUSER", *line.split()[1:])
     with proxy.connect() as client:

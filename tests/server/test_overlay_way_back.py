@@ -9,7 +9,7 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
-from tests.server.swap import STATES, VALUES, Swap
+from tests.server.overlay import STATES, VALUES, Overlay
 from tests.server.test_overlay_copies import delete
 
 NEW = {key: b"%d" % (number + 1000) for number, key in enumerate(VALUES)}
@@ -33,11 +33,11 @@ def test_rule_returns_clients_to_copies_and_to_upstream(tmp_path: Path) -> None:
     file = tmp_path / "routes.toml"
     file.write_text(rules("state"))
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack, "--routes", str(file))
-        with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
+        overlay = Overlay(tmp_path, stack, "--routes", str(file))
+        with overlay.proxy.connect() as client, overlay.upstream.connect() as upstream:
             client.call("RPUSH", "events", "before")
             # The copying job is stopped, and the states go on.
-            with LogWriter(swap.log, "job", STATES, "first") as writer:
+            with LogWriter(overlay.log, "job", STATES, "first") as writer:
                 changes = [("speed" if key.startswith(b"job:") else "apdex", key, new) for key, new in NEW.items()]
                 writer.publish([Change(state, Op.PUT, key, value=new) for state, key, new in changes])
             eventually(lambda: read(client) == list(NEW.values()))
@@ -48,18 +48,18 @@ def test_rule_returns_clients_to_copies_and_to_upstream(tmp_path: Path) -> None:
             assert read(client) == list(NEW.values())
             assert client.call("SET", "job:speed:1", "from the app").plain == b"OK"
             client.call("RPUSH", "events", "through the proxy")
-            assert "has no old copies" in delete(swap, "--yes").stdout  # they are the upstream's keys now
-        swap.proxy.process.terminate()
-        swap.proxy.process.wait()
-        with swap.upstream.connect() as client:
+            assert "has no old copies" in delete(overlay, "--yes").stdout  # they are the upstream's keys now
+        overlay.proxy.process.terminate()
+        overlay.proxy.process.wait()
+        with overlay.upstream.connect() as client:
             assert read(client) == [b"from the app" if key == b"job:speed:1" else new for key, new in NEW.items()]
             assert client.call("LRANGE", "events", "0", "-1").plain == [b"before", b"through the proxy"]
 
 
 def test_release_returns_clients_to_copies(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        swap = Swap(tmp_path, stack)
-        with swap.proxy.connect() as client, swap.upstream.connect() as upstream:
+        overlay = Overlay(tmp_path, stack)
+        with overlay.proxy.connect() as client, overlay.upstream.connect() as upstream:
             assert read(client) == list(VALUES.values())
             copy(upstream, NEW)
             client.call("STATE", "RELEASE", "job")

@@ -27,7 +27,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.caching import CachingClient, turns_of
-from tests.server.swap import ABSENT, OLD, VALUES
+from tests.server.overlay import ABSENT, OLD, VALUES
 from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
 
 pytestmark = pytest.mark.compiled

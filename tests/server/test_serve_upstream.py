@@ -33,7 +33,7 @@ from resp_server.net.tls import TlsFiles, client_context
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.commands import Command
-from tests.server.swap import ABSENT, OLD, STATES, VALUES, sparkis
+from tests.server.overlay import ABSENT, OLD, STATES, VALUES, sparkis
 
 PROGRAM = ("-m", "resp_server.programs.serve")
 
@@ -486,7 +486,9 @@ def value_of(client: Client, key: str) -> str:
         return str(error)
 
 
-def test_the_commands_of_the_swap_work_at_it(scene: Scene, client: Connection, server: Running) -> None:
+def test_serve_with_an_upstream_takes_the_commands_of_a_proxy(
+    scene: Scene, client: Connection, server: Running
+) -> None:
     upstream = f"redis://127.0.0.1:{scene.port}"
     proxy = f"redis://127.0.0.1:{server.port}"
     assert "owned" in sparkis(server, "owners").stdout

@@ -34,7 +34,7 @@ def publish_values(log: Path) -> None:
         writer.publish([Change(states[key], Op.PUT, key, value=value) for key, value in VALUES.items()])
 
 
-class Swap(Nodes):
+class Overlay(Nodes):
     """The upstream has an old copy of each key of the states. rules: the text of a file of rules."""
 
     def __init__(self, folder: Path, stack: ExitStack, *options: str, rules: str | None = None) -> None:
@@ -49,10 +49,10 @@ class Swap(Nodes):
         publish_values(self.log)
         self.nodes = [self.start(at) for at in range(len(self.ports))]
         if rules is None:
-            self.proxy = self.start_swap(*options)
+            self.proxy = self.start_overlay(*options)
         else:
             self.routes.write_text("")
-            self.proxy = self.start_swap("--routes", str(self.routes), *options)
+            self.proxy = self.start_overlay("--routes", str(self.routes), *options)
             self.use_rules(rules)
 
     def start_upstream(self, *options: str) -> Running:
@@ -63,7 +63,7 @@ class Swap(Nodes):
             connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
         return self.upstream
 
-    def start_swap(self, *options: str, is_ready: bool = True) -> Running:
+    def start_overlay(self, *options: str, is_ready: bool = True) -> Running:
         """Start a proxy with the upstream; is_ready: wait until it answers keys of both sides."""
         url = f"redis://127.0.0.1:{self.upstream_port}"
         proxy = self.start_proxy("--upstream", url, "--ownership", str(self.ownership), *options)
@@ -123,8 +123,8 @@ def sparkis(proxy: Running, command: str, *words: str) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(line, code, output.getvalue(), errors.getvalue())
 
 
-def start_job(swap: Swap, job: str, key_format: str, *keys: str) -> None:
+def start_job(overlay: Overlay, job: str, key_format: str, *keys: str) -> None:
     """Publish a job with one state."""
     states = [StateDescriptor("total", key_format=key_format, value="n")]
-    with LogWriter(swap.log, job, states, f"first-of-{job}") as writer:
+    with LogWriter(overlay.log, job, states, f"first-of-{job}") as writer:
         writer.publish([Change("total", Op.PUT, key.encode(), value=b"of the state") for key in keys])
