@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from time import monotonic
 
+from resp_server.net.service_manager import VARIABLES
+
 # Secrets are passed to child processes in these variables, never on a command line: the token of the project's own
 # processes, the clients' password.
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
@@ -44,6 +46,10 @@ class RestartPause:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child process: that of this process, with the folder of this code in PYTHONPATH."""
+    """Return the environment of a child process: that of this process, with the folder of this code in PYTHONPATH.
+
+    Only this process tells systemd how the service is doing.
+    """
     paths = [SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return inherited | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

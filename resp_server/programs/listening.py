@@ -17,8 +17,10 @@ from typing import Any
 
 from resp_server.acl.users import AccessError, Users
 from resp_server.native import CORE
+from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE
 from resp_server.net.passed_sockets import passed_ports
+from resp_server.net.service_manager import ServiceManager
 from resp_server.net.text_files import read_text
 from resp_server.net.tls import CA_OPTION, TlsFiles, files_of, server_context
 from resp_server.programs.command_line import Mistakes
@@ -121,6 +123,11 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
             logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
 
 
+def addresses_of(config: ServerConfig, port: int, tls_port: int) -> str:
+    """Return the addresses for clients as a text."""
+    return ", ".join(address_of(host, each) for host in config.hosts for each in sorted({port, tls_port} - {0}))
+
+
 def report_ports(ports: Mapping[str, int | None], is_child: bool, supervised: Mapping[str, int]) -> None:
     """Tell the parent process that clients are answered, and at which ports: one line of JSON.
 
@@ -139,6 +146,9 @@ class EndedBeforeStartError(Exception):
 
 class Shutdown:
     """Waits for SIGTERM, SIGINT, or the end of the parent process. Signals count from the construction on.
+
+    Attributes:
+        service_manager: systemd, which it tells of signals.
 
     Args:
         watches_input: The parent's end closes stdin.
@@ -160,6 +170,7 @@ class Shutdown:
         self._ended = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._drain = drain
+        self.service_manager = ServiceManager()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._take_signal)
         if users is not None or reload is not None:
@@ -176,7 +187,7 @@ class Shutdown:
 
     def handle_hang_ups(self, users: Server | Workers | None, reload: Callable[[], None] | None) -> None:
         """Reload at each SIGHUP from now on."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _hang_up, users, reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, users, reload)
 
     @contextmanager
     def cancelling_start(self) -> Iterator[None]:
@@ -203,7 +214,15 @@ class Shutdown:
     def _take_signal(self) -> None:
         if self._drain is not None:
             self._drain.signalled()
+        self.service_manager.stopping()
         self._end()
+
+    def _hang_up(self, users: Server | Workers | None, reload: Callable[[], None] | None) -> None:
+        self.service_manager.reloading()
+        if reload is not None:
+            reload()
+        _reload_users(users)
+        self.service_manager.reloaded()
 
     def _end(self) -> None:
         self._ended.set()
@@ -214,12 +233,6 @@ class Shutdown:
         if not os.read(descriptor, 4096):
             asyncio.get_running_loop().remove_reader(descriptor)
             self._end()
-
-
-def _hang_up(server: Server | Workers | None, reload: Callable[[], None] | None) -> None:
-    if reload is not None:
-        reload()
-    _reload_users(server)
 
 
 def _reload_users(server: Server | Workers | None) -> None:

@@ -38,6 +38,7 @@ from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
     EndedBeforeStartError,
     Shutdown,
+    addresses_of,
     config_of,
     load_users,
     log_started,
@@ -176,6 +177,7 @@ async def answer_clients(
         ports = {"port": server.port, "tls_port": server.tls_port, "metrics_port": metrics.port, **further_ports}
         report_ports(ports, options.child, supervised)
         log_started(config, server.port, server.tls_port)
+        shutdown.service_manager.ready(f"Serving {addresses_of(config, server.port, server.tls_port)}")
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if proxy.overlay is not None and options.copiers == "refuse":
             ends.append(proxy.overlay.control.end_at_legacy_writer())

@@ -15,6 +15,7 @@ from resp_server.net import event_loop
 from resp_server.net.addresses import address_of
 from resp_server.net.client import Client
 from resp_server.net.listeners import LOOPBACK, cannot_listen, raise_file_limit
+from resp_server.net.service_manager import ServiceManager
 from resp_server.net.tls import Certificates, certificates_of, server_files_of
 from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
@@ -79,9 +80,8 @@ async def _run(options: argparse.Namespace, host: str, token: str, certificates:
     Args:
         host: The advertised one.
     """
-    shutdown = asyncio.create_task(
-        Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload).wait()
-    )
+    signals = Shutdown(watches_input=options.child, reload=ConfigReload(options, None).reload)
+    shutdown = asyncio.create_task(signals.wait())
     raise_file_limit(CONNECTIONS_MAX + UNAUTHENTICATED_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
@@ -93,6 +93,7 @@ async def _run(options: argparse.Namespace, host: str, token: str, certificates:
         while not shutdown.done():
             if options.standby:
                 logger.info("standing by for the registry of %s", filesystem.root)
+                signals.service_manager.ready(f"Standing by for the registry of {filesystem.root}")
                 absence = asyncio.create_task(wait_for_absence(filesystem, _connecting(token, certificates)))
                 await asyncio.wait([absence, shutdown], return_when=asyncio.FIRST_COMPLETED)
                 if not absence.done():
@@ -100,7 +101,7 @@ async def _run(options: argparse.Namespace, host: str, token: str, certificates:
                     return
                 absence.result()
             try:
-                await _assign(options, host, filesystem, token, certificates, shutdown, source)
+                await _assign(options, host, filesystem, token, certificates, shutdown, source, signals.service_manager)
             except FencedError as error:
                 if not options.standby:
                     raise
@@ -119,6 +120,7 @@ async def _assign(
     certificates: Certificates | None,
     shutdown: asyncio.Task[None],
     source: RegistrySource,
+    service_manager: ServiceManager,
 ) -> None:
     """Lead as the log's registry until shutdown; FencedError when another registry has taken over."""
     try:
@@ -146,6 +148,7 @@ async def _assign(
                 address,
             )
         logger.info("started registry @ %s, term %d", address, registry.term)
+        service_manager.ready(f"Assigning slots at {address}, term {registry.term}")
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)
         await asyncio.wait([running, shutdown], return_when=asyncio.FIRST_COMPLETED)

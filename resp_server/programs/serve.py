@@ -37,6 +37,7 @@ from resp_server.programs.draining import Drain
 from resp_server.programs.listening import (
     EndedBeforeStartError,
     Shutdown,
+    addresses_of,
     config_of,
     load_users,
     log_started,
@@ -332,6 +333,8 @@ async def _serve_until(
         await _listen(options, config, server, ports, topology_source, supervised)
         if options.behind_proxy:
             loading.add_done_callback(_report_loaded)
+        check = server.settled if isinstance(server, Workers) else None
+        shutdown.service_manager.ready(f"Serving {addresses_of(config, server.port, server.tls_port)}", check)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
         if driver_leases is not None:
             ends.append(driver_leases.wait_for_end())

@@ -30,7 +30,7 @@ from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Mistakes, Program
 from resp_server.programs.config_reload import ConfigReload
 from resp_server.programs.draining import Drain
-from resp_server.programs.listening import EndedBeforeStartError, Shutdown, config_of, load_users
+from resp_server.programs.listening import EndedBeforeStartError, Shutdown, addresses_of, config_of, load_users
 from resp_server.programs.metrics_options import check_metrics, listener_of
 from resp_server.programs.serve import check_logs, store_folder
 from resp_server.registry.client import AdvertisedAddress, RegistryClient
@@ -192,6 +192,7 @@ async def _serve(
         tasks.append(asyncio.create_task(_open(server, appliers, identity_file.is_assigned)))
         tasks.append(asyncio.create_task(registry_client.run()))
         _report_started(host or config.hosts[0], port or server.port, is_child=options.child)
+        shutdown.service_manager.ready(f"Serving {addresses_of(config, server.port, server.tls_port)}")
         await next(asyncio.as_completed([shutdown.wait(), ended.wait()]))
         metrics.drain()
         await drain.run(lambda left_s: registry_client.drain(left_s * HAND_OVER_SHARE), server.drain)
