@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,10 @@ test-cluster: setup-test ## run the tests on a standalone cluster and on three e
 test-kafka: setup-test ## run the tests with a Kafka broker, which Maven fetches with Spark's connector; make test leaves them out
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" sh scripts/kafka.sh $(VENV)
 	@$(RUN) python -m pytest -m kafka $(ARGS) tests/kafka
+
+test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md
+	@sh scripts/program.sh mvn maven
+	@$(RUN) python -m compat.client_programs --page docs/clients.md $(ARGS)
 
 bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
 	@sh scripts/program.sh nutcracker twemproxy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,12 +40,13 @@ SLOTS = ((0, 5460), (5461, 10_922), (10_923, 16_383))
 # The key that scenarios change. It has the form of Django's cache keys, so that Django can read it, too.
 LIVE = ":1:live"
 
-# A user who may read only the keys of users.
+# A user who may read only the keys of users, and those of one state.
 TENANT, TENANT_PASSWORD = "tenant", "of-the-tenant"
 TENANT_RULES = (
     "on",
     f">{TENANT_PASSWORD}",
     "~user:*",
+    "~job:text:*",
     "+@read",
     "+@connection",
     "+@transaction",
@@ -162,6 +163,7 @@ class RealCluster:
     """Three real masters with a third of the slots each."""
 
     name = "a real cluster"
+    node_options: Sequence[str] = ()
 
     def __init__(self, folder: Path, stack: ExitStack, authority: Authority, dataset: Dataset) -> None:
         self._authority = authority
@@ -170,18 +172,21 @@ class RealCluster:
             call(server, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
             call(server, "CLUSTER", "ADDSLOTSRANGE", *slots)
         for server in self.nodes[1:]:
-            bus = call(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
-            call(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
+            self._meet(server)
         eventually(lambda: all(map(self._is_settled, self.nodes)), awaited="the nodes to meet")
         self._fill(dataset)
 
-    @staticmethod
     @contextmanager
-    def _node(folder: Path) -> Iterator[Running]:
+    def _node(self, folder: Path) -> Iterator[Running]:
         folder.mkdir(parents=True)
         options = ("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
-        with redis_server(folder, *options) as server:
+        with redis_server(folder, *options, *self.node_options) as server:
             yield server
+
+    def _meet(self, server: Running) -> None:
+        """Have a server that knows no other meet the first node."""
+        bus = call(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
+        call(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
 
     @staticmethod
     def _is_settled(server: Running) -> bool:
