@@ -48,6 +48,10 @@ class BackendExec:
     def end(self) -> None:
         """Handle the end of the transaction, also after an exception."""
 
+    def has_read_newest(self) -> bool:
+        """Return whether no epoch has come since the one that `answer` has read."""
+        return True
+
 
 class TransactionBackend(Protocol):
     """Runs the queued commands of an EXEC, and watches keys."""
@@ -81,8 +85,11 @@ class TransactionBackend(Protocol):
     def chunks_of(self, request: Request) -> Iterable[Request]:
         """Split a queued request into chunks, to check the rights to all of its keys."""
 
-    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
-        """Return the queued requests that monitors and tracking clients here get; another Redis sends its own."""
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
+        """Return the queued requests that monitors and tracking clients here get; another Redis sends its own.
+
+        Each with whether a client may cache its keys: states alone answer it, under these names.
+        """
 
 
 class Transactions:
@@ -129,15 +136,15 @@ class Transactions:
     async def _answer(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch
     ) -> Answer:
-        session, tracking_state = context.session, context.session.tracking_state
-        is_tracked = tracking_state is not None and not tracking_state.is_bcast
+        session, tracking_state, tracking = context.session, context.session.tracking_state, self._server.tracking
         keys: list[bytes] = []
+        uncached: list[bytes] = []
         run = self._backend.begin_exec(context, requests, watched, batch.seen)
         try:
             await batch.earlier_replies()  # they must not be from a later epoch
             await run.prepare()
             try:
-                await in_steps(self._before(session, requests, keys), self._server.clients.defer)
+                await in_steps(self._before(session, requests, keys, uncached), self._server.clients.defer)
             except ExecAbortError:
                 raise
             except ReplyError as error:  # keys may have got other owners since they were queued
@@ -145,27 +152,40 @@ class Transactions:
             answer = await run.answer()
         finally:
             run.end()
-        if tracking_state is not None and is_tracked:
-            # EXEC may have read an older epoch than that of the invalidations sent so far.
-            self._server.tracking.enqueue_resend(tracking_state, keys)
+        if tracking_state is not None:
+            # The invalidation of a later epoch than EXEC has read may have been sent before its reply.
+            is_newest = run.has_read_newest()
+            changed = [key for key in keys if not (is_newest and tracking.has(tracking_state, key))]
+            tracking.enqueue_resend(tracking_state, uncached + changed)
         return answer
 
-    def _before(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
-        """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read."""
+    def _before(
+        self, session: Session, requests: Sequence[Request], keys: list[bytes], uncached: list[bytes]
+    ) -> Steps[None]:
+        """Check the user's rights to the queued commands, send them to monitors, and collect the keys they read.
+
+        The keys that a client may cache are recorded, too. A change between now and the reply removes them again.
+        """
         for each in requests if not session.user.is_unrestricted else ():
             for chunk in self._backend.chunks_of(each):
                 denied = session.user.denial(self._table.find(each), chunk)
                 if denied is not None:  # the rights changed meanwhile; servers do not know this user
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield
-        is_tracked = session.tracking_state is not None and not session.tracking_state.is_bcast
+        tracking_state = session.tracking_state
         is_observed, monitors = session.is_observed, self._server.monitors
-        for each in self._backend.recorded(session, requests) if is_tracked or is_observed else ():
+        recorded = self._backend.recorded(session, requests) if is_observed or tracking_state is not None else ()
+        for each, may_be_cached in recorded:
             command = self._table.find(each)
             if is_observed and command.destination is Destination.STATES:
                 monitors.record(session, command, each)
-            if is_tracked:
-                keys += keys_read(command, each)
+            if tracking_state is not None and not tracking_state.is_bcast:
+                read = keys_read(command, each)
+                if may_be_cached:
+                    self._server.tracking.record_keys(tracking_state, read)
+                    keys += read
+                else:
+                    uncached += read
             yield
         if is_observed:
             monitors.record(session, self._exec_command, (self._exec_command.name.encode(),))

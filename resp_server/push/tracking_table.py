@@ -136,6 +136,11 @@ class TrackingTable:
         if (0 < self.keys_max < len(clients_by_key)) or self._bytes > self._bytes_max:
             self._evict()
 
+    def has(self, client: TrackingState, key: bytes) -> bool:
+        """Return whether a key is recorded for a client."""
+        clients = self.clients_by_key.get(key)
+        return clients is not None and (clients is ALL_CLIENTS or client in clients)
+
     def _add(self, key: bytes, clients: CachingClients, client: TrackingState) -> None:
         if len(clients) >= CLIENTS_PER_KEY_MAX:
             live = tuple(each for each in clients if each.is_on)

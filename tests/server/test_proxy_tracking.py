@@ -13,7 +13,7 @@ from threading import Event, Thread
 import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN
-from compat.conformance.wire import request
+from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
@@ -130,15 +130,35 @@ def test_broadcasts_begin_once_all_servers_report_changes(cluster: Cluster) -> N
             told |= set(client.read().plain[1])
 
 
-def test_an_exec_invalidates_the_keys_that_it_has_read_after_its_reply(cluster: Cluster) -> None:
+@pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"]], ids=" ".join)
+def test_keys_that_an_exec_has_read_are_cached_until_they_change(cluster: Cluster, options: list[str]) -> None:
+    """The keys are of both servers, so that the transaction is not forwarded as it is."""
     cluster.wait()
     with cluster.proxy.connect() as client:
         client.call("HELLO", "3")
-        client.call("CLIENT", "TRACKING", "ON")
-        client.send(request("MULTI") + request("GET", KEYS[0]) + request("PING") + request("EXEC"))
-        *_, reply = [client.read().plain for _ in range(4)]
-        assert reply == [b"%d" % cluster.values[KEYS[0]], b"PONG"]
-        assert client.read().plain == [b"invalidate", [KEYS[0]]]
+        client.call("CLIENT", "TRACKING", *options)
+        caching = [["CLIENT", "CACHING", "YES"]] if "OPTIN" in options else []
+        transaction = [*caching, ["MULTI"], *(["GET", key] for key in KEYS), ["EXEC"]]
+
+        def invalidated_after_exec() -> list[object]:
+            """Return what is invalidated before the next reply; changes before EXEC may be reported late."""
+            client.send(b"".join(request(*words) for words in [*transaction, ["PING"]]))
+            *_, values = [_next_reply(client) for _ in transaction]
+            assert values == [b"%d" % cluster.values[key] for key in KEYS]
+            pushes = []
+            while (frame := client.read()).plain != b"PONG":
+                pushes.append(frame.plain)
+            return pushes
+
+        eventually(invalidated_after_exec, lambda pushes: not pushes)
+        cluster.publish(KEYS[:1])
+        assert client.read().plain == [b"invalidate", KEYS[:1]]
+
+
+def _next_reply(client: Connection) -> object:
+    while (frame := client.read()).type == ">":
+        pass
+    return frame.plain
 
 
 def test_cached_value_is_valid_until_it_changes(cluster: Cluster) -> None:

@@ -429,7 +429,7 @@ class OverlayBackend:
         """Split a queued request into chunks, to check the rights to all of its keys."""
         return self._transactions.chunks_of(request)
 
-    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
         """Return the queued requests that monitors and tracking clients here get."""
         return self._transactions.recorded(session, requests)
 

@@ -238,6 +238,7 @@ class OverlayExec(BackendExec):
         self._requests, self._watched, self._seen = requests, watched, seen
         self._begin_states = begin_states
         self._upstream = UpstreamTransaction(sender.databases_of(session), session)
+        self._states: BackendExec | None = None
         self._states_answer = Answer(EMPTY)
 
     async def prepare(self) -> None:
@@ -256,7 +257,8 @@ class OverlayExec(BackendExec):
         if self._upstream.is_dirty:
             return Answer(NOTHING_RUN[self._protocol])
         if plan.of_states or self._watched:
-            states = self._states_answer = await self._begin_states(plan.of_states, self._watched, self._seen).answer()
+            self._states = self._begin_states(plan.of_states, self._watched, self._seen)
+            states = self._states_answer = await self._states.answer()
             if _has_run_nothing(states.reply):
                 return states
         upstream_reply: RawReply = EMPTY
@@ -314,6 +316,9 @@ class OverlayExec(BackendExec):
         except MALFORMED_REPLY_ERRORS as error:
             reply = malformed_reply(error)
         return Answer(reply, epochs)
+
+    def has_read_newest(self) -> bool:
+        return self._states is None or self._states.has_read_newest()
 
     def end(self) -> None:
         self._upstream.unwatch()

@@ -95,21 +95,22 @@ class OverlayTransactions:
         routed = self._sender.router.commands.of(request) if isinstance(request, LongRequest) else None
         return (request,) if routed is None else chunks_of(routed, cast(LongRequest, request))
 
-    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
         """Return the queued requests that states answer; the upstream tells monitors and tracking clients of others."""
         database = session.db
         for request in requests:
-            if self._is_of_states(request, database):
-                yield request
+            destination = self._destination_of(request, database)
+            if destination in WITHOUT_UPSTREAM or destination in PARTLY_OF_STATES:
+                yield request, destination in WITHOUT_UPSTREAM
             if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
                 with suppress(GenericError):
                     database = self._sender.databases_of(session).number_of(request[1])
 
-    def _is_of_states(self, request: Request, database: int) -> bool:
+    def _destination_of(self, request: Request, database: int) -> Destination:
         if len(request) > UNSPLIT_ARGUMENTS_MAX:
-            return False  # a transaction of states refuses such a request when it is queued
+            return Destination.UPSTREAM  # a transaction of states refuses such a request when it is queued
         route = self._sender.router.route(request, database)
-        return route is None or route.destination in WITHOUT_UPSTREAM or route.destination in PARTLY_OF_STATES
+        return Destination.STATES if route is None else route.destination
 
 
 def check_replies_of_exec(session: Session, command: Command, request: Request) -> bool:

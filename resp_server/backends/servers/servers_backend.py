@@ -243,9 +243,9 @@ class ServersBackend:
     def exec_rejected(self, session: Session) -> None:
         """Servers get the watched keys with an EXEC only."""
 
-    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[Request]:
+    def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
         """Return all queued requests: servers send no monitor lines, and do not know which client tracks keys."""
-        return requests
+        return ((each, True) for each in requests)
 
     def chunks_of(self, request: Request) -> Iterable[Request]:
         """Return a queued request as it is: a long one is not queued."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.request_policy import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
@@ -81,6 +82,10 @@ class ServersExec(BackendExec):
                 if not self._may_try_again(transaction, error_line):
                     return Answer(error_line)
             await self._attempts.pause("the servers have no epoch in common")
+
+    def has_read_newest(self) -> bool:
+        """Return whether no server has announced a later epoch than those of the reply."""
+        return self._epochs.are_newest
 
     async def _send(self, transactions: Sequence[ServerTransaction]) -> bool:
         """Send the transactions. If not all servers can be reached, return False when they may be sent again."""
@@ -167,6 +172,7 @@ class EpochsToRead:
 
     def __init__(self) -> None:
         self._by_cluster: dict[int, dict[str, JobEpoch]] = {}
+        self._announced: dict[int, ClusterEpochs] = {}
         self._jobs: dict[str, set[str]] = {}  # that each server has, by its address
 
     def of(self, transaction: ServerTransaction) -> dict[str, JobEpoch]:
@@ -174,6 +180,7 @@ class EpochsToRead:
         cluster, address = transaction.cluster, transaction.address
         if transaction.cluster_index not in self._by_cluster:
             self._by_cluster[transaction.cluster_index] = dict(cluster.epochs.newest)
+            self._announced[transaction.cluster_index] = cluster.epochs
         epochs = self._by_cluster[transaction.cluster_index]
         jobs, readable = (
             self._jobs.setdefault(address, set(cluster.epochs.seen.get(address, ()))),
@@ -192,6 +199,14 @@ class EpochsToRead:
             elif readable(job, epochs[job]) not in reached:
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
         cluster.connection(ConnectionKey(address, 2, False)).await_epochs({job: epochs[job] for job in pinned})
+
+    @property
+    def are_newest(self) -> bool:
+        """Whether servers have announced no others; during an outage it is not known which of them count."""
+        return all(
+            not announced.outages.common and announced.newest.items() <= self._by_cluster[at].items()
+            for at, announced in self._announced.items()
+        )
 
     @property
     def of_reply(self) -> ReplyEpochs:
