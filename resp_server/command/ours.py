@@ -159,7 +159,7 @@ ROWS: Mapping[str, Policy] = {
     "acl|save": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
     "acl|setuser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
     "cluster": Policy(refusal=cluster_disabled, destination=_LOCAL),
-    "config|set": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
+    "config|set": Policy(role=Role.CONFIG_SET, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
     "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "info": Policy(role=Role.INFO, destination=Destination.ALL_JOBS),

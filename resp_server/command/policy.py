@@ -139,6 +139,7 @@ class Role(Enum):
     CLIENT_REPLY = auto()
     CLIENT_TRACKING = auto()
     CLIENT_UNBLOCK = auto()
+    CONFIG_SET = auto()
     DBSIZE = auto()
     DISCARD = auto()
     EXEC = auto()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -57,6 +58,35 @@ def test_error_of_unsplittable_read_names_owners(client: Connection) -> None:
 def test_administrative_commands_are_refused(client: Connection, line: str) -> None:
     reply = client.call(*line.split(" "))
     assert reply.is_error and b"is not passed on to the upstream" in reply.plain, reply
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_config_set_of_events_is_ok_where_the_upstream_has_them(
+    overlay: Overlay, client: Connection, protocol: int
+) -> None:
+    def asked(letters: str) -> Any:
+        return client.call("CONFIG", "SET", "notify-keyspace-events", letters).plain
+
+    client.call("HELLO", protocol)
+    with overlay.upstream.connect() as direct:
+        direct.call("CONFIG", "SET", "notify-keyspace-events", "KEx$g")
+        assert [asked(letters) for letters in ("xE", "Kg$", "EK")] == [b"OK"] * 3
+        assert asked("Exs") == (
+            b"ERR the upstream's notify-keyspace-events is 'g$xKE', and CONFIG SET is not passed on: run CONFIG SET "
+            b"notify-keyspace-events 'g$sxKE' at the upstream's own address"
+        )
+        assert asked("KEA").endswith(b"notify-keyspace-events 'AKE' at the upstream's own address")
+        assert asked("").endswith(b"notify-keyspace-events '' at the upstream's own address")
+        direct.call("CONFIG", "SET", "notify-keyspace-events", "AKE")
+        assert [asked(letters) for letters in ("Egx", "KEA", "g$lshzxetdK")] == [b"OK"] * 3
+        assert b"Invalid event class character" in asked("q")
+        more = ("CONFIG", "SET", "notify-keyspace-events", "K", "maxmemory", "1")
+        assert b"is not passed on to the upstream" in client.call(*more).plain
+        direct.call("CONFIG", "SET", "notify-keyspace-events", "")
+        assert asked("") == b"OK"
+        client.call("MULTI")
+        assert b"is not passed on to the upstream" in asked("")
+        assert client.call("EXEC").is_error
 
 
 def test_upstream_allow_passes_commands_on(overlay: Overlay) -> None:

@@ -33,6 +33,7 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.router import Route, Router
+from resp_server.backends.routing.upstream_settings import not_passed_on
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
@@ -294,6 +295,8 @@ class OverlayBackend:
         if session.tracking_state is not None:
             self._invalidations.after_reply(session, route, request)
         if session.transaction is not None:
+            if route.asked_events is not None:  # its reply is known only when the upstream has answered
+                raise not_passed_on(route.routed.name)
             return self._transactions.queue(context, session.transaction, route, request, batch)
         return self._answer_alone(context, route, request, batch)
 

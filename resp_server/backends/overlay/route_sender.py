@@ -20,6 +20,7 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.router import Route, Router
 from resp_server.backends.routing.scan_cursor import position_of
+from resp_server.backends.routing.upstream_settings import AskedEvents, events_in
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
@@ -39,6 +40,12 @@ from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 
 OK = b"+OK\r\n"
+
+
+async def _confirmed(asked: AskedEvents, current: Answering) -> Answer:
+    """Answer OK if the upstream's setting includes what a client asks for; GenericError otherwise."""
+    asked.check(events_in((await current).reply))
+    return Answer(OK)
 
 
 class RouteSender:
@@ -112,7 +119,10 @@ class RouteSender:
         """Answer a request from the cache or by the upstream."""
         routed, upstream = route.routed, self.upstream_of(session)
         answering = partial(self._upstream_answer, routed, upstream, route.request or request, session, batch)
-        if self._may_be_cached(route, request, session):
+        if route.asked_events is not None:
+            asked = route.asked_events
+            batch.answer(lambda: _confirmed(asked, answering()), session.replies_suppressed)
+        elif self._may_be_cached(route, request, session):
             read = read_of(request, session.db, session.protocol)
             reply = self.cached.reply_to(route, read, session)
             if reply is not None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-import hiredis
-
 from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.upstream_settings import EVENTS_REQUEST, events_in
 from resp_server.forwarding.answers import ask, in_background
-from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import UnansweredError
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
 
-SETTING = b"notify-keyspace-events"
-REQUEST = pack((b"CONFIG", b"GET", SETTING))
+REQUEST = pack(EVENTS_REQUEST)
 
 
 class UpstreamEvents:
@@ -36,13 +33,10 @@ class UpstreamEvents:
     async def _read(self) -> None:
         with suppress(ReplyError, UnansweredError):  # then the current setting is kept
             answer = await ask(partial(self._upstream.send_to_node, 0, 0, 2, REQUEST))
-            # The reply may be malformed, or the setting may contain a class of events that states do not have.
-            with suppress(TypeError, hiredis.HiredisError, ClassesError):
-                reader = hiredis.Reader()
-                reader.feed(as_bytes(answer.reply))
-                match reader.gets():
-                    case [_, bytes(classes)]:
-                        self._apply(letters_of(classes_of(classes.decode("latin-1"))))
+            letters = events_in(answer.reply)
+            if letters is not None:
+                with suppress(ClassesError):  # a class of events that states do not have
+                    self._apply(letters_of(classes_of(letters)))
 
     def _apply(self, events: str) -> None:
         if events != self._server.config.notify_keyspace_events:

@@ -27,6 +27,12 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule, Writes
 from resp_server.backends.routing.shadow_compare import is_comparable
 from resp_server.backends.routing.state_writes import without_pairs, write_plan
+from resp_server.backends.routing.upstream_settings import (
+    EVENTS_REQUEST,
+    AskedEvents,
+    asked_events,
+    not_passed_on,
+)
 from resp_server.command.keys import key_runs, searches_keyword
 from resp_server.command.policy import Destination, Role
 from resp_server.command.table import CommandTable
@@ -76,6 +82,7 @@ class Route(NamedTuple):
         changed: The keys that the request may change, if any key is cached; None: all keys.
         can_overtake_cache: Its reply may be newer than a reply that is cached exactly, so the cache has to know all
             earlier changes before the client gets it.
+        asked_events: What the reply to `request` has to include, so that the client gets OK.
         is_in_chunks: For `Destination.BOTH`: the upstream's keys are read by one request, the states' in chunks.
     """
 
@@ -94,6 +101,7 @@ class Route(NamedTuple):
     cached_keys: Sequence[bytes] = ()
     changed: Sequence[bytes] | None = ()
     can_overtake_cache: bool = False
+    asked_events: AskedEvents | None = None
     is_in_chunks: bool = False
 
 
@@ -239,9 +247,7 @@ def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTab
             routed.command.check_arity(request)
         return Route(Destination.ALL_KEYS, routed)
     if destination is Destination.DENIED:
-        raise GenericError(
-            f"command '{routed.name}' is not passed on to the upstream: send it to the upstream's own address"
-        )
+        return _route_of_denied(routed, request)
     if routed.policy.role is Role.INFO and destination is Destination.ALL_JOBS:
         is_own = any(section.lower() in OWN_SECTIONS for section in request[1:])
         return Route(destination if is_own else Destination.UPSTREAM, routed)
@@ -252,6 +258,14 @@ def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTab
     may_change = table.keys.has_cached and "write" in routed.facts.flags
     is_blocking = "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
     return Route(destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
+
+
+def _route_of_denied(routed: RoutedCommand, request: Request) -> Route:
+    """Return the route of a setting that the upstream may have already; GenericError for all other commands."""
+    asked = asked_events(routed.name, request) if routed.policy.role is Role.CONFIG_SET else None
+    if asked is None:
+        raise not_passed_on(routed.name)
+    return Route(Destination.UPSTREAM, routed, request=EVENTS_REQUEST, asked_events=asked)
 
 
 def _check_swap(request: Request, table: RoutingTable) -> None:
