@@ -17,7 +17,7 @@ from state_backend.attach.attachment import CHECKS_PER_LISTING_REMOTE
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from tests.golden_checkpoints import NEWEST, unpack
 from tests.object_store.conftest import BUCKET
-from tests.object_store.test_log import methods
+from tests.object_store.logs import methods
 from tests.unit.state_backend.attach.following import WAIT_S, coalesced, epochs, following, generations, in_spark, shown
 
 PARTITIONS = 2

@@ -8,7 +8,6 @@ import select
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter_ns
@@ -25,21 +24,11 @@ from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError, LogError, LogUnavailableError
 from state_backend.model.records import Change, Op
+from tests.object_store.logs import STATE, methods, one, writer_of
 
-STATE = StateDescriptor("count", key="k", value="v", reduce="sum", columns={"v": "bigint"})
 LATER_MS = 10**13
-
-
-def one(key: int, by: int = 1) -> Change:
-    """Return a change that is seen if it is lost or done twice."""
-    return Change("count", Op.FOLD, b"job:count:%d" % key, None, b"%d" % by)
-
-
-def writer_of(root: str, **more: Any) -> LogWriter:
-    return LogWriter(root, "job", [STATE], "q1", **more)
 
 
 def counts(root: str) -> dict[bytes, int]:
@@ -102,7 +91,7 @@ def test_an_epoch_that_was_acknowledged_is_never_overwritten(root: str) -> None:
 import sys
 from state_backend.model.errors import LogError
 sys.path.insert(0, sys.argv[3])
-from tests.object_store.test_log import one, writer_of
+from tests.object_store.logs import one, writer_of
 print("ready", flush=True)
 for line in sys.stdin:
     try:
@@ -224,12 +213,6 @@ def test_server_serves_its_state_while_object_store_is_unreachable(
     assert followed.known["error"] == ""
     assert followed.counts() == {b"job:count:0": 2}
     followed.applier.close()
-
-
-def methods(proxy: FaultyProxy) -> Counter[str]:
-    """Count the requests since the last call; a listing is a GET that costs as much as a PUT."""
-    requests = proxy.taken()
-    return Counter("LIST" if "list-type" in path else method for method, path in requests)
 
 
 def test_an_epoch_is_one_put_and_few_gets(

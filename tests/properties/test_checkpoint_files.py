@@ -25,7 +25,7 @@ from state_backend.checkpoint.spark_types import parse_schema
 from state_backend.checkpoint.states import State, StateForm
 from state_backend.model.errors import CheckpointError, CheckpointFormatError, UnsupportedStateError
 from tests.golden_checkpoints import plain
-from tests.properties.test_unsafe_rows import struct_of, values_of
+from tests.properties.rows import struct_of, values_of
 from tests.unit.state_backend.checkpoint import test_compression as frames
 from tests.unit.state_backend.checkpoint import test_records as written_records
 from tests.unit.state_backend.checkpoint import test_schemas as written_schemas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,9 @@ from compat.examples import examples
 from state_backend.checkpoint.unsafe_rows import decode_rows
 from state_backend.model.errors import CheckpointFormatError
 from tests.golden_checkpoints import plain
+from tests.properties.rows import LEAVES, struct_of, values_of
 from tests.unsafe_rows import unsafe_row
 
-SMALL, LARGE = pa.decimal128(10, 2), pa.decimal128(38, 3)
-LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
-    pa.bool_(): st.booleans(),
-    pa.int8(): st.integers(-128, 127),
-    pa.int16(): st.integers(-(1 << 15), (1 << 15) - 1),
-    pa.int32(): st.integers(-(1 << 31), (1 << 31) - 1),
-    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
-    pa.float32(): st.floats(width=32, allow_nan=False),
-    pa.float64(): st.floats(allow_nan=False),
-    pa.string(): st.text(),
-    pa.binary(): st.binary(),
-    SMALL: st.decimals(-(10**7), 10**7, places=2),
-    LARGE: st.integers(-(10**30), 10**30).map(lambda number: Decimal(number).scaleb(-3)),
-}
 MAP_KEYS = (pa.int64(), pa.string())
 
 
@@ -42,27 +28,11 @@ def nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataTy
     )
 
 
-def struct_of(kinds: list[pa.DataType]) -> pa.StructType:
-    return pa.struct([(f"f{index}", kind) for index, kind in enumerate(kinds)])
-
-
 TYPES = st.recursive(st.sampled_from(list(LEAVES)), nested, max_leaves=6)
 SCHEMAS = st.one_of(
     st.lists(TYPES, min_size=1, max_size=5).map(struct_of),
     st.integers(60, 130).map(lambda count: struct_of([pa.int64()] * count)),
 )
-
-
-def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:
-    if pa.types.is_struct(kind):
-        found: st.SearchStrategy[Any] = st.tuples(*(values_of(field.type) for field in kind))
-    elif pa.types.is_list(kind):
-        found = st.lists(values_of(kind.value_type), max_size=4)
-    elif pa.types.is_map(kind):
-        found = st.dictionaries(values_of(kind.key_type, nullable=False), values_of(kind.item_type), max_size=3)
-    else:
-        found = LEAVES[kind]
-    return st.none() | found if nullable else found
 
 
 ROWS = SCHEMAS.flatmap(

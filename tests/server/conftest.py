@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import Store
-from tests.builders import apply_epoch
+from tests.builders import apply_epoch, put_value, value_state, write_log
+from tests.server import socket_requests
 from tests.server.commands import Command, Start
 from tests.server.overlay import Overlay
 from tests.server.redis_cluster import RedisCluster
@@ -189,11 +192,27 @@ def start() -> Iterator[Start]:
         each.end()
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of one job with one key."""
+    write_log(tmp_path / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
+    return tmp_path / "log"
+
+
 @pytest.fixture(scope="session")
 def store() -> MemoryStore:
     made = MemoryStore("g1")
     apply_epoch(made, STATES, CHANGES, 4, clock_ms=NOW_MS)
     return made
+
+
+@pytest.fixture(scope="module")
+def lmdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LmdbStore]:
+    """A store on disk with the values that `socket_requests` asks for."""
+    store = LmdbStore(tmp_path_factory.mktemp("store"), "g1", map_bytes_max=1 << 28)
+    apply_epoch(store, socket_requests.STATES, socket_requests.CHANGES, 4, clock_ms=NOW_MS)
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-from compat.conformance.servers import Running, free_port, redis_server
+from compat.conformance.certificates import Authority
+from compat.conformance.servers import Running, child_environment, free_port, redis_server
 from compat.waiting import eventually
 from spark_hooks.cli import main
 from state_backend.log.log_writer import LogWriter
@@ -25,6 +27,7 @@ STATES = [
 VALUES = {b"job:speed:%d" % number: b"%d" % (number * 10) for number in range(8)} | {b"dash/7/apdex": b"0.9"}
 ABSENT = b"job:speed:absent"
 OLD = b"an old copy"
+PREFIX = "--upstream-tls-"
 
 
 def publish_values(log: Path) -> None:
@@ -128,3 +131,21 @@ def start_job(overlay: Overlay, job: str, key_format: str, *keys: str) -> None:
     states = [StateDescriptor("total", key_format=key_format, value="n")]
     with LogWriter(overlay.log, job, states, f"first-of-{job}") as writer:
         writer.publish([Change("total", Op.PUT, key.encode(), value=b"of the state") for key in keys])
+
+
+def swap_check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `sparkis swap-check`, in an environment without our other settings."""
+    line = [sys.executable, "-m", "sparkis", "swap-check", *words]
+    return subprocess.run(line, env=child_environment() | environment, capture_output=True, text=True, check=False)
+
+
+def delete_copies(overlay: Overlay, *words: str, proxies: tuple[Running, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Have `sparkis swap-check` delete the old copies; proxies: those that it asks, by default the overlay's."""
+    named = [word for proxy in proxies or (overlay.proxy,) for word in ("--proxy", f"redis://127.0.0.1:{proxy.port}")]
+    return swap_check("--upstream", f"redis://127.0.0.1:{overlay.upstream_port}", "--delete-copies", *named, *words)
+
+
+def tls_options(authority: Authority, name: str) -> list[str]:
+    """Return the options of a connection to an upstream with TLS, with a certificate of this name."""
+    cert, key = authority.issue(name)
+    return [f"{PREFIX}ca-cert-file", str(authority.ca), f"{PREFIX}cert-file", str(cert), f"{PREFIX}key-file", str(key)]

@@ -7,9 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,49 +31,12 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Keyspace
+from tests.server.announced import TOKEN, listening
 from tests.server.commands import Start
 
-TOKEN = "a secret"
 HOUR_S = 3600.0
 STATE = StateDescriptor("s", key="k", value="v")
 CHANGE = Change("s", Op.PUT, b"job:s:a", None, b"1")
-
-
-class Receiver:
-    """The appliers of a server, as a listener of announcements sees them."""
-
-    def __init__(self) -> None:
-        self.noticed: list[tuple[str, int, int]] = []
-
-    async def notice(self, job: str, epoch: int = -1, term: int = 0) -> None:
-        self.noticed.append((job, term, epoch))
-
-
-@contextmanager
-def listening(
-    port: int = 0, receiver: Receiver | None = None, certificates: Certificates | None = None
-) -> Iterator[tuple[int, Receiver]]:
-    """Run a listener of announcements in a thread; yield its port and what it received."""
-    receiver = receiver or Receiver()
-    loop = asyncio.new_event_loop()
-    listener = AnnouncementListener(receiver, TOKEN, certificates)  # type: ignore[arg-type]
-
-    async def begin() -> int:
-        return listener.start("127.0.0.1", port)
-
-    async def end() -> None:
-        listener.stop()
-        await asyncio.sleep(0)
-        loop.stop()
-
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield asyncio.run_coroutine_threadsafe(begin(), loop).result(), receiver
-    finally:
-        asyncio.run_coroutine_threadsafe(end(), loop)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from compat.conformance.wire import requests
 from compat.waiting import eventually
 from tests.server.nodes import HALVES, PATIENT, Nodes
 from tests.server.relay import Relay
-from tests.server.test_proxy_replica_choice import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, _started, wait_for
+from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, started, wait_for
 
 TIMEOUT_MS = 1_000
 
@@ -108,13 +108,13 @@ def test_a_proxy_of_a_registry_that_fell_silent_finds_the_servers_that_came_sinc
         log = tmp_path / "log"
         log.mkdir()
         Job(log, "j")
-        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
+        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
         relay = relay_to(stack, registry.port)
-        proxy = _started(stack, *PROXY, "--registry", f"127.0.0.1:{relay.port}")
+        proxy = started(stack, *PROXY, "--registry", f"127.0.0.1:{relay.port}")
         eventually(lambda: relay.accepted == 1, awaited="the proxy watches the registry")
         relay.drop()
         options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
-        _started(stack, "resp_server.programs.state_server", *options)
+        started(stack, "resp_server.programs.state_server", *options)
         eventually(lambda: relay.accepted > 1, awaited="the proxy leaves the silent connection")
         relay.restore()
         wait_for(proxy, KEYS)

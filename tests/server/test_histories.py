@@ -21,8 +21,8 @@ from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slots import SLOTS, slot_of
+from tests.server.histories import readers_of
 from tests.server.nodes import HALVES, Nodes
-from tests.server.test_history_processes import readers_of
 
 STATES = [
     StateDescriptor("value", key="k", value="v"),

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from compat.processes import children_of
 from compat.waiting import eventually_async
 from resp_server.pipeline import histories
 from resp_server.pipeline.histories import Histories, HistoryRequest
@@ -25,6 +24,7 @@ from state_backend import log_lines
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.histories import readers_of
 
 
 @pytest.fixture
@@ -43,11 +43,6 @@ def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
         asyncio.run(test(*arguments, **named))
 
     return run
-
-
-def readers_of(process: int) -> set[int]:
-    """Return the child processes of a process that read histories."""
-    return {child for child, line in children_of(process).items() if b"history_reader" in line}
 
 
 def children() -> set[int]:

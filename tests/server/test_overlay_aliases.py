@@ -18,14 +18,10 @@ from compat.waiting import eventually
 from resp_server.backends.servers.field_notifications import FIELDS_MAX
 from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.aliased import STATES, fact, publish, score
 from tests.server.overlay import Overlay
 
-STATES = [
-    StateDescriptor("byAccount", key="account", value="score"),
-    StateDescriptor("facts", key="account", field="metric", value="n"),
-]
 RULES = """
 [[rule]]
 name = "scores"
@@ -161,19 +157,6 @@ def test_aliases_of_many_fields_are_listed(overlay: Overlay, client: Connection,
     finally:
         publish(overlay, Change("facts", Op.DELETE, b"golden:facts:many"))
         eventually(lambda: client.call("KEYS", "dash/many/*").plain == [])
-
-
-def publish(overlay: Overlay, *changes: Change) -> None:
-    with LogWriter(overlay.log, "golden", STATES, "first-of-golden") as writer:
-        writer.publish(list(changes))
-
-
-def score(account: int, value: bytes) -> Change:
-    return Change("byAccount", Op.PUT, b"golden:byAccount:%d" % account, value=value)
-
-
-def fact(account: int, value: bytes) -> Change:
-    return Change("facts", Op.PUT, b"golden:facts:%d" % account, field=b"apdex", value=value)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from resp_server.backends.routing.rules_file import RulesFile
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.server.overlay import swap_check, tls_options
 from tests.server.redis_cluster import RedisCluster
 from tests.server.sentinels import Sentinels
-from tests.server.test_overlay_tls import files
 
 STATES = [
     StateDescriptor("speed", key="car", value="kmh"),
@@ -57,13 +57,8 @@ def fill(server: Running) -> None:
         client.call("HSET", "dash/7/apdex", "score", "0.9")
 
 
-def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "sparkis", "swap-check", *words]
-    return subprocess.run(line, env=child_environment() | environment, capture_output=True, text=True, check=False)
-
-
 def report(*words: str) -> dict[str, Any]:
-    done = check(*words, "--json")
+    done = swap_check(*words, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
@@ -83,7 +78,7 @@ EXPECTED = {
 
 
 def test_check_shows_owners_and_open_decisions(log: Path, upstream: Running) -> None:
-    done = check("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log))
+    done = swap_check("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     first, answered, unasked, stay, decide = done.stdout.split("\n\n")
     assert first == f"127.0.0.1:{upstream.port} has 43 keys; all were read."
@@ -125,7 +120,7 @@ def test_check_reads_upstream_with_tls(tmp_path: Path, log: Path) -> None:
     options = ("--tls-port", str(port), *authority.options("upstream", auth_clients="yes"))
     with redis_server(tmp_path / "upstream", *options, password="secret") as server:
         fill(server)
-        words = (*files(authority, "checker"), "--upstream-tls-server-name", "cache.internal")
+        words = (*tls_options(authority, "checker"), "--upstream-tls-server-name", "cache.internal")
         found = report("--upstream", f"rediss://:secret@127.0.0.1:{port}", *words, "--log", str(log))
     assert counts(found) == EXPECTED
 
@@ -146,7 +141,7 @@ def test_check_takes_database_and_rules_of_the_proxy(log: Path, tmp_path: Path, 
     words = ("--upstream", f"redis://127.0.0.1:{upstream.port}/3", "--log", str(log), "--routes", str(rules))
     row = next(row for row in report(*words)["rows"] if row["rule"] == "all")
     assert (row["owner"], row["count"], row["state"]) == ("upstream", 1, "job:apdex")
-    assert "dash/<any>  upstream  1" in check(*words).stdout
+    assert "dash/<any>  upstream  1" in swap_check(*words).stdout
 
 
 def test_check_asks_servers_for_keys_of_states(log: Path, tmp_path: Path, upstream: Running) -> None:
@@ -162,13 +157,13 @@ def test_check_asks_servers_for_keys_of_states(log: Path, tmp_path: Path, upstre
 def test_check_writes_template_of_rules_once(log: Path, tmp_path: Path, upstream: Running) -> None:
     file = tmp_path / "rules.toml"
     words = ("--upstream", f"redis://127.0.0.1:{upstream.port}", "--log", str(log), "--write-rules", str(file))
-    assert check(*words).returncode == 0
+    assert swap_check(*words).returncode == 0
     rules = RulesFile(file).read()
     assert {(rule.keys.text, rule.owner.value) for rule in rules} == {
         ("job:speed:<car>", "upstream"),
         ("dash/<account>/apdex", "upstream"),
     }
-    again = check(*words)
+    again = swap_check(*words)
     assert again.returncode == 1
     assert again.stderr == f"sparkis swap-check: --write-rules: {file} exists; give another name, or remove it\n"
 
@@ -184,14 +179,14 @@ def test_check_writes_template_of_rules_once(log: Path, tmp_path: Path, upstream
 def test_check_reports_mistake_in_one_line(words: tuple[str, ...], said: str, log: Path) -> None:
     if "http://h" in words:
         words = (*words[:-1], str(log))
-    done = check(*words)
+    done = swap_check(*words)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"sparkis swap-check: {said}")
 
 
 def test_check_of_absent_upstream_hides_its_password(log: Path) -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
-    done = check("--log", str(log), "--upstream-timeout", "300", SPARKIS_UPSTREAM=url)
+    done = swap_check("--log", str(log), "--upstream-timeout", "300", SPARKIS_UPSTREAM=url)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "cannot be reached" in done.stderr and "secret" not in done.stderr
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from compat.conformance.servers import Running, child_environment, free_port, redis_server, sparkis_proxy
+from compat.conformance.servers import child_environment, free_port, redis_server, sparkis_proxy
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.overlay import ABSENT, OLD, VALUES, Overlay, sparkis
+from tests.server.overlay import ABSENT, OLD, VALUES, Overlay, delete_copies, sparkis, swap_check
 from tests.server.redis_cluster import RedisCluster
-from tests.server.test_overlay_check import check
 
 OTHERS = {b"session:1": b"mine", b"dash/7": b"mine", b"job:speed": b"mine", b"dash/7/apdex/old": b"mine"}
 COPIES = [*VALUES, ABSENT]
@@ -49,13 +48,8 @@ def upstream(overlay: Overlay) -> Iterator[Connection]:
         yield connection
 
 
-def delete(overlay: Overlay, *words: str, proxies: tuple[Running, ...] = ()) -> subprocess.CompletedProcess[str]:
-    named = [word for proxy in proxies or (overlay.proxy,) for word in ("--proxy", f"redis://127.0.0.1:{proxy.port}")]
-    return check("--upstream", f"redis://127.0.0.1:{overlay.upstream_port}", "--delete-copies", *named, *words)
-
-
 def test_delete_removes_copies_and_no_other_keys(overlay: Overlay, upstream: Connection) -> None:
-    done = delete(overlay, "--yes")
+    done = delete_copies(overlay, "--yes")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     first, heading, apdex, speed, last = done.stdout.splitlines()
     assert first == f"127.0.0.1:{overlay.upstream_port} has old copies of keys that states own:"
@@ -66,7 +60,7 @@ def test_delete_removes_copies_and_no_other_keys(overlay: Overlay, upstream: Con
     with overlay.proxy.connect() as client:
         assert [client.call("GET", key).plain for key in VALUES] == list(VALUES.values())
         assert client.call("GET", ABSENT).plain is None
-    assert delete(overlay, "--yes").stdout == (
+    assert delete_copies(overlay, "--yes").stdout == (
         f"127.0.0.1:{overlay.upstream_port} has no old copies of keys that states own.\n"
     )
 
@@ -99,13 +93,13 @@ def test_interrupted_delete_reports_progress_and_can_run_again(overlay: Overlay,
     assert re.fullmatch(
         r"sparkis swap-check: interrupted; [\d,]+ copies are deleted, run the command again for the others\n", told
     ), told
-    assert delete(overlay, "--yes").stdout.endswith(" copies deleted.\n")
+    assert delete_copies(overlay, "--yes").stdout.endswith(" copies deleted.\n")
     assert sorted(upstream.call("KEYS", "*").plain) == sorted(OTHERS)
 
 
 def test_delete_without_consent_removes_nothing(overlay: Overlay, upstream: Connection) -> None:
     before = upstream.call("DBSIZE").plain
-    done = delete(overlay)
+    done = delete_copies(overlay)
     assert done.returncode == 1 and "nothing is deleted: to delete 10 copies, give --yes" in done.stderr
     for answer, code in ((b"n\n", 1), (b"y\n", 0)):
         ours, theirs = pty.openpty()
@@ -136,19 +130,19 @@ def test_delete_keeps_keys_of_released_jobs_and_of_writers(
         '[[rule]]\nkeys = "job:speed:<car>"\nowner = "state"\nwrites = "pass"\n'
     )
     proxy = overlay.start_overlay("--routes", str(rules), is_ready=False)
-    done = delete(overlay, "--yes", "--json", proxies=(proxy,))
+    done = delete_copies(overlay, "--yes", "--json", proxies=(proxy,))
     assert json.loads(done.stdout) == {
         "upstream": f"127.0.0.1:{overlay.upstream_port}",
         "copies": {},
         "written": {"job:speed": 9},
         "deleted": 0,
     }
-    assert "9 copies of job:speed are left" in delete(overlay, proxies=(proxy,)).stdout
-    done = delete(overlay, "--yes", proxies=(overlay.proxy, proxy))
+    assert "9 copies of job:speed are left" in delete_copies(overlay, proxies=(proxy,)).stdout
+    done = delete_copies(overlay, "--yes", proxies=(overlay.proxy, proxy))
     assert done.returncode == 1 and "the proxies do not agree about the key" in done.stderr
     with overlay.proxy.connect() as client:
         client.call("STATE", "RELEASE", "job")
-    assert delete(overlay, "--yes").stdout.endswith("has no old copies of keys that states own.\n")
+    assert delete_copies(overlay, "--yes").stdout.endswith("has no old copies of keys that states own.\n")
     assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
 
 
@@ -156,13 +150,13 @@ def test_delete_at_other_redis_is_refused(overlay: Overlay, upstream: Connection
     (tmp_path / "other").mkdir()
     with redis_server(tmp_path / "other") as other, other.connect() as connection:
         connection.call("SET", "job:speed:1", "of another team")
-        done = check(
+        done = swap_check(
             *("--upstream", f"redis://127.0.0.1:{other.port}", "--delete-copies", "--yes"),
             *("--proxy", f"redis://127.0.0.1:{overlay.proxy.port}"),
         )
         assert connection.call("DBSIZE").plain == 1
     assert done.returncode == 1 and "has another upstream than" in done.stderr
-    done = delete(overlay, "--yes", proxies=(overlay.nodes[0],))
+    done = delete_copies(overlay, "--yes", proxies=(overlay.nodes[0],))
     assert done.returncode == 1 and "is no proxy with an upstream" in done.stderr
     assert upstream.call("DBSIZE").plain == len(COPIES) + len(OTHERS)
 
@@ -171,11 +165,11 @@ def test_delete_keeps_other_databases(overlay: Overlay, upstream: Connection) ->
     upstream.call("SELECT", "4")
     upstream.call("SET", "job:speed:1", "of another database")
     words = ("--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{overlay.proxy.port}")
-    done = check("--upstream", f"redis://127.0.0.1:{overlay.upstream_port}/4", *words)
+    done = swap_check("--upstream", f"redis://127.0.0.1:{overlay.upstream_port}/4", *words)
     assert done.returncode == 0 and "has no old copies" in done.stdout
     proxy = overlay.start_at(f"redis://127.0.0.1:{overlay.upstream_port}/4")
     overlay.wait_until_ready(proxy)
-    done = delete(overlay, "--yes", proxies=(proxy,))
+    done = delete_copies(overlay, "--yes", proxies=(proxy,))
     assert done.returncode == 1 and "see database 4: name it in the URL" in done.stderr
     assert upstream.call("DBSIZE").plain == 1
 
@@ -189,7 +183,7 @@ def test_delete_removes_copies_at_all_nodes_of_cluster(overlay: Overlay, tmp_pat
         url = f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}"
         proxy = overlay.start_at(url)
         overlay.wait_until_ready(proxy)
-        done = check("--upstream", url, "--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{proxy.port}")
+        done = swap_check("--upstream", url, "--delete-copies", "--yes", "--proxy", f"redis://127.0.0.1:{proxy.port}")
         assert done.returncode == 0 and done.stdout.endswith("\n10 copies deleted.\n"), done.stderr
         left = sorted(key for node in cluster.nodes for key in node.connect().call("KEYS", "*").plain)
         assert left == sorted(OTHERS)
@@ -204,7 +198,7 @@ def test_delete_stops_before_owners_are_known(overlay: Overlay, upstream: Connec
     with sparkis_proxy(topology, *given) as proxy, proxy.connect() as client:
         assert client.call("STATE", "OWNER", "session:1").plain.startswith(b"LOADING the key formats")
         asked = sparkis(proxy, "health")
-        done = delete(overlay, "--yes", proxies=(proxy,))
+        done = delete_copies(overlay, "--yes", proxies=(proxy,))
     assert asked.returncode == 1 and "LOADING the key formats of the states are not known yet" in asked.stderr
     assert done.returncode == 1 and "LOADING the key formats of the states are not known yet" in done.stderr
     assert upstream.call("DBSIZE").plain == before

@@ -9,8 +9,8 @@ import pytest
 
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
+from tests.server.aliased import fact, publish, score
 from tests.server.overlay import Overlay
-from tests.server.test_overlay_aliases import fact, publish, score
 
 RULES = """
 [[rule]]

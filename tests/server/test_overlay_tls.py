@@ -14,10 +14,8 @@ from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port, redis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from tests.server.overlay import Overlay
+from tests.server.overlay import PREFIX, Overlay, tls_options
 from tests.server.redis_cluster import RedisCluster
-
-PREFIX = "--upstream-tls-"
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +33,6 @@ def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
         yield port
 
 
-def files(authority: Authority, name: str) -> list[str]:
-    cert, key = authority.issue(name)
-    return [f"{PREFIX}ca-cert-file", str(authority.ca), f"{PREFIX}cert-file", str(cert), f"{PREFIX}key-file", str(key)]
-
-
 def reason_for(client: Connection) -> bytes:
     """Wait until the upstream is known to be unreachable; return the error."""
     eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
@@ -47,7 +40,7 @@ def reason_for(client: Connection) -> bytes:
 
 
 def test_upstream_with_tls_is_read_and_written(overlay: Overlay, authority: Authority, tls_port: int) -> None:
-    options = [*files(authority, "proxy"), f"{PREFIX}server-name", "cache.internal"]
+    options = [*tls_options(authority, "proxy"), f"{PREFIX}server-name", "cache.internal"]
     proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *options)
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", b"v" * 1_000_000).plain == b"OK")
@@ -56,7 +49,7 @@ def test_upstream_with_tls_is_read_and_written(overlay: Overlay, authority: Auth
 
 
 def test_renewed_certificate_is_used_for_new_connections(overlay: Overlay, authority: Authority, tls_port: int) -> None:
-    options = [*files(authority, "renewed"), f"{PREFIX}server-name", "cache.internal"]
+    options = [*tls_options(authority, "renewed"), f"{PREFIX}server-name", "cache.internal"]
     Authority(authority.folder / "other").issue("renewed")  # a certificate that the upstream refuses
     cert, key = authority.folder / "renewed.crt", authority.folder / "renewed.key"
     good = cert.read_bytes(), key.read_bytes()
@@ -71,7 +64,7 @@ def test_renewed_certificate_is_used_for_new_connections(overlay: Overlay, autho
 
 
 def test_certificate_for_other_name_is_refused(overlay: Overlay, authority: Authority, tls_port: int) -> None:
-    proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *files(authority, "proxy"))
+    proxy = overlay.start_at(f"rediss://:secret@127.0.0.1:{tls_port}", *tls_options(authority, "proxy"))
     with proxy.connect() as client:
         assert b"its certificate is refused: IP address mismatch" in reason_for(client)
 
@@ -83,7 +76,7 @@ def test_certificate_of_unknown_authority_is_refused(overlay: Overlay, tls_port:
 
 
 def test_error_names_upstream_without_tls(overlay: Overlay, authority: Authority) -> None:
-    proxy = overlay.start_at(f"rediss://127.0.0.1:{overlay.upstream_port}", *files(authority, "proxy"))
+    proxy = overlay.start_at(f"rediss://127.0.0.1:{overlay.upstream_port}", *tls_options(authority, "proxy"))
     with proxy.connect() as client:
         assert b"it does not reply, or does not speak TLS" in reason_for(client)
 
@@ -91,7 +84,7 @@ def test_error_names_upstream_without_tls(overlay: Overlay, authority: Authority
 def test_cluster_nodes_are_reached_at_tls_ports(overlay: Overlay, authority: Authority, tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = RedisCluster(tmp_path, stack, tls=authority.options("node", auth_clients="yes"))
-        proxy = overlay.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *files(authority, "proxy"))
+        proxy = overlay.start_at(f"rediss+cluster://127.0.0.1:{cluster.tls_ports[0]}", *tls_options(authority, "proxy"))
         names = [f"name{number}" for number in range(30)]
         with proxy.connect() as client:
             eventually(lambda: client.call("MSET", *(word for name in names for word in (name, name))).plain == b"OK")

@@ -9,8 +9,7 @@ from compat.conformance.wire import Connection
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
-from tests.server.overlay import STATES, VALUES, Overlay
-from tests.server.test_overlay_copies import delete
+from tests.server.overlay import STATES, VALUES, Overlay, delete_copies
 
 NEW = {key: b"%d" % (number + 1000) for number, key in enumerate(VALUES)}
 RULE = '[[rule]]\nkeys = "{}"\nowner = "{}"\n'
@@ -48,7 +47,7 @@ def test_rule_returns_clients_to_copies_and_to_upstream(tmp_path: Path) -> None:
             assert read(client) == list(NEW.values())
             assert client.call("SET", "job:speed:1", "from the app").plain == b"OK"
             client.call("RPUSH", "events", "through the proxy")
-            assert "has no old copies" in delete(overlay, "--yes").stdout  # they are the upstream's keys now
+            assert "has no old copies" in delete_copies(overlay, "--yes").stdout  # they are the upstream's keys now
         overlay.proxy.process.terminate()
         overlay.proxy.process.wait()
         with overlay.upstream.connect() as client:

@@ -21,7 +21,6 @@ import pytest
 from compat.conformance.servers import (
     CONTROL_TOKEN,
     Running,
-    child_environment,
     free_port,
     sparkis_proxy,
     sparkis_server,
@@ -29,48 +28,12 @@ from compat.conformance.servers import (
 )
 from compat.conformance.wire import Connection, replies_in, requests, scanned
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import SLOTS, slot_of
-from tests.server.nodes import HALVES, PATIENT, Nodes
+from tests.server.nodes import HALVES, PATIENT
+from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, started, tell, wait_for
 
-KEYS = 60
 LONG_BYTES = 24 << 20
-
-
-class Job:
-    """A job whose values are the epoch that wrote them."""
-
-    def __init__(self, root: Path, name: str, key_format: str | None = None) -> None:
-        key = {"key": "k"} if key_format is None else {"key_format": key_format}
-        states = [StateDescriptor("value", value="v", **key)]
-        self.writer = LogWriter(root, name, states)
-        self.keys = [(key_format or f"{name}:value:<k>").replace("<k>", f"{each}").encode() for each in range(KEYS)]
-        self.epoch = -1
-        self.publish()
-
-    def publish(self, values: dict[bytes, bytes] | None = None) -> None:
-        self.epoch += 1
-        values = values or dict.fromkeys(self.keys, b"%d" % self.epoch)
-        changes = [Change("value", Op.PUT, key, value=value) for key, value in values.items()]
-        file, inline = self.writer.change_files(self.epoch).write(runs_of(changes, ["value"]))
-        self.writer.commit(
-            self.epoch,
-            clock_ms=self.epoch + 1,
-            files=[file] if file else [],
-            inline=[inline] if inline else [],
-            rows=0,
-            digest=0,
-        )
-
-
-def tell(server: Running, job: Job, name: str) -> None:
-    """Have a server look at the log now."""
-    with Connection(server.control_port) as connection:
-        connection.call("AUTH", CONTROL_TOKEN)
-        connection.call("NOTICE", name, str(job.epoch))
 
 
 def appliers_of(server: Running) -> list[int]:
@@ -80,61 +43,10 @@ def appliers_of(server: Running) -> list[int]:
     return [int(line.split()[0]) for line in found.stdout.splitlines() if "state_backend.apply.applier" in line]
 
 
-class Cluster(Nodes):
-    """Two servers of a log, of which the second may be a replica, and a proxy."""
-
-    def __init__(
-        self,
-        folder: Path,
-        stack: ExitStack,
-        *rows: dict[str, str],
-        patience_ms: int = 60_000,
-        options: Sequence[str] = (),
-    ) -> None:
-        super().__init__(folder, stack, *rows)
-        self.job = Job(self.log, "j")
-        self.servers = [self.start(at, *options) for at in range(len(rows))]
-        self.proxy = self.start_proxy("--server-timeout", str(patience_ms))
-        wait_for_keys(self.proxy, KEYS)
-
-    @property
-    def value(self) -> bytes:
-        """The value of all keys in the newest epoch."""
-        return b"%d" % self.job.epoch
-
-    def key_of(self, half: int) -> bytes:
-        """Return a key in one half of the slots."""
-        return next(key for key in self.job.keys if slot_of(key) // 8192 == half)
-
-    def move(self, connection: Connection, *rows: dict[str, str]) -> None:
-        """Write a new topology and wait until the proxy of a connection has it."""
-        self.show(*rows)
-        shown = b"topology_version:%d\r\n" % self.version
-        eventually(lambda: shown in bytes(connection.call("INFO", "proxy").plain), awaited="the slots are moved")
-
-    def proxy_of(self, patience_ms: int) -> Running:
-        """Start another proxy, which waits for a server no longer than this."""
-        proxy = self.start_proxy("--server-timeout", str(patience_ms))
-        wait_for_keys(proxy, KEYS)
-        return proxy
-
-    def shows(self, at: int) -> bool:
-        """Return whether one of the servers shows the newest epoch."""
-        with self.servers[at].connect() as direct:
-            (lag,) = direct.call("STATE", "LAG").plain
-        return dict(zip(lag[::2], lag[1::2], strict=True))[b"applied"] == self.job.epoch
-
-    def publish(self, *servers: int) -> None:
-        self.job.publish()
-        for at in servers:
-            tell(self.servers[at], self.job, "j")
-
-
 # How long a proxy waits for a server that hangs: longer than one that is only slow takes for an answer.
 HANG_MS = 4_000
 # The same where what it waits for never comes.
 REFUSED_MS = 1_000
-MASTER_AND_REPLICA = ({"slots": "0-16383"}, {"replica_of": "the first"})
 
 
 @pytest.fixture(scope="module")
@@ -395,51 +307,26 @@ def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_pat
             assert connection.call("GET", others[0]).plain == b"0"
 
 
-def _started(stack: ExitStack, module: str, *options: str) -> Running:
-    """Start one of our processes, which is told the token."""
-    command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=child_environment() | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN},
-    )
-    stack.callback(_end, process)
-    assert process.stdout is not None
-    return Running(json.loads(process.stdout.readline())["port"], process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait(WAIT_S_MAX)
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        stream.close()
-
-
-PROXY = ("resp_server.programs.proxy", "--port", "0", "--bind", "127.0.0.1")
-
-
 def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
     job = Job(log, "j")
     with ExitStack() as stack:
-        by_log = _started(stack, *PROXY, "--log", str(log))
+        by_log = started(stack, *PROXY, "--log", str(log))
         with by_log.connect() as connection:
             for request in (("GET", job.keys[0]), ("DBSIZE",), ("STATE", "LIST", "j")):
                 assert connection.call(*request).raw.startswith(b"-CLUSTERDOWN")
             assert connection.call("STATE", "JOBS").plain == []
-        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
-        by_registry = _started(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
+        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
+        by_registry = started(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
         for each in range(2):
             options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / f"store{each}"))
-            _started(stack, "resp_server.programs.state_server", *options)
+            started(stack, "resp_server.programs.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
         eventually(lambda: _is_settled(log), awaited="the slots are where they are to be")
         registry.process.kill()
-        late = _started(stack, *PROXY, "--log", str(log))
+        late = started(stack, *PROXY, "--log", str(log))
         wait_for(late, KEYS)
         for proxy in (by_log, by_registry, late):
             with proxy.connect() as connection:
@@ -460,10 +347,10 @@ def test_registry_of_ipv6_is_found_through_the_log_or_by_its_address(tmp_path: P
     log.mkdir()
     Job(log, "j")
     with ExitStack() as stack:
-        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0", "--bind", "::1")
+        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0", "--bind", "::1")
         options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
-        _started(stack, "resp_server.programs.state_server", *options)
-        wait_for(_started(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
+        started(stack, "resp_server.programs.state_server", *options)
+        wait_for(started(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
 
 
 def is_ours(host: str) -> bool:
@@ -484,11 +371,6 @@ def _is_settled(log: Path) -> bool:
         if len(SlotSet.parse(node["slots"])) != SLOTS // 2 or shown["version"] != topology["version"]:
             return False
     return True
-
-
-def wait_for(proxy: Running, keys: int) -> None:
-    with proxy.connect() as connection:
-        eventually(lambda: connection.call("DBSIZE").plain == keys, awaited="the keys are there")
 
 
 def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from compat.conformance.servers import free_port, redis_server
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from tests.server.commands import Command, Start
-from tests.server.test_signals import log as log
 
 STARTED = r"started @ 127\.0\.0\.1:(\d+)"
 # All secrets have this in common, so that one search finds each of them.

@@ -28,7 +28,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.caching import CachingClient, turns_of
 from tests.server.overlay import ABSENT, OLD, VALUES
-from tests.server.test_serve_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
+from tests.server.served_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
 
 pytestmark = pytest.mark.compiled
 

@@ -21,67 +21,15 @@ from compat.conformance.servers import (
     CONTROL_TOKEN,
     Running,
     child_environment,
-    free_port,
-    redis_server,
     sparkis_program,
 )
 from compat.conformance.wire import Connection, request
-from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
-from state_backend.log.log_writer import LogWriter
-from state_backend.model.records import Change, Op
 from tests.server.commands import Command
-from tests.server.overlay import ABSENT, OLD, STATES, VALUES, sparkis
-
-PROGRAM = ("-m", "resp_server.programs.serve")
-
-
-class Scene:
-    """A log, and an upstream with an old copy of each key of its states."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        self._stack = stack
-        self.log = folder / "log"
-        with LogWriter(self.log, "job", STATES, "first") as writer:
-            writer.publish(
-                [
-                    Change("speed" if key.startswith(b"job:") else "apdex", Op.PUT, key, value=value)
-                    for key, value in VALUES.items()
-                ]
-            )
-        self.port = free_port()
-        self.start_upstream()
-
-    def start_upstream(self) -> None:
-        """Start the upstream; again, after it was killed."""
-        folder = self.folder / "upstream"
-        folder.mkdir(exist_ok=True)
-        self.upstream = self._stack.enter_context(redis_server(folder, port=self.port))
-        with self.upstream.connect() as connection:
-            connection.call("MSET", *(word for key in [*VALUES, ABSENT] for word in (key, OLD)))
-
-    def options(self, name: str) -> list[str]:
-        """Return the options of a server with its own files."""
-        files = ("--store", str(self.folder / name), "--ownership", str(self.folder / f"{name}.json"))
-        return ["--log", str(self.log), *files, "--upstream", f"redis://127.0.0.1:{self.port}"]
-
-    def start(self, name: str, *options: str) -> Running:
-        """Start a server as a driver does, on a free port."""
-        program = sparkis_program(PROGRAM, "--port", "0", *self.options(name), *options)
-        return self._stack.enter_context(program)
-
-
-def children(pid: int) -> list[int]:
-    return list(children_of(pid))
-
-
-def state_server_of(pid: int) -> int:
-    """Return the process id of a proxy's state server."""
-    (found,) = children(pid)
-    return found
+from tests.server.overlay import ABSENT, OLD, VALUES, sparkis
+from tests.server.served_upstream import PROGRAM, Scene, children, state_server_of, wait_until_ready
 
 
 def ignores(pid: int, number: signal.Signals) -> bool:
@@ -95,12 +43,6 @@ def is_running(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def wait_until_ready(client: Connection) -> None:
-    for key, value in VALUES.items():
-        eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
-    eventually(lambda: not client.call("GET", "nobody's").is_error)
 
 
 @pytest.fixture(scope="module")

@@ -16,18 +16,11 @@ from compat.conformance.wire import Connection
 from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from spark_hooks.cli import ENDED_BY_SIGNALS
-from tests.builders import put_value, value_state, write_log
 from tests.server.commands import Command, Start
 
 ONE_USER = "user default on nopass ~* &* +@all\n"
 TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
 NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to reload"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    write_log(tmp_path / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
-    return tmp_path / "log"
 
 
 def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: Start, log: Path, tmp_path: Path) -> None:

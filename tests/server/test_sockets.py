@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -19,53 +18,22 @@ from resp_server import native
 from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.settings.server import OUTPUT_LIMITS
-from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
-from tests.builders import apply_epoch
 from tests.server.conftest import OWN_SOCKETS
-
-NOW_MS = 1_700_000_000_000
-KEYS = 2_000
-LARGE = bytes(range(256)) * 200  # 51,200 bytes
-STATES = [
-    StateDescriptor("v", key="k", value="v"),
-    StateDescriptor("m", key="k", value=("a", "b")),
-]
-CHANGES = [
-    *(Change("v", Op.PUT, b"job:v:%d" % number, value=b"%d" % number) for number in range(KEYS)),
-    Change("v", Op.PUT, b"job:v:large", value=LARGE),
-    *(
-        Change("m", Op.PUT, b"job:m:%d" % number, value=packed_map.pack([(b"a", b"1"), (b"b", b"%d" % number)]))
-        for number in range(100)
-    ),
-]
-PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
-
-
-def asked(*words: bytes) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(bulk(word) for word in words)
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
-
-
-def get(number: int) -> bytes:
-    return asked(b"GET", b"job:v:%d" % number)
-
-
-GET_LARGE = asked(b"GET", b"job:v:large")
-
-
-@pytest.fixture(scope="module")
-def lmdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LmdbStore]:
-    path: Path = tmp_path_factory.mktemp("store")
-    store = LmdbStore(path, "g1", map_bytes_max=1 << 28)
-    apply_epoch(store, STATES, CHANGES, 4, clock_ms=NOW_MS)
-    yield store
-    store.close()
+from tests.server.socket_requests import (
+    GET_LARGE,
+    KEYS,
+    LARGE,
+    PAIR,
+    PAIR_REPLIES,
+    PING,
+    PONG,
+    STATES,
+    asked,
+    bulk,
+    get,
+    mixture,
+)
 
 
 @pytest.fixture(params=[OWN_SOCKETS, "asyncio", "pure"])
@@ -84,37 +52,6 @@ def start(
         return made
 
     return started
-
-
-def mixture(dice: random.Random, count: int) -> tuple[bytes, bytes]:
-    """Return requests, of which the core answers some, and what has to be answered."""
-    sent, expected = [], []
-    for _ in range(count):
-        number = dice.randrange(KEYS)
-        text = b"%d" % number
-        case = dice.randrange(9)
-        if case < 3:
-            sent.append(get(number))
-            expected.append(bulk(text))
-        elif case == 3:
-            sent.append(asked(b"MGET", b"job:v:%d" % number, b"nope"))
-            expected.append(b"*2\r\n" + bulk(text) + b"$-1\r\n")
-        elif case == 4:
-            sent.append(asked(b"HGET", b"job:m:7", b"b"))
-            expected.append(bulk(b"7"))
-        elif case == 5:  # of the general path
-            sent.append(asked(b"ECHO", text))
-            expected.append(bulk(text))
-        elif case == 6:
-            sent.append(b"GET job:v:%d\r\n" % number)
-            expected.append(bulk(text))
-        elif case == 7:
-            sent.append(asked(b"GET", b"job:m:1"))
-            expected.append(b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n")
-        else:
-            sent.append(asked(b"NOPE"))
-            expected.append(b"-ERR unknown command 'NOPE', with args beginning with: \r\n")
-    return b"".join(sent), b"".join(expected)
 
 
 def test_requests_may_come_byte_by_byte(start: Callable[..., Any]) -> None:
@@ -155,10 +92,6 @@ def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Ca
     greedy.send(GET_LARGE * count + PING)
     other.answers(get(5), bulk(b"5"))
     assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
-
-
-# A reply of 50 KiB, and a request of 30 KB.
-PAIR, PAIR_REPLIES = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
 
 
 def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ from resp_server import native
 from resp_server.net.tls import TlsFiles
 from state_backend.lmdb.store import LmdbStore
 from tests.server.conftest import OWN_SOCKETS
-from tests.server.test_sockets import (
+from tests.server.socket_requests import (
     GET_LARGE,
     LARGE,
     PAIR,
@@ -29,7 +29,6 @@ from tests.server.test_sockets import (
     asked,
     bulk,
     get,
-    lmdb,  # noqa: F401  a fixture
     mixture,
 )
 
@@ -89,7 +88,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def start(
     request: pytest.FixtureRequest,
     serve: Callable[..., Any],
-    lmdb: LmdbStore,  # noqa: F811
+    lmdb: LmdbStore,
     authority: Authority,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Start:

@@ -17,9 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
-from compat.waiting import READ_PAUSE_S, WAIT_S_MAX
+from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
+from resp_server.net import children
 from resp_server.programs.executor_supervisor import start_of
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
+from spark_hooks.sessions import is_stopped
+from tests.spark.micro_batches import Batches, start
 
 READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}
 HOPS_MAX = 5
@@ -210,3 +213,32 @@ def executor_ids(spark: SparkSession) -> list[str]:
     context: Any = spark.sparkContext._jsc
     found = context.sc().getExecutorIds()
     return [found.apply(number) for number in range(found.size())]
+
+
+EXECUTORS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.executorEnv.PYTHONPATH": children.environment()["PYTHONPATH"],
+}
+EXPECTED = {f"job:sum:k{i}": str(2 * i * 10 + 1) for i in range(KEYS)} | {
+    f"job:facts:k{i}": {"sum": str(2 * i * 10 + 1), "n": "2"} for i in range(KEYS)
+}
+
+
+@contextmanager
+def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[ExecutorsEndpoint]:
+    """Run a job of two micro-batches and serve it from so many executors, to the end of a block."""
+    endpoint = sparkis.serve(spark, log=folder / "log", **options)
+    assert isinstance(endpoint, ExecutorsEndpoint)
+    rows = Batches(spark, folder / "input", "k string, v long")
+    rows.add(*batch(0))
+    writer = sparkis.queryable(sums(rows.df), *states(), wait_for_visibility=WAIT_S_MAX)
+    query = start(writer, "job", folder / "checkpoint")
+    eventually(lambda: len(addresses(endpoint)), lambda count: count == executors)
+    rows.add(*batch(1))
+    query.processAllAvailable()
+    eventually(lambda: answers(endpoint.url), lambda answers: answers == EXPECTED)
+    yield endpoint
+    if not is_stopped(spark):
+        query.stop()
+    endpoint.stop()

@@ -26,8 +26,8 @@ from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slots import hash_position
 from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, text, whole
 from tests.spark.micro_batches import Batches, Settings, start
+from tests.spark.operators import OPERATORS, run
 from tests.spark.processes import sparkis as command
-from tests.spark.test_attach_operators import OPERATORS, run
 
 pytestmark = pytest.mark.slow
 

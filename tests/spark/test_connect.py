@@ -21,7 +21,7 @@ from spark_hooks.serving.endpoints import ANNOUNCE_SETTING
 from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError
-from tests.server.test_announcements import TOKEN, listening
+from tests.server.announced import TOKEN, listening
 from tests.spark.micro_batches import Batches, end_shared_session, failure_of, start
 
 pytestmark = pytest.mark.slow

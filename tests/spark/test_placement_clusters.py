@@ -6,35 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from pyspark.sql import SparkSession
 
-import sparkis
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import eventually
 from resp_server.net import children
-from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
-from spark_hooks.sessions import is_stopped
 from tests.spark import placing
-from tests.spark.micro_batches import Batches, local_session, start
-from tests.spark.placing import ByHand, is_running
+from tests.spark.micro_batches import local_session
+from tests.spark.placing import EXECUTORS, EXPECTED, ByHand, is_running, placed
 from tests.spark.standalone import standalone
 
 pytestmark = pytest.mark.cluster
-
-EXECUTORS = {
-    "spark.executor.memory": "512m",
-    "spark.executor.cores": "1",
-    "spark.executorEnv.PYTHONPATH": children.environment()["PYTHONPATH"],
-}
-EXPECTED = {f"job:sum:k{i}": str(2 * i * 10 + 1) for i in range(placing.KEYS)} | {
-    f"job:facts:k{i}": {"sum": str(2 * i * 10 + 1), "n": "2"} for i in range(placing.KEYS)
-}
 
 
 # A driver that serves from two executors, says which processes there are, and waits to be killed.
@@ -43,32 +27,14 @@ import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
 from tests.spark import placing
-from tests.spark.test_placement_clusters import EXECUTORS, local_session, placed
+from tests.spark.placing import EXECUTORS, placed
+from tests.spark.micro_batches import local_session
 spark = local_session("local-cluster[2,1,1024]", **EXECUTORS)
 with placed(spark, Path(sys.argv[1]), executors=2) as endpoint:
     executors = [placing.executor_of(placing.parent_of(pid)) for pid in placing.server_pids(endpoint)]
     print(json.dumps(placing.all_processes(endpoint) + executors), flush=True)
     sys.stdin.read()
 """
-
-
-@contextmanager
-def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[ExecutorsEndpoint]:
-    """Run a job of two micro-batches and serve it from so many executors, to the end of a block."""
-    endpoint = sparkis.serve(spark, log=folder / "log", **options)
-    assert isinstance(endpoint, ExecutorsEndpoint)
-    rows = Batches(spark, folder / "input", "k string, v long")
-    rows.add(*placing.batch(0))
-    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)
-    query = start(writer, "job", folder / "checkpoint")
-    eventually(lambda: len(placing.addresses(endpoint)), lambda count: count == executors)
-    rows.add(*placing.batch(1))
-    query.processAllAvailable()
-    eventually(lambda: placing.answers(endpoint.url), lambda answers: answers == EXPECTED)
-    yield endpoint
-    if not is_stopped(spark):
-        query.stop()
-    endpoint.stop()
 
 
 def test_on_a_standalone_cluster_every_key_is_answered_and_each_server_ends_with_its_executor(tmp_path: Path):

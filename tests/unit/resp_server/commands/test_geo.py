@@ -17,7 +17,7 @@ from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemorySnapshot, MemoryStore
 from tests.builders import apply_epoch
-from tests.unit.resp_server.commands.test_sliced_reply import SteppingClient
+from tests.unit.resp_server.commands.stepping import SteppingClient
 from tests.unit.resp_server.conftest import NOW_MS, TABLE
 
 STATES = [StateDescriptor("at", member="member", score="score", key_format="at:<key>")]

@@ -11,15 +11,14 @@ from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import dump, random_items, sliced_reply, sort
 from resp_server.limits import LOOKUPS_PER_STEP
 from resp_server.pipeline.context import ServerContext
-from resp_server.protocol.errors import ReplyError
-from resp_server.protocol.replies import Sliced
 from resp_server.settings.server import ServerConfig
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
 from tests.builders import apply_epoch
-from tests.unit.resp_server.conftest import NOW_MS, TABLE, Client
+from tests.unit.resp_server.commands.stepping import SteppingClient
+from tests.unit.resp_server.conftest import NOW_MS, TABLE
 
 STATES = [
     StateDescriptor("text", value="value", key_format="<key>"),
@@ -42,17 +41,6 @@ CHANGES = [
     *(Change("ranks", Op.PUT, b"ranks:small", field=member, value=b"2.5") for member in (b"a", b"m0006", b"z")),
     *(Change("ranks", Op.PUT, b"ranks:even", field=member, value=b"%r" % score) for member, score in SCORES.items()),
 ]
-
-
-class SteppingClient(Client):
-    """Answers what goes wrong in a step before anything is sent, as a connection does."""
-
-    def drain(self, sliced: Sliced) -> bytes:
-        try:
-            return super().drain(sliced)
-        except ReplyError as error:
-            sliced.release()
-            return self.pipeline.error_reply(error)
 
 
 @pytest.fixture(scope="module")

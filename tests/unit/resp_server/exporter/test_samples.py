@@ -7,7 +7,7 @@ from resp_server.exporter.listener import reasons_of
 from resp_server.exporter.samples import UPSTREAM_NUMBERS, add_listed_jobs, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness
-from tests.unit.resp_server.exporter.test_scrape import samples
+from tests.unit.resp_server.exporter.scraped import samples
 
 
 def test_servers_of_several_applications_are_distinguished_by_address() -> None:

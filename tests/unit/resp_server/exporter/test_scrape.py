@@ -5,24 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from resp_server.exporter.declarations import LABELS, METRICS, OTHER, Kind, Merge
 from resp_server.exporter.exposition import text_of
 from resp_server.exporter.scrape import BUCKET_BITS, NS_PER_S, Scrape
 from resp_server.metrics.stats import CommandStats
-
-OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-
-
-def samples(scrape: Scrape) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Return what a client reads: by name and label values."""
-    text = text_of(scrape, OPEN_METRICS).body.decode()
-    return {
-        (sample.name, tuple(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from tests.unit.resp_server.exporter.scraped import OPEN_METRICS, samples
 
 
 def test_a_label_has_no_more_values_than_it_may_and_the_rest_is_other() -> None:
