@@ -88,7 +88,8 @@ class OwnLog:
 
     def read(self, reports: Iterable[Report]) -> None:
         """Read the identity, and the epochs of reports that were not compared yet; LogError. Blocks."""
-        found = identity_of(self._filesystem)
+        # No program removes an identity: without it, the folder that was mounted there is away.
+        found = identity_of(self._filesystem) or self._identity
         if found != self._identity:
             if self._is_read:
                 self._may_be_unseen_until_s = time.monotonic() + UNSEEN_S_MAX

@@ -290,6 +290,13 @@ class Appliers:
                 logger.error("%s; the current jobs stay", error)
             served.schedule_next(has_new_jobs=False)
             return
+        if served.identity and not identity and not jobs:
+            # No program removes an identity: the folder that was mounted here is away, and another log is not here.
+            if not served.is_unreachable:
+                served.is_unreachable = True
+                logger.error("the log %s is empty; is its storage mounted? The current jobs stay", root)
+            served.schedule_next(has_new_jobs=False)
+            return
         if identity != served.identity:
             served.identity = identity
             self.on_change()

@@ -386,6 +386,32 @@ async def test_a_new_job_of_a_local_log_is_served_before_the_next_listing(folder
         assert scene.read("a") == of(ALL, "a", b"2")
 
 
+@scenario
+async def test_a_log_whose_folder_is_empty_keeps_its_identity_and_another_log_there_has_its_own(folder: Path) -> None:
+    async with epoch_feed(folder, ALL, "job") as scene:
+        root = str(scene.log.root)
+        own = scene.appliers.identities[root]
+        assert own
+        mounted = scene.log.root.rename(folder / "mounted")
+        scene.log.root.mkdir()
+        await scene.appliers.notice("unknown")  # lists the jobs
+        assert scene.appliers.identities[root] == own
+        assert scene.read("job") == of(ALL, "job", b"0")
+        other = Log(folder / "other")
+        other.root.mkdir()
+        other.publish("job", b"1")
+        scene.log.root.rmdir()
+        other.root.rename(scene.log.root)
+        await scene.appliers.notice("unknown")
+        assert scene.appliers.identities[root] not in (own, "")
+        scene.log.root.rename(other.root)
+        mounted.rename(scene.log.root)
+        await scene.appliers.notice("unknown")
+        assert scene.appliers.identities[root] == own
+        for log in (scene.log, other):
+            log.end("job")
+
+
 def _reached(scene: Scene, job: str) -> int:
     return scene.appliers.visible[job].epoch if job in scene.appliers.visible else -1
 

@@ -18,8 +18,8 @@ from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job,
 TIMEOUT_MS = 1_000
 
 
-def proxy_through(stack: ExitStack, cluster: Cluster, relays: dict[int, Relay], *options: str) -> Running:
-    """Start a proxy that reaches some of the servers, by their numbers, through relays."""
+def relayed_topology(cluster: Cluster, relays: dict[int, Relay]) -> Path:
+    """Write the topology as a proxy sees it that reaches some servers, by their numbers, through relays."""
     nodes = json.loads(cluster.topology.read_text())["nodes"]
     for node in nodes:
         if "replica_of" in node:
@@ -27,7 +27,14 @@ def proxy_through(stack: ExitStack, cluster: Cluster, relays: dict[int, Relay], 
     for at, relay in relays.items():
         nodes[at]["port"] = relay.port
     topology = cluster.topology.with_name("relayed.json")
-    topology.write_text(json.dumps({"version": cluster.version, "nodes": nodes}))
+    new = topology.with_suffix(".new")
+    new.write_text(json.dumps({"version": cluster.version, "nodes": nodes}))
+    return new.replace(topology)
+
+
+def proxy_through(stack: ExitStack, cluster: Cluster, relays: dict[int, Relay], *options: str) -> Running:
+    """Start a proxy that reaches some of the servers, by their numbers, through relays."""
+    topology = relayed_topology(cluster, relays)
     proxy = stack.enter_context(sparkis_proxy(topology, *options))
     wait_for_keys(proxy, KEYS)
     return proxy
@@ -67,6 +74,31 @@ def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_takes
             for name, connection in open_connections.items():
                 last = [connection.read().plain for _ in reads[name]][-1]
                 assert last == (b"1" if name == "a short read" else [b"1", b"1"]), name
+
+
+@pytest.mark.parametrize("protocol", ["2", "3"])
+def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_the_registry_promotes(
+    tmp_path: Path, protocol: str
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        relay = relay_to(stack, cluster.ports[0])
+        proxy = proxy_through(stack, cluster, {0: relay}, *PATIENT)
+        one, two = cluster.job.keys[:2]
+        reads = [[(b"GET", one)], [(b"MGET", one, two)], [(b"MULTI",), (b"GET", one), (b"EXEC",)]]
+        with ExitStack() as clients:
+            connections = [clients.enter_context(proxy.connect()) for _ in reads]
+            for connection in connections:
+                connection.call("HELLO", protocol)
+                assert connection.call("GET", one).plain == b"0"
+            relay.drop()
+            for connection, asked in zip(connections, reads, strict=True):
+                connection.send(requests(asked))
+            # No epoch comes, so the replica is not ahead: only the topology says that it takes over.
+            cluster.show({}, {"slots": "0-16383"})
+            relayed_topology(cluster, {0: relay})
+            for connection, asked, reply in zip(connections, reads, (b"0", [b"0", b"0"], [b"0"]), strict=True):
+                assert [connection.read().plain for _ in asked][-1] == reply
 
 
 def test_a_host_that_drops_packets_costs_no_request_a_timeout_while_it_is_tried_again(tmp_path: Path) -> None:

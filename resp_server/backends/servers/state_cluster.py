@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -256,7 +256,8 @@ class StateCluster:
         self._server_addresses = frozenset(self.slots.addresses)
         for address in self.slots.addresses:
             self.connection(ConnectionKey(address, RESP2, False)).connect()
-        self._choose_active()
+        gone = {*filter(None, before)} - {*self._active.of_slots(self.slots.owners)}
+        self._apply_choice(self._choose(), gone)
         return True
 
     def ask(self, address: str, packed: bytes, *, is_long: bool = False) -> ReplyFuture:
@@ -433,14 +434,18 @@ class StateCluster:
             logger.info("%s: %s answers for the shard of %s", self.name, each.active, each.master)
         return changes
 
-    def _apply_choice(self, changes: Sequence[Change]) -> None:
-        """Raise the minimum epochs of slots with another active server, and send this server their requests."""
+    def _apply_choice(self, changes: Sequence[Change], gone: Collection[str] = ()) -> None:
+        """Raise the minimum epochs of slots with another active server, and send this server their requests.
+
+        Args:
+            gone: Servers that answer for no slot any more, by a new topology. They may be mute.
+        """
         for each in changes:
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == each.master]
             self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(each.before)))
         self._invalidate_slot_connections()
-        replaced = {each.before for each in changes}
+        replaced = {*gone, *(each.before for each in changes)}
         for key, connection in list(self.connections.items()):
             if key.address not in self._server_addresses and connection.is_idle:
                 connection.close()
