@@ -151,6 +151,14 @@ def machine() -> str:
     )
 
 
+def write_section(page: Path, name: str, text: str) -> None:
+    """Write the part of a page between the comments that begin and end a section of this name."""
+    begin, end = f"<!-- results of {name} -->\n", f"<!-- end of {name} -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}{text}{end}{after}")
+
+
 def load(path: Path = RESULTS) -> list[Row]:
     """Read all rows."""
     return [Row(**stored) for stored in json.loads(path.read_text())] if path.exists() else []

@@ -23,7 +23,7 @@ from benchmarks.chaos.judge import Window
 from benchmarks.chaos.readers import Readers
 from benchmarks.chaos.relay import Relay
 from benchmarks.options import Options, end_in_order
-from benchmarks.results import machine
+from benchmarks.results import machine, write_section
 from benchmarks.servers import temporary_folder
 from compat.waiting import eventually
 from state_backend.model.errors import SparkisError
@@ -32,7 +32,6 @@ SERVERS = 2 + 2  # beside executors, and by hand
 RECOVER_S_MAX = 60.0
 POLL_INTERVAL_S = 0.1
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN, END = "<!-- results of chaos -->\n", "<!-- end of chaos -->\n"
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Chaos:
         fleet, readers = self._fleet, self._readers
         assert fleet.driver is not None and readers is not None
         fleet.driver.end()
-        last = fleet.committed()
+        last = fleet.record.committed()
         try:
             eventually(
                 lambda: readers.is_at(last), awaited="reading the last epoch", timeout_s=RECOVER_S_MAX, error=ChaosError
@@ -79,9 +78,9 @@ class Chaos:
         errors = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
         reads = 0 if window is None else window.reads
         newest = -1 if self._readers is None else self._readers.newest
-        committed = f"epoch {self._fleet.committed()} is committed, {newest} was read"
+        committed = f"epoch {self._fleet.record.committed()} is committed, {newest} was read"
         try:
-            topology = str(self._fleet.topology())
+            topology = str(self._fleet.record.topology())
         except OSError:
             topology = "there is no topology"
         return "\n".join([self._fleet.last_errors(), f"{reads} reads", *errors, committed, topology])
@@ -97,13 +96,18 @@ class Chaos:
         fleet = self._fleet
         self._options.report("starting Spark, two servers and two proxies ...")
         fleet.start_driver()
-        eventually(lambda: fleet.committed() >= 0, awaited="the first epoch", timeout_s=START_S_MAX, error=ChaosError)
+        eventually(
+            lambda: fleet.record.committed() >= 0, awaited="the first epoch", timeout_s=START_S_MAX, error=ChaosError
+        )
         fleet.start_standby()
         fleet.start_server("direct")
         relayed = fleet.start_server("relayed", advertise=self._relay.port)
         self._relay.route_to("127.0.0.1", relayed.port)
         eventually(
-            lambda: fleet.online() == SERVERS, awaited="joining all servers", timeout_s=START_S_MAX, error=ChaosError
+            lambda: fleet.record.online() == SERVERS,
+            awaited="joining all servers",
+            timeout_s=START_S_MAX,
+            error=ChaosError,
         )
         self._readers = Readers([("127.0.0.1", fleet.start_proxy().port) for _ in range(2)])
         self._recover()
@@ -134,18 +138,18 @@ class Chaos:
         """Wait until all keys are read at an epoch committed after this call, and all servers are up."""
         readers, fleet = self._readers, self._fleet
         assert readers is not None
-        epoch_after = fleet.committed() + 1
+        epoch_after = fleet.record.committed() + 1
 
         def is_well() -> bool:
             self._check_committed()
-            return readers.is_at(epoch_after) and fleet.online() >= SERVERS
+            return readers.is_at(epoch_after) and fleet.record.online() >= SERVERS
 
         eventually(is_well, awaited="recovery", timeout_s=RECOVER_S_MAX, error=ChaosError)
 
     def _check_committed(self) -> None:
         assert self._readers is not None
         newest = self._readers.newest
-        if newest > self._fleet.committed():
+        if newest > self._fleet.record.committed():
             self._readers.record_uncommitted()
 
 
@@ -165,12 +169,9 @@ def row(replicas: int, result: EventResult) -> str:
 
 def write_page(rows: Sequence[str], lost: int) -> None:
     """Write the table into the page."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     when = time.strftime("%Y-%m-%d", time.gmtime())
     summary = f"\nEpochs lost: {lost}. {when}, {machine()}.\n"
-    PAGE.write_text(f"{before}{BEGIN}{HEADLINE}{RULE}{''.join(rows)}{summary}{END}{after}")
+    write_section(PAGE, "chaos", f"{HEADLINE}{RULE}{''.join(rows)}{summary}")
 
 
 def main() -> int:

@@ -36,13 +36,13 @@ def ensure_manual_master(fleet: Fleet) -> None:
     while not fleet.masters(by_hand=True):
         os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
         eventually(
-            lambda: fleet.online() < fleet.topology_size(),
+            lambda: fleet.record.online() < fleet.record.topology_size(),
             awaited="noticing the loss of a server",
             timeout_s=START_S_MAX,
             error=ChaosError,
         )
         eventually(
-            lambda: fleet.online() == fleet.topology_size(),
+            lambda: fleet.record.online() == fleet.record.topology_size(),
             awaited="the return of the server",
             timeout_s=START_S_MAX,
             error=ChaosError,
@@ -119,7 +119,7 @@ def _add_server(fleet: Fleet, relay: Relay) -> None:
 
 def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
     """Move every slot to another owner: the owners leave one after another; those started by hand return later."""
-    before = set(fleet.owners())
+    before = set(fleet.record.owners())
     fleet.start_server("mover")
     names = []
     for name in [name for name in fleet.servers if name != "mover"]:
@@ -128,7 +128,10 @@ def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
         ended.process.wait()
         names.append(name)
     eventually(
-        lambda: set(fleet.owners()) != before, awaited="moving the slots", timeout_s=START_S_MAX, error=ChaosError
+        lambda: set(fleet.record.owners()) != before,
+        awaited="moving the slots",
+        timeout_s=START_S_MAX,
+        error=ChaosError,
     )
 
     def restart() -> None:
@@ -151,7 +154,7 @@ def _cut_replies(fleet: Fleet, relay: Relay) -> None:
 
 
 def _is_read(fleet: Fleet, relay: Relay) -> bool:
-    return f"127.0.0.1:{relay.port}" in fleet.owners()
+    return f"127.0.0.1:{relay.port}" in fleet.record.owners()
 
 
 def _fill_disk(fleet: Fleet, relay: Relay) -> Callable[[], None]:

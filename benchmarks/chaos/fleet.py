@@ -56,6 +56,46 @@ class Process:
             self.process.wait()
 
 
+class ClusterRecord:
+    """What a log says about the job and the cluster that serves it."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def committed(self) -> int:
+        """Return the last committed epoch; -1 before the first."""
+        log = ChangeLog(str(self._log)).job(JOB)
+        current = log.current()
+        newest = None if current is None else log.newest(current)
+        return -1 if newest is None else newest.epoch
+
+    def address(self) -> str:
+        """Return the registry's address."""
+        return str(self._registry()["address"])
+
+    def topology(self) -> dict[str, Any]:
+        """Return the last published topology."""
+        topology: dict[str, Any] = self._registry()["topology"]
+        return topology
+
+    def _registry(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self._log / "registry.json").read_text())
+        return record
+
+    def owners(self) -> dict[str, str]:
+        """Return the slots of each master, by its address."""
+        nodes = self.topology()["nodes"]
+        return {f"{node['host']}:{node['port']}": node["slots"] for node in nodes if node.get("slots")}
+
+    def online(self) -> int:
+        """Return the number of servers that are up and serve all their slots."""
+        return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
+
+    def topology_size(self) -> int:
+        """Return the number of servers in the topology."""
+        return len(self.topology()["nodes"])
+
+
 @dataclass
 class Fleet:
     """All processes, with their files below one folder."""
@@ -70,6 +110,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.log = self.folder / "log"
         self.log.mkdir(parents=True)
+        self.record = ClusterRecord(self.log)
         self._errors = (self.folder / "errors.txt").open("a")
         self._environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
 
@@ -155,36 +196,10 @@ class Fleet:
 
     # -- their state --------------------------------------------------------------------------------------------------
 
-    def committed(self) -> int:
-        """Return the last committed epoch; -1 before the first."""
-        log = ChangeLog(str(self.log)).job(JOB)
-        current = log.current()
-        newest = None if current is None else log.newest(current)
-        return -1 if newest is None else newest.epoch
-
-    def topology(self) -> dict[str, Any]:
-        """Return the last published topology."""
-        record: dict[str, Any] = json.loads((self.log / "registry.json").read_text())
-        topology: dict[str, Any] = record["topology"]
-        return topology
-
-    def owners(self) -> dict[str, str]:
-        """Return the slots of each master, by its address."""
-        nodes = self.topology()["nodes"]
-        return {f"{node['host']}:{node['port']}": node["slots"] for node in nodes if node.get("slots")}
-
-    def online(self) -> int:
-        """Return the number of servers that are up and serve all their slots."""
-        return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
-
-    def topology_size(self) -> int:
-        """Return the number of servers in the topology."""
-        return len(self.topology()["nodes"])
-
     def masters(self, *, by_hand: bool) -> list[int]:
         """Return the processes of the masters that were, or were not, started by hand."""
         hands = {each.pid for each in self.servers.values()}
-        found = [_pid_at(address) for address in self.owners()]
+        found = [_pid_at(address) for address in self.record.owners()]
         return [pid for pid in found if pid is not None and (pid in hands) == by_hand]
 
     def driver_descendants(self, word: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Checks the replies that readers of `job.py`'s job get, and counts wrong ones. Times are the caller's.
 
-Each epoch of the job writes its own number to every key. So a value is the number of its epoch, and two keys of one
-slot that are read together must have the same value.
+Each epoch of the job writes its own number, and the key, to every key. So a value tells its epoch and its key, and keys
+of one slot that are read together must have one epoch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 JOB = "chaos"
-STATE = "epoch"
+# The value of a key, and a hash with this value in each of its fields.
+STATE, PAIR = "epoch", "pair"
+FIELDS = ("first", "second")
 # Both keys of a group are in one slot. Enough groups to have some in every server's ranges.
 GROUPS = 256
 
 
-def key(group: int, member: str) -> bytes:
+def key(group: int, member: str, state: str = STATE) -> bytes:
     """Return one of the two keys, `a` and `b`, of a group."""
-    return f"{JOB}:{STATE}:{{{group}}}{member}".encode()
+    return f"{JOB}:{state}:{{{group}}}{member}".encode()
+
+
+def text(epoch: int, name: bytes) -> bytes:
+    """Return the value of a key at an epoch."""
+    return b"%d %b" % (epoch, name.rpartition(b":")[2])
+
+
+# A key that was read, and its value, or that of a field.
+Found = tuple[bytes, bytes | None]
 
 
 @dataclass
@@ -29,6 +40,7 @@ class Window:
     reads: int = 0
     failed: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
+    went_back: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
 
@@ -38,10 +50,11 @@ class Window:
 
 
 class ReaderPosition:
-    """The newest epoch that one connection has read."""
+    """The newest epoch that one connection has read. went_back_at: the number of the fault that set it back last."""
 
     def __init__(self) -> None:
         self.epoch = -1
+        self.went_back_at = 0
 
 
 class Judge:
@@ -50,6 +63,7 @@ class Judge:
     def __init__(self, now_s: float) -> None:
         self._answered_s = dict.fromkeys(range(GROUPS), now_s)
         self._epochs = dict.fromkeys(range(GROUPS), -1)
+        self._steps_back = 0
         self.newest = -1
         self.window = Window(now_s)
 
@@ -60,22 +74,43 @@ class Judge:
         before, self.window = self.window, Window(now_s)
         return before
 
-    def record_reply(self, group: int, values: Sequence[bytes | None], seen: ReaderPosition, now_s: float) -> None:
-        """Record the values of keys that were read together: keys of a slot, or of a transaction."""
+    def allow_step_back(self) -> None:
+        """Let each connection go back once from now on: the log's storage is away, and owners agree on an epoch."""
+        self._steps_back += 1
+
+    def record_reply(
+        self, group: int, found: Sequence[Found], seen: ReaderPosition, now_s: float, *, is_one_epoch: bool = True
+    ) -> None:
+        """Record what was read together. is_one_epoch: keys of a slot, or of a transaction."""
         self.window.reads += 1
         self._waited(now_s - self._answered_s[group])
         self._answered_s[group] = now_s
-        if None in values:
-            self.window.wrong["missing"] += 1
+        epochs = []
+        for name, value in found:
+            number = b"" if value is None else value.split(b" ")[0]
+            if value is None:
+                self.window.wrong["missing"] += 1
+            elif not number.isdigit() or value != text(int(number), name):
+                self.window.wrong["foreign"] += 1
+            else:
+                epochs.append(int(number))
+        if len(epochs) < len(found):
             return
-        epochs = [int(value) for value in values if value is not None]
-        if len(set(epochs)) > 1:
+        if is_one_epoch and len(set(epochs)) > 1:
             self.window.wrong["torn"] += 1
-        if min(epochs) < seen.epoch:
-            self.window.wrong["backward"] += 1
+        self._compare(min(epochs), seen)
         seen.epoch = max(seen.epoch, *epochs)
         self._epochs[group] = max(epochs)
         self.newest = max(self.newest, *epochs)
+
+    def _compare(self, epoch: int, seen: ReaderPosition) -> None:
+        if epoch >= seen.epoch:
+            return
+        if seen.went_back_at == self._steps_back:
+            self.window.wrong["backward"] += 1
+            return
+        seen.went_back_at, seen.epoch = self._steps_back, epoch
+        self.window.went_back += 1
 
     def record_failure(self, reason: str) -> None:
         """Record an error, a broken connection or a timeout."""

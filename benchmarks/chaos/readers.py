@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 from typing import Any
 
 import hiredis
 
-from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, Window, key
+from benchmarks.chaos.judge import FIELDS, GROUPS, PAIR, Found, Judge, ReaderPosition, Window, key
 from state_backend.model.slots import slot_of
 
 CONNECTIONS = 16
@@ -24,17 +25,21 @@ PAUSE_S = 0.004
 PAUSE_AFTER_FAILURE_S = 0.02
 ANSWER_S_MAX = 20.0
 READ_BYTES = 1 << 16
-# One request in so many is a transaction over this group and a group at another server.
-TRANSACTION_EVERY = 16
+# Of so many requests one is a transaction over this group and a group at another server, one an MGET of both, and
+# one reads a hash.
+ROUND = 16
 
 Address = tuple[str, int]
 
 
 class Readers:
-    """Runs the readers in its own thread."""
+    """Runs the readers in its own thread. network: what the thread enters, such as another host's network."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], network: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self._addresses = list(addresses)
+        self._network = network
         self._judge = Judge(time.monotonic())
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -47,6 +52,11 @@ class Readers:
         """The newest epoch that any reader saw."""
         return self._judge.newest
 
+    @property
+    def reads(self) -> int:
+        """The reads of this window so far."""
+        return self._judge.window.reads
+
     def begin(self) -> Window:
         """Begin a new window; return the one before."""
         with self._lock:
@@ -56,6 +66,11 @@ class Readers:
         """Return whether all keys were read at an epoch or a later one."""
         with self._lock:
             return self._judge.is_at(epoch)
+
+    def allow_step_back(self) -> None:
+        """Let each connection go back once, as when the log's storage goes away."""
+        with self._lock:
+            self._judge.allow_step_back()
 
     def record_uncommitted(self) -> None:
         """Count a reply from an uncommitted epoch."""
@@ -68,7 +83,8 @@ class Readers:
         self._thread.join()
 
     def _run(self) -> None:
-        self._loop.run_until_complete(self._read_all())
+        with self._network():
+            self._loop.run_until_complete(self._read_all())
 
     async def _read_all(self) -> None:
         ordered = sorted(range(GROUPS), key=lambda group: slot_of(key(group, "a")))
@@ -109,20 +125,37 @@ class Readers:
         while True:
             _, group = next(turns)
             count += 1
-            if count % TRANSACTION_EVERY:
-                reply = await connection.call([b"MGET", key(group, "a"), key(group, "b")])
-            else:
-                other = (group + GROUPS // 2) % GROUPS
-                reply = await connection.transaction([[b"GET", key(each, "a")] for each in (group, other)])
-            values: list[Any] = reply if isinstance(reply, list) else [reply]
-            error = next((each for each in values if isinstance(each, hiredis.ReplyError)), None)
-            if error is not None or values == [None]:
+            found, error = await self._read(connection, group, count % ROUND)
+            if error is not None:
                 self._failed(str(error))
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
                 continue
             with self._lock:
-                self._judge.record_reply(group, values, seen, time.monotonic())
+                is_one_epoch = count % ROUND != ROUND // 2
+                self._judge.record_reply(group, found, seen, time.monotonic(), is_one_epoch=is_one_epoch)
             await asyncio.sleep(PAUSE_S)
+
+    async def _read(self, connection: Connection, group: int, turn: int) -> tuple[list[Found], object]:
+        """Send the request of a turn; return what was found, and an error if there is one."""
+        names = [key(group, "a"), key((group + GROUPS // 2) % GROUPS, "a")]
+        if turn == 0:
+            reply = await connection.transaction([[b"GET", name] for name in names])
+        elif turn == ROUND // 2:
+            reply = await connection.call([b"MGET", *names])
+        elif turn == ROUND // 4:
+            names = [key(group, "b", PAIR)] * len(FIELDS)
+            reply = await connection.call([b"HGETALL", names[0]])
+            if isinstance(reply, list):
+                fields = dict(zip(reply[::2], reply[1::2], strict=True))
+                reply = [fields.get(name.encode()) for name in FIELDS]
+        else:
+            names = [key(group, "a"), key(group, "b")]
+            reply = await connection.call([b"MGET", *names])
+        values: list[Any] = reply if isinstance(reply, list) else [reply]
+        error: object = next((each for each in values if isinstance(each, hiredis.ReplyError)), None)
+        if values == [None]:
+            error = "EXEC without a reply"
+        return ([], error) if error is not None else ([*zip(names, values, strict=True)], None)
 
     def _failed(self, reason: str) -> None:
         with self._lock:

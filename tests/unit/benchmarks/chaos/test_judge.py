@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, key
+from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, key, text
 from state_backend.model.slots import slot_of
 
+Value = int | bytes | None
 
-def judged(*answers: list[bytes | None]) -> dict[str, int]:
+
+def found(*values: Value, group: int = 1) -> list[tuple[bytes, bytes | None]]:
+    """Return the keys of a group with values; a number is that of the value's epoch."""
+    names = [key(group, member) for member in "ab"]
+    return [
+        (name, text(value, name) if isinstance(value, int) else value)
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def judged(*answers: list[Value], is_one_epoch: bool = True) -> dict[str, int]:
     judge, seen = Judge(0.0), ReaderPosition()
     for values in answers:
-        judge.record_reply(1, values, seen, 1.0)
+        judge.record_reply(1, found(*values), seen, 1.0, is_one_epoch=is_one_epoch)
     return dict(judge.begin(2.0).wrong)
 
 
@@ -20,28 +31,30 @@ def test_both_keys_of_a_group_are_in_one_slot() -> None:
 
 
 def test_answers_whose_epochs_grow_or_stay_are_right() -> None:
-    assert judged([b"1", b"1"], [b"1", b"1"], [b"3", b"3"]) == {}
+    assert judged([1, 1], [1, 1], [3, 3]) == {}
 
 
 @pytest.mark.parametrize(
     ("answers", "wrong"),
     [
-        ([[b"1", None]], "missing"),
-        ([[b"1", b"2"]], "torn"),
-        ([[b"2", b"2"], [b"1", b"1"]], "backward"),
+        ([[1, None]], "missing"),
+        ([[1, 2]], "torn"),
+        ([[2, 2], [1, 1]], "backward"),
+        ([[1, text(1, key(2, "b"))]], "foreign"),
+        ([[1, b"x"]], "foreign"),
     ],
 )
-def test_a_wrong_answer_is_counted_under_its_name(answers: list[list[bytes | None]], wrong: str) -> None:
+def test_a_wrong_answer_is_counted_under_its_name(answers: list[list[Value]], wrong: str) -> None:
     assert judged(*answers) == {wrong: 1}
 
 
 def test_the_longest_time_without_an_answer_is_that_of_the_key_that_waited_longest() -> None:
     judge, seen = Judge(0.0), ReaderPosition()
     for group in range(GROUPS):
-        judge.record_reply(group, [b"1", b"1"], seen, 1.0)
+        judge.record_reply(group, found(1, 1, group=group), seen, 1.0)
     judge.begin(1.0)
     for group in range(GROUPS):
-        judge.record_reply(group, [b"2", b"2"], seen, 4.0 if group == 7 else 2.0)
+        judge.record_reply(group, found(2, 2, group=group), seen, 4.0 if group == 7 else 2.0)
     assert judge.begin(4.0).longest_s == 3.0
 
 
@@ -52,6 +65,21 @@ def test_a_key_that_is_not_answered_any_more_has_waited_until_the_end() -> None:
 
 def test_a_connection_that_is_new_may_see_an_older_epoch() -> None:
     judge = Judge(0.0)
-    judge.record_reply(1, [b"2", b"2"], ReaderPosition(), 1.0)
-    judge.record_reply(1, [b"1", b"1"], ReaderPosition(), 1.0)
+    judge.record_reply(1, found(2, 2), ReaderPosition(), 1.0)
+    judge.record_reply(1, found(1, 1), ReaderPosition(), 1.0)
     assert not judge.begin(2.0).wrong
+
+
+def test_keys_of_several_slots_may_have_several_epochs_outside_of_a_transaction() -> None:
+    assert judged([1, 2], is_one_epoch=False) == {}
+    assert judged([2, 2], [1, 3], is_one_epoch=False) == {"backward": 1}
+
+
+def test_a_connection_goes_back_once_when_that_is_allowed() -> None:
+    judge, seen = Judge(0.0), ReaderPosition()
+    judge.record_reply(1, found(4, 4), seen, 1.0)
+    judge.allow_step_back()
+    for epoch in (3, 4, 3):
+        judge.record_reply(1, found(epoch, epoch), seen, 1.0)
+    window = judge.begin(2.0)
+    assert (window.went_back, dict(window.wrong)) == (1, {"backward": 1})

@@ -1,0 +1,25 @@
+"""Tests on hosts of their own: `make test-hosts` runs a selection, `make test-hosts ARGS=--whole` all faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.network import missing
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that chooses all faults."""
+    parser.addoption("--whole", action="store_true", help="all faults, with a Spark job; writes docs/reliability.md")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder: they run only if `-m hosts` names them, and where hosts can be made."""
+    reason = missing() if "hosts" in config.option.markexpr else ""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.hosts)
+            item.add_marker(pytest.mark.expected_skip(bool(reason), reason=reason))
