@@ -70,6 +70,8 @@ class Job:
     error: str
     store_bytes: int | None
     skipped_rows: int = 0
+    source_lag_records: int | None = None
+    source_lag_age_ms: int | None = None
 
     @property
     def condition(self) -> str:
@@ -119,6 +121,8 @@ def _job_of(row: Mapping[str, Any]) -> Job:
         error=text_of(row.get("error") or b""),
         store_bytes=integer(row.get("store_bytes")),
         skipped_rows=integer(row.get("skipped_rows")) or 0,
+        source_lag_records=integer(row.get("source_lag_records")),
+        source_lag_age_ms=integer(row.get("source_lag_age_ms")),
     )
 
 

@@ -44,6 +44,8 @@ def _facts(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
         "stale": job.is_stale,
         "incomplete": job.is_incomplete,
         "skipped_rows": job.skipped_rows,
+        "source_lag_age_ms": None if job.source_lag is None else max(0, now_ms - job.source_lag["at_ms"]),
+        "source_lags": {} if job.source_lag is None else job.source_lag["partitions"],
         "held_back": job.held_back_epoch is not None,
         "failing": bool(job.error),
         "epochs_per_minute": epochs_per_minute,

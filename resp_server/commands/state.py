@@ -85,10 +85,23 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
         b"skipped_rows": job.skipped_rows,
+        **_source_lag(job, now_ms),
         b"held_back_epoch": job.held_back_epoch,
         b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
         b"as_of": None if job.as_of_ms is None else iso_text(job.as_of_ms).encode(),
         b"error": visible.error.encode(),
+    }
+
+
+def _source_lag(job: Job, now_ms: int) -> dict[bytes, Reply]:
+    """Return how far a job's visible state is behind the query's sources; nil if it is unknown."""
+    lag = job.source_lag
+    return {
+        b"source_lag_records": None if lag is None else lag["records"],
+        b"source_lag_at": None if lag is None else iso_text(lag["at_ms"]).encode(),
+        b"source_lag_age_ms": None if lag is None else max(0, now_ms - lag["at_ms"]),
+        b"source_partitions": [] if lag is None else [name.encode() for name in lag["partitions"]],
+        b"source_partition_lags": [] if lag is None else list(lag["partitions"].values()),
     }
 
 

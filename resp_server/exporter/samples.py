@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -129,6 +129,7 @@ def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
     for job in facts["jobs"]:
         name = job["name"]
         add_job(scrape, job)
+        _add_source_lag(scrape, job, job["source_lags"].items())
         scrape.add("job_keys", sum(job["states"].values()), job_name=name)
         scrape.add("job_epoch", job["epoch"], job_name=name)
         scrape.add("job_committed_epoch", job["committed_epoch"], job_name=name)
@@ -156,6 +157,20 @@ def add_job(scrape: Scrape, job: Mapping[str, Any]) -> None:
             scrape.add(metric, job[field] / MS_PER_S, job_name=job["name"])
 
 
+def _add_source_lag(scrape: Scrape, job: Mapping[str, Any], lags: Iterable[tuple[str, int]]) -> None:
+    """Add how far a job is behind its sources.
+
+    Args:
+        lags: By "<topic>/<partition>" or by topic, as in STATE JOBS.
+    """
+    if job.get("source_lag_age_ms") is None:  # also a server of an older version
+        return
+    scrape.add("source_lag_age_seconds", job["source_lag_age_ms"] / MS_PER_S, job_name=job["name"])
+    for name, records in lags:
+        topic, _, partition = name.partition("/")
+        scrape.add("source_lag_records", records, job_name=job["name"], topic=topic, partition=partition or "all")
+
+
 def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
     """Add the jobs behind a proxy.
 
@@ -166,6 +181,8 @@ def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
     for job in sorted(jobs, key=lambda row: str(row["name"])):
         name = job["name"]
         add_job(scrape, job)
+        lags = zip(job.get("source_partitions", ()), job.get("source_partition_lags", ()), strict=True)
+        _add_source_lag(scrape, job, lags)
         scrape.add("job_keys", job["keys"] or 0, job_name=name)
         scrape.add("job_epoch", job["applied"], job_name=name)
         scrape.add("job_committed_epoch", job["committed"], job_name=name)

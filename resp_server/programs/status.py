@@ -22,7 +22,8 @@ from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
 DESCRIPTION = "List the jobs of a running server: keys, epoch, lag, age and rates, one line per job."
-JOB_COLUMNS = ("JOB", "STATES", "KEYS", "EPOCH", "LAG", "AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION")
+SOURCE_LAG, UNKNOWN = "SOURCE LAG", "-"
+JOB_COLUMNS = ("JOB", "STATES", "KEYS", "EPOCH", "LAG", SOURCE_LAG, "AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION")
 STATE_COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "BYTES")
 WATCH_S = 2
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -102,7 +103,7 @@ def _print_once(options: argparse.Namespace) -> int:
     elif not jobs:
         print(f"no jobs at {options.url}: nothing has been published to its logs yet", file=sys.stderr)
     else:
-        tables = [table([JOB_COLUMNS, *map(_job_row, jobs)])]
+        tables = [table(_job_rows(jobs))]
         if options.verbose:
             tables.append(table([STATE_COLUMNS, *(row for job in jobs for row in _state_rows(job))]))
         print("\n\n".join([*tables, *filter(None, (loading, version))]), flush=True)
@@ -162,6 +163,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def _job_rows(jobs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the rows of the jobs' table; without the source lag, if it is known of no job."""
+    rows = [JOB_COLUMNS, *map(_job_row, jobs)]
+    place = JOB_COLUMNS.index(SOURCE_LAG)
+    if any(row[place] != UNKNOWN for row in rows[1:]):
+        return rows
+    return [row[:place] + row[place + 1 :] for row in rows]
+
+
 def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
     facts = [
         "stale" if job["stale"] else "live",
@@ -175,12 +185,20 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         str(len(job["states"])),
         _number(job["keys"]),
         _number(job["applied"]),
-        "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
-        "-" if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
+        UNKNOWN if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
+        _source_lag(job),
+        UNKNOWN if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
         _number(job["epochs_per_minute"]),
         _number(job["changes_per_minute"]),
         ", ".join(filter(None, facts)),
     )
+
+
+def _source_lag(job: dict[str, Any]) -> str:
+    """Return how many records the source is ahead, and how long ago it was asked; `UNKNOWN` if nobody knows."""
+    if job.get("source_lag_records") is None:  # also a server of an older version
+        return UNKNOWN
+    return f"{job['source_lag_records']:,} records, {_duration(job['source_lag_age_ms'] / 1000)} ago"
 
 
 def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -191,7 +209,7 @@ def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _number(number: int | None) -> str:
-    return "-" if number is None else str(number)
+    return UNKNOWN if number is None else str(number)
 
 
 def _duration(seconds: float) -> str:

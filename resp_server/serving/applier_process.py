@@ -272,15 +272,15 @@ class ApplierProcess:
         job = IdleJob(self.log, self.name, rest)
         probe_interval_s = self._options.probe_interval_s
         first_s = job.poll_interval_s if probe_interval_s is None else probe_interval_s
-        interval_s, is_stale = first_s, rest["is_stale"]
+        interval_s, status = first_s, (rest["is_stale"], rest["source_lag"])
         # These differ at once if a line was sent after the process had last read its input.
         while (rest["slots_lines"], rest["records_events"]) == (self._slots_lines, self._records_events):
             self._woken.clear()
             if await asyncio.to_thread(job.has_work):
                 return
-            if job.is_stale != is_stale:
-                is_stale = job.is_stale
-                self._catalog.update(self.name, {"is_stale": is_stale})
+            if (job.is_stale, job.source_lag) != status:
+                status = job.is_stale, job.source_lag
+                self._catalog.update(self.name, {"is_stale": job.is_stale, "source_lag": job.source_lag})
             remaining_s = math.inf if rest["wake_at_ms"] is None else (rest["wake_at_ms"] - now_ms()) / 1000
             if remaining_s <= 0:
                 return
@@ -354,6 +354,7 @@ class ApplierProcess:
                 "is_stale": event["is_stale"],
                 "error": event["error"],
                 "state_bytes": event["state_bytes"],
+                "source_lag": event["source_lag"],
             }
             self._catalog.update(self.name, fields)
             self._apply_room(event["is_full"])

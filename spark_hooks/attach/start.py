@@ -20,6 +20,7 @@ from spark_hooks.checkpoint import checkpoint_at, qualified
 from spark_hooks.publish import progress as query_progress
 from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.publish.sink import log_of
+from spark_hooks.publish.sources import NewestOffsets
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import (
@@ -272,6 +273,7 @@ class _Start:
             is_active=lambda: spark.streams.get(str(query.id)) is not None,
             is_idle=partial(is_idle, query, OffsetLog(self.location, spark)),
             progress=lambda: _last_progress(query),
+            sources=NewestOffsets(query).ask,
         )
         if not self.has_progress:
             return hooks

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.publish import progress, task
 from spark_hooks.publish.offsets import OffsetLog, is_idle
 from spark_hooks.publish.shuffle_plan import ShufflePlan
+from spark_hooks.publish.sources import NewestOffsets
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.sessions import current_session, execution_of, input_partitions_of, parallelism_of
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, CatchUp
@@ -323,11 +324,11 @@ def _is_active(query: StreamingQuery | None) -> bool:
 
 def _send_heartbeats(writer: LogWriter, query: StreamingQuery | None, catch_up: CatchUp) -> None:
     """Write a heartbeat into the log once a second while the query runs, and check its catch-up."""
-    is_active = True
+    is_active, newest = True, NewestOffsets(query)
     while is_active:
         is_active = _is_active(query)
         try:
-            if not writer.send_heartbeat(is_running=is_active):
+            if not writer.send_heartbeat(is_running=is_active, sources=newest.ask() if is_active else None):
                 return  # fenced: the newer writer sends heartbeats
             catch_up.check()
         except SparkisError as error:  # the next commit will fail as well

@@ -15,6 +15,7 @@ The process ends at the end of the input. It writes one JSON object per line to 
         when one of these changed; `applied` is the last visible epoch, `term` its writer's term, `digest` that of its
         file (null: it was not read), `changes` the number of its changes in all slots; `applied_epochs` and `apply_ns`:
         the epochs that this process applied, and the time in which it did; `is_full`: the error is a full store;
+        `source_lag`: how far the visible epoch is behind the query's sources (see `source_lag`), null if unknown;
         `state_bytes`: the bytes of each state in the newest snapshot (see `epochs`); `is_incomplete`, `slots` and the
         rest are as in "open"
     {"event": "damaged"}
@@ -203,7 +204,8 @@ class Applier:
         wake_at_ms = store.next_expiry_ms()
         if wake_at_ms is not None and wake_at_ms < self._clock() + REST_MS_MIN:
             return False
-        reports.rest(store, wake_at_ms, records_events=self._records_events)
+        offsets = self._progress.source_lag.offsets
+        reports.rest(store, wake_at_ms, offsets, records_events=self._records_events)
         return True
 
     def set_desired_slots(self, slots: SlotSet) -> None:
@@ -390,6 +392,7 @@ class Applier:
         except LogCorruptError as damage:
             snapshots.ignore_damaged(self._log, current, manifest.epoch, damage)
             return self._first(current)
+        self._progress.source_lag.offsets = manifest.offsets
         return self._next(current)
 
     def _has_applied(self, current: CurrentGeneration, applied: AppliedEpoch) -> bool:
@@ -404,6 +407,7 @@ class Applier:
         is_same = (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
         if is_same:
             self._progress.digest = epoch.ref, epoch.digest
+            self._progress.source_lag.offsets = epoch.offsets
         return is_same
 
     def _apply(self, current: CurrentGeneration, epoch: Epoch) -> None:
@@ -412,6 +416,7 @@ class Applier:
             self._description = self._log.description(current.generation)
         progress = self._progress
         progress.origin, progress.skipped_rows, progress.changes = epoch.origin, epoch.skipped_rows, epoch.rows
+        progress.source_lag.offsets = epoch.offsets
         changes = EpochChanges(
             epoch.epoch,
             epoch.term,
@@ -448,6 +453,7 @@ class Applier:
         first = self._log.first(current)
         self._progress.origin = first.origin if first is not None else 0
         self._progress.skipped_rows = 0
+        self._progress.source_lag.offsets = ()
         with suppress(SparkisError):  # the next step meets the same error
             end = self._log.end(current) if self._store.applied.epoch >= 0 else None
             self._progress.skipped_rows = end.skipped_rows if end is not None else 0
@@ -497,7 +503,7 @@ class Applier:
     def _report_status(self, is_stale: bool, error: str, is_full: bool) -> None:
         if self._store is not None and self._store.path == self._reports.store:
             self._reports.update(self._store, self._progress, self._description)
-        self._reports.status(is_stale, error, is_full)
+        self._reports.status(is_stale, error, is_full, self._progress.source_lag.of(self._heartbeats.last))
 
     def _report_progress(self) -> None:
         """Report the visible epoch and slots if they changed; the other fields stay as in the last report."""

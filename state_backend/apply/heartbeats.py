@@ -89,3 +89,8 @@ class WriterHeartbeats:
     def is_stale(self) -> bool:
         """Return whether the writer has stopped, or has sent no heartbeat for too long, by the last poll."""
         return self._last is None or self._watch.is_stale(self._last)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The heartbeat of the last poll; empty if there was none."""
+        return self._last or {}

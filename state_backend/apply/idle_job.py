@@ -13,6 +13,7 @@ from typing import Any
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.lmdb.store import SUSPECT
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.source_lag import SourceLag
 from state_backend.model.errors import SparkisError
 
 
@@ -20,7 +21,7 @@ class IdleJob:
     """Polls the log of a job at rest.
 
     Attributes:
-        is_stale: As in the applier's reports.
+        is_stale, source_lag: As in the applier's reports.
     """
 
     def __init__(self, root: str, job: str, event: Mapping[str, Any]) -> None:
@@ -30,6 +31,8 @@ class IdleJob:
         self._suspect = Path(event["path"]) / SUSPECT
         self._heartbeats = HeartbeatWatch(was_alive=not event["is_stale"])
         self.is_stale = event["is_stale"]
+        self._source_lag = SourceLag(event["source_offsets"])
+        self.source_lag = event["source_lag"]
 
     @property
     def poll_interval_s(self) -> float:
@@ -47,7 +50,8 @@ class IdleJob:
             current = self._log.visible()
             if current is None or current.held_back or (current.generation, current.term) != self._generation:
                 return True
-            self.is_stale = self._heartbeats.is_stale(self._log.heartbeat())
+            heartbeat = self._log.heartbeat()
+            self.is_stale, self.source_lag = self._heartbeats.is_stale(heartbeat), self._source_lag.of(heartbeat)
             # Also the epoch after the next: the next one may be missing, which is an error.
             epochs = (self._epoch + 1, self._epoch + 2)
             return self._suspect.exists() or any(self._log.has_file(current.generation, each) for each in epochs)

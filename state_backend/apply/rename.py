@@ -159,6 +159,7 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
         rows=last.rows,
         digest=last.digest,
         skipped_rows=last.skipped_rows,
+        offsets=last.offsets,
         replaces=names,
         files=written,
         format=new_description.format,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from state_backend.apply.log_status import LogStatus
 from state_backend.apply.store_log import StoreLog
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.log.source_lag import Lag, SourceLag
 from state_backend.log.terms import Description
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.store.store import AppliedEpoch
@@ -36,6 +37,7 @@ class Progress:
     origin: int = 0  # the origin of the store's epochs (see `epochs`)
     skipped_rows: int = 0  # up to the last epoch
     changes: int = 0  # of the last epoch, in all slots
+    source_lag: SourceLag = field(default_factory=SourceLag)  # of the last epoch
     # The last epoch whose file was read and fits the store, with its digest.
     digest: tuple[EpochRef, int] | None = None
     applied_epochs: int = 0
@@ -130,7 +132,7 @@ class Reports:
             is_incomplete=is_incomplete,
         )
 
-    def status(self, is_stale: bool, error: str, is_full: bool) -> None:
+    def status(self, is_stale: bool, error: str, is_full: bool, source_lag: Lag | None) -> None:
         """Report the status if it changed; a store that is being built is not visible yet."""
         if self.store is None and not error and not self.last:
             return
@@ -148,13 +150,16 @@ class Reports:
             "error": error,
             "is_full": is_full,
             "state_bytes": self._log_status.state_bytes,
+            "source_lag": source_lag,
             **self._visible_fields(),
         }
         if report != self.last:
             self.last = report
             self._send(report)
 
-    def rest(self, store: LmdbStore, wake_at_ms: int | None, *, records_events: bool) -> None:
+    def rest(
+        self, store: LmdbStore, wake_at_ms: int | None, source_offsets: Sequence[str], *, records_events: bool
+    ) -> None:
         """Report that the process ends, because there is nothing to do."""
         self._send(
             {
@@ -166,6 +171,8 @@ class Reports:
                 "is_stale": self.last["is_stale"],
                 "slots_lines": self._desired.lines,
                 "records_events": records_events,
+                "source_offsets": source_offsets,
+                "source_lag": self.last["source_lag"],
                 "wake_at_ms": wake_at_ms,
             }
         )

@@ -109,6 +109,7 @@ def write(log: JobLog, current: CurrentGeneration, snapshot: Snapshot) -> Epoch 
         files=files,
         log_bytes=epoch.log_bytes,
         skipped_rows=epoch.skipped_rows,
+        offsets=epoch.offsets,
         slots=slots,
         state_bytes=state_bytes.counts,
     )

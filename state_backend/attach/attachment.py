@@ -149,6 +149,7 @@ class QueryHooks:
 
     ends_of         returns the end offset of each source in a batch; () if unknown
     is_active       tells whether the query runs
+    sources         returns the newest offsets of the query's sources for a heartbeat (see `source_lag`), or None
     is_idle         tells whether the query looked for input after a batch, and found none
     progress        returns a text that changes after each batch, cheaper than a look at the checkpoint
     extra_states    states that the attachment publishes with those of the checkpoint
@@ -160,6 +161,7 @@ class QueryHooks:
     ends_of: Callable[[int], tuple[str, ...]] = lambda batch: ()
     is_active: Callable[[], bool] = lambda: True
     is_idle: Callable[[int], bool] = lambda batch: False
+    sources: Callable[[], Mapping[str, Any] | None] = lambda: None
     progress: Callable[[], str] | None = None
     extra_states: tuple[StateDescriptor, ...] = ()
     extra_changes: Callable[[], bytes | None] | None = None
@@ -353,7 +355,8 @@ class Attachment:
             is_running = not self._stopping.wait(HEARTBEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
-                writer.send_heartbeat(is_running=is_running and self.failure is None and self._hooks.is_active())
+                is_live = is_running and self.failure is None and self._hooks.is_active()
+                writer.send_heartbeat(is_running=is_live, sources=self._hooks.sources() if is_live else None)
                 if not self._catch_up.is_done:
                     self._catch_up.check(is_behind=self.batch != self._checkpoint.newest())
             except Exception as error:  # from the log, or from a stopped Spark; the reading thread gets the same error

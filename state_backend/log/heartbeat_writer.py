@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 from state_backend.log.checked_json import with_checksum
 from state_backend.log.fencing import check_in_charge
@@ -26,6 +28,7 @@ class HeartbeatWriter:
         self._claim = claim
         self._count = 0
         self._last_status: tuple[bool, bool] | None = None  # (is_running, is_final) of the last heartbeat
+        self._sources: Mapping[str, Any] | None = None
         self._due_s = 0.0
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -49,8 +52,14 @@ class HeartbeatWriter:
         self._closed.set()
         self.send(is_running=False)
 
-    def send(self, *, is_running: bool = True, is_final: bool = False) -> bool:
-        """Write a heartbeat if one is due; if a newer writer has claimed the job, write none and return False."""
+    def send(
+        self, *, is_running: bool = True, is_final: bool = False, sources: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Write a heartbeat if one is due; if a newer writer has claimed the job, write none and return False.
+
+        Args:
+            sources: The newest offsets of the query's sources (see `source_lag`); None: as in the last heartbeat.
+        """
         with self._lock:
             status, now_s = (is_running, is_final), time.monotonic()
             if status == self._last_status and now_s < self._due_s:
@@ -69,6 +78,8 @@ class HeartbeatWriter:
                 "is_running": is_running,
             }
             heartbeat |= {"is_final": True} if is_final else {}
+            self._sources = sources or self._sources
+            heartbeat |= {"sources": self._sources} if self._sources else {}
             path = self._terms.heartbeat_path(self._claim.term)
             filesystem.replace(path, with_checksum(heartbeat), is_durable=False)
             self._last_status, self._due_s = status, now_s + interval_s - 1.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from zlib import crc32
 
 import pyarrow as pa
@@ -365,13 +365,18 @@ class LogWriter:
             self._announce(self.job, epoch.term, epoch.epoch)
         return True
 
-    def send_heartbeat(self, *, is_running: bool = True, is_final: bool = False) -> bool:
+    def send_heartbeat(
+        self, *, is_running: bool = True, is_final: bool = False, sources: Mapping[str, Any] | None = None
+    ) -> bool:
         """Write a heartbeat; if a newer writer has claimed the job, write none and return False. Thread-safe.
 
         With `sends_heartbeats=False` to be called once a second while the job is live. Readers poll the heartbeat's
         counter. In storage where each request costs money, the counter changes less often, and most calls do nothing.
+
+        Args:
+            sources: The newest offsets of the query's sources, if the caller knows them (see `source_lag`).
         """
-        return self._heartbeats.send(is_running=is_running, is_final=is_final)
+        return self._heartbeats.send(is_running=is_running, is_final=is_final, sources=sources)
 
     def mark_final(self) -> None:
         """Mark the state as final: it is not stale, although no more epochs are written."""

@@ -59,13 +59,18 @@ def _has_passed(current: Any, previous: Any) -> bool:
         table, *at = (current[name] for name in DELTA)
         previous_table, *before = (previous[name] for name in DELTA)
         return table == previous_table and _are_counts(*at, *before) and at >= before
-    if not all(_is_topic(partitions) for each in (current, previous) for partitions in each.values()):
+    if not (is_of_topics(current) and is_of_topics(previous)):
         return False
     return all(
         current.get(topic, {}).get(partition, -1) >= offset
         for topic, partitions in previous.items()
         for partition, offset in partitions.items()
     )
+
+
+def is_of_topics(offset: Any) -> bool:
+    """Return whether an offset has Kafka's form: a mapping of topics to their partitions' offsets, not empty."""
+    return isinstance(offset, dict) and bool(offset) and all(map(_is_topic, offset.values()))
 
 
 def _is_topic(partitions: Any) -> bool:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 from random import choices
-from typing import Self
+from typing import Any, Self
 
 from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
@@ -55,6 +55,7 @@ class Job:
         applied_epochs, apply_ns: The epochs that this server has applied, and the time in which it did.
         state_bytes: The bytes of each state, in all slots, in the newest snapshot in the log; None if there is no
             snapshot, or an old one.
+        source_lag: How far the visible epoch is behind the query's sources (see `log.source_lag`); None: unknown.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Job:
     applied_epochs: int = 0
     apply_ns: int = 0
     state_bytes: Mapping[str, int] | None = None
+    source_lag: Mapping[str, Any] | None = None
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""

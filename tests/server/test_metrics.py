@@ -89,7 +89,7 @@ class Scraped:
 
 
 def write_log(log: Path) -> LogWriter:
-    """Write twenty keys, and a query's progress."""
+    """Write twenty keys, a query's progress, and the offsets of its source."""
     log.mkdir()
     facts = packed_map.pack([(name.encode(), str(value).encode()) for name, value in FACTS.items()])
     writer = LogWriter(log, "job", STATES, "first")
@@ -99,7 +99,14 @@ def write_log(log: Path) -> LogWriter:
             Change("_progress", Op.PUT, b"job:_progress", value=facts),
         ]
     )
+    commit_offsets(writer, 1)
+    writer.send_heartbeat(sources={"at_ms": NOW_MS, "newest": {"0": {"cars": {"0": 12}}}})
     return writer
+
+
+def commit_offsets(writer: LogWriter, epoch: int) -> None:
+    """Commit an epoch that only has offsets of its source: `publish` has none."""
+    writer.commit(epoch, clock_ms=writer.clock_ms(), offsets=('{"cars":{"0":10}}',))
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +187,7 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
     assert found["sparkis_state_bytes", ("job", "speed")] == speeds, "the log has a snapshot"
     assert found["sparkis_query_batch_duration_seconds", ("job",)] == 0.25
     assert found["sparkis_query_input_rows_per_second", ("job",)] == 40.5
+    assert found["sparkis_source_lag_records", ("job", "0", "cars")] == 2
     applied = found["sparkis_job_applied_epochs_total", ("job",)]
     epoch = writer.publish([Change("speed", Op.PUT, b"job:speed:new", value=b"8")])
     eventually(lambda: scraped.samples()["sparkis_job_epoch", ("job",)], lambda seen: seen == epoch)
@@ -187,6 +195,8 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
     assert found["sparkis_job_committed_epoch", ("job",)] == epoch and found["sparkis_job_lag_seconds", ("job",)] == 0
     eventually(lambda: scraped.samples()["sparkis_job_applied_epochs_total", ("job",)], lambda seen: seen > applied)
     assert found["sparkis_job_apply_seconds_total", ("job",)] > 0
+    commit_offsets(writer, epoch + 1)
+    eventually(lambda: scraped.samples()["sparkis_job_epoch", ("job",)], lambda seen: seen == epoch + 1)
 
 
 def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
@@ -204,8 +214,9 @@ def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
     counted = {"sparkis_errors_total", "sparkis_command_duration_seconds", "sparkis_commands_failed_total"}
     counted |= {"sparkis_commands_rejected_total"}
     assert server[1].names() == declared(SERVE)
-    # The log of the proxy's servers has no snapshot.
-    assert behind.names() | {"sparkis_state_bytes"} == declared(PROXY, UPSTREAM)
+    # The log of the proxy's servers has no snapshot, and no source.
+    unknown = {"sparkis_state_bytes", "sparkis_source_lag_records", "sparkis_source_lag_age_seconds"}
+    assert behind.names() | unknown == declared(PROXY, UPSTREAM)
     assert registry.names() == declared(REGISTRY)
     # No client has asked the state server anything.
     assert state_server.names() | counted == declared(STATE_SERVER)

@@ -6,6 +6,7 @@ multiplied by the share of its slots that the first server does not own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -140,10 +141,23 @@ def _progress(rows: Sequence[Row]) -> Row:
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
     largest = ("stale", "incomplete", "skipped_rows", "epochs_per_minute", "changes_per_minute")
     flags = {name: max(row.get(name, 0) for row in rows) for name in largest}
+    age |= _source_lag(rows)
     held_back = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
     age |= {"held_back_epoch": held_back["held_back_epoch"], "held_back_since": held_back["held_back_since"]}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
     return progress | age | flags | {"error": "; ".join(errors)}
+
+
+def _source_lag(rows: Sequence[Row]) -> Row:
+    """Return the source lag of the server that is furthest behind; unknown, if one does not know it.
+
+    Servers of an older version do not reply with it, and are left out.
+    """
+    named = [row for row in rows if "source_lag_records" in row]
+    if not named:
+        return {}
+    furthest = max(named, key=lambda row: math.inf if row["source_lag_records"] is None else row["source_lag_records"])
+    return {name: value for name, value in furthest.items() if name.startswith("source_")}
 
 
 def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:

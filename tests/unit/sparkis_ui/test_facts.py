@@ -43,6 +43,12 @@ def test_rows_that_are_left_out_are_a_fact_of_the_job() -> None:
     assert (job(skipped_rows=3).skipped_rows, job().skipped_rows) == (3, 0)
 
 
+def test_an_unknown_source_lag_is_not_zero() -> None:
+    known = job(source_lag_records=0, source_lag_age_ms=5)
+    assert (known.source_lag_records, known.source_lag_age_ms) == (0, 5)
+    assert job().source_lag_records is job(source_lag_records=None).source_lag_records is None
+
+
 def test_an_older_server_leaves_facts_out() -> None:
     (made,) = facts.jobs_of([{b"name": b"j", b"a new field": 1}])
     assert (made.keys, made.age_ms, made.store_bytes, made.states) == (0, None, None, ())

@@ -15,6 +15,13 @@ from state_backend.model.slots import field_hash_position
 from state_backend.store.keyspace import Keyspace
 
 NOW_MS = 1_700_000_000_000
+UNKNOWN_SOURCE = {
+    b"source_lag_records": None,
+    b"source_lag_at": None,
+    b"source_lag_age_ms": None,
+    b"source_partitions": [],
+    b"source_partition_lags": [],
+}
 SYNTAX = b"-ERR syntax error\r\n"
 NOT_INTEGER = b"-ERR value is not an integer or out of range\r\n"
 WRONGTYPE = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
@@ -290,6 +297,7 @@ def test_state_commands_show_jobs_and_states(client: Any) -> None:
                 b"stale": 0,
                 b"incomplete": 0,
                 b"skipped_rows": 0,
+                **UNKNOWN_SOURCE,
                 b"held_back_epoch": None,
                 b"held_back_since": None,
                 b"as_of": None,
@@ -352,6 +360,7 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
         b"stale": 0,
         b"incomplete": 0,
         b"skipped_rows": 0,
+        **UNKNOWN_SOURCE,
         b"held_back_epoch": None,
         b"held_back_since": None,
         b"as_of": None,
@@ -359,7 +368,12 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
     }
     assert client.ask("STATE LAG") == encode([lag], 3)
     keyspace.jobs["job"].committed_epoch = 4
-    assert client.ask("STATE LAG") == encode([lag | {b"committed": 4, b"lag_epochs": 0, b"lag_ms": 0}], 3)
+    lag |= {b"committed": 4, b"lag_epochs": 0, b"lag_ms": 0}
+    assert client.ask("STATE LAG") == encode([lag], 3)
+    keyspace.jobs["job"].source_lag = {"records": 5, "at_ms": NOW_MS - 250, "partitions": {"a/0": 5, "a/1": 0}}
+    lag |= {b"source_lag_records": 5, b"source_lag_at": b"2023-11-14T22:13:19.750Z", b"source_lag_age_ms": 250}
+    lag |= {b"source_partitions": [b"a/0", b"a/1"], b"source_partition_lags": [5, 0]}
+    assert client.ask("STATE LAG") == encode([lag], 3)
 
 
 def test_help_lists_served_subcommands(client: Any) -> None:

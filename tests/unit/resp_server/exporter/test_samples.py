@@ -49,6 +49,7 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
     assert found["jobs"] == 1 and found["job_keys"] == 0 and found["job_epoch"] == -1
     assert found["job_held_back"] == found["job_failing"] == 1
     assert not {"job_age_seconds", "job_lag_seconds", "state_bytes"} & found.keys()
+    assert not {"source_lag_records", "source_lag_age_seconds"} & found.keys()
 
 
 def test_unknown_bytes_of_states_are_omitted() -> None:

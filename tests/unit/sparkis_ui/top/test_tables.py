@@ -62,7 +62,7 @@ def test_jobs_that_fail_come_first_with_their_errors() -> None:
 def test_a_column_of_numbers_is_sorted_from_the_largest_and_unknown_ones_are_last() -> None:
     known = found(job("a", keys=2), job("b", keys=10), job("c", keys=7), job("d", age_ms=None), job("e", age_ms=1))
     jobs = table("jobs")
-    keys, age = 3, 6
+    keys, age = 3, 7
     assert [jobs.columns[column].title for column in (keys, age)] == ["KEYS", "AGE"]
     by_keys = Order().by(jobs, keys)
     assert [row[0] for row in texts("jobs", known, by_keys)] == ["b", "c", "d", "e", "a"]

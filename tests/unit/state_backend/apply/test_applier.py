@@ -16,6 +16,7 @@ import pytest
 from state_backend.apply import applier as applier_module
 from state_backend.apply import store_copies
 from state_backend.apply.applier import Applier, follow_until_end
+from state_backend.apply.compact import compact_log
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.store_log import StoreLog
 from state_backend.codec import packed_map
@@ -161,7 +162,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
         "slots_lines",
     }
     names = {"event", "version", "committed", "committed_clock_ms", "changes", "is_stale", "error", "is_full"} | seen
-    names |= {"applied_epochs", "apply_ns", "state_bytes", "folders"}
+    names |= {"applied_epochs", "apply_ns", "state_bytes", "folders", "source_lag"}
     assert [set(event) for event in reported] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events
@@ -638,6 +639,24 @@ def test_a_job_whose_epochs_come_does_not_rest(followed: Followed) -> None:
     followed.step()
     followed.applier._busy_at_s = -math.inf
     assert followed.applier.rest(60.0)
+
+
+def test_source_lag_is_that_of_the_store_also_after_a_restart_and_from_a_snapshot(
+    followed: Followed, tmp_path: Path
+) -> None:
+    writer = followed.writer()
+    writer.commit(0, clock_ms=1, offsets=('{"orders":{"0":10}}',))
+    writer.send_heartbeat(sources={"at_ms": 7, "newest": {"0": {"orders": {"0": 12}}}})
+    expected = {"records": 2, "at_ms": 7, "partitions": {"orders/0": 2}}
+    assert followed.step()["source_lag"] == expected
+    followed.restart()
+    assert followed.step()["source_lag"] == expected
+    followed.applier.close()
+    compact_log(str(followed.log), "job", retention_ms=0)
+    followed.epoch_file(0).unlink()
+    shutil.rmtree(followed.store)
+    followed.restart()
+    assert followed.step()["source_lag"] == expected
 
 
 def test_a_store_is_not_copied_again_and_again_while_epochs_come(

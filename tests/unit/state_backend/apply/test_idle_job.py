@@ -90,3 +90,11 @@ def test_a_writer_that_ends_makes_the_job_stale_and_is_no_work(scene: Scene) -> 
     scene.writer.close()
     assert not job.has_work()
     assert job.is_stale
+
+
+def test_newer_offsets_of_the_sources_are_no_work(scene: Scene) -> None:
+    offsets = {"source_offsets": ['{"orders":{"0":10}}'], "source_lag": None}
+    job = IdleJob(str(scene.root), "job", scene.rest | offsets)
+    scene.writer.send_heartbeat(sources={"at_ms": 7, "newest": {"0": {"orders": {"0": 12}}}})
+    assert not job.has_work()
+    assert job.source_lag == {"records": 2, "at_ms": 7, "partitions": {"orders/0": 2}}

@@ -64,6 +64,20 @@ def test_an_unknown_lag_is_unknown_for_all() -> None:
     assert merged_lags([[lag], [lag | {"lag_ms": None}]])[0]["lag_ms"] is None
 
 
+def test_source_lag_is_that_of_the_server_furthest_behind() -> None:
+    def knowing(records: int | None, age_ms: int | None) -> dict[str, Any]:
+        return row(job="j", source_lag_records=records, source_lag_age_ms=age_ms)
+
+    older = row(job="j")
+    for merged in (merged_jobs, merged_lags):
+        (found,) = merged([[older], [knowing(3, 10)], [knowing(5, 20)]])
+        assert (found["source_lag_records"], found["source_lag_age_ms"]) == (5, 20)
+        (found,) = merged([[knowing(3, 10)], [knowing(None, None)]])
+        assert (found["source_lag_records"], found["source_lag_age_ms"]) == (None, None)
+        (found,) = merged([[older], [older]])
+        assert "source_lag_records" not in found
+
+
 def test_merged_job_is_as_old_and_incomplete_as_its_worst_part() -> None:
     older = row(committed_at="2026-01-01T00:00:02.500Z", age_ms=7500, incomplete=1)
     unknown = row(committed_at=None, age_ms=None)
