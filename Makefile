@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,7 +69,7 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(COMPILED)
 	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
-	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts"
+	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts, test-systemd"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@$(COMPILED)
@@ -105,6 +105,10 @@ test-clients: setup-test ## run programs of Redis' clients in their languages at
 test-hosts: setup-test ## run the tests on hosts of their own, whose network fails: root and Linux; ARGS=--whole for all faults
 	@[ "$$(uname)" != Linux ] || [ "$$(id -u)" != 0 ] || sh scripts/program.sh ip iproute2 iproute2
 	@$(RUN) python -m pytest -m hosts $(ARGS) tests/hosts
+
+test-systemd: setup-test ## boot a Debian with systemd (as root; debootstrap and systemd-nspawn), and run the units of deploy/ in it; make test leaves this out
+	@sh scripts/systemd.sh
+	@$(RUN) python -m pytest -m systemd $(ARGS) tests/systemd
 
 bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
 	@sh scripts/program.sh nutcracker twemproxy
