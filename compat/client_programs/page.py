@@ -39,7 +39,8 @@ def _cell(runs: Sequence[At]) -> str:
 
 
 def _row_in(page: str, client: Client) -> str | None:
-    return next((line for line in page.splitlines() if line.startswith(f"| {client.name} ")), None)
+    rows = page.partition(MARKS[0])[2].partition(MARKS[1])[0].splitlines()  # other tables have the same clients
+    return next((line for line in rows if line.startswith(f"| {client.name} ")), None)
 
 
 def _line(cells: Sequence[str]) -> str:
