@@ -113,8 +113,10 @@ def test_each_message_counts_once_however_often_the_driver_is_killed(
             driver.wait_for("ready")
             producing.stop()
             expected = truth(kafka, topic)
-            assert sum(count for count, _, _ in expected.values()) > 1000
+            messages = sum(count for count, _, _ in expected.values())
+            assert messages > 1000
             eventually(lambda: facts(client), lambda found: found == (expected, expected))
+            print(f"{provider}: {ROUNDS} kills, {messages:,} messages, {KEYS * 2 * reading.reads:,} counts read")
         finally:
             producing.stop()
             reading.stop()
