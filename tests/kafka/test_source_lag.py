@@ -90,6 +90,22 @@ def test_lag_is_what_a_consumer_finds_also_after_partitions_were_added(
         eventually(lambda: shown(client, topic), lambda found: found == (0, dict.fromkeys(expected[1], 0)))
 
 
+def test_time_of_the_lag_goes_on_while_a_query_waits_for_more_messages(
+    spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
+) -> None:
+    kafka.create("lag-waiting")
+    kafka.write("lag-waiting", [Message(b"v", b"k")])
+    query = start_sink(messages(spark, kafka, "lag-waiting"), tmp_path, "lag-waiting")
+    wait_until_read(query, kafka, "lag-waiting")
+    with redis.Redis.from_url(url, decode_responses=True, protocol=3) as client:
+        eventually(lambda: lags(client).get("lag-waiting", {}).get("source_lag_records"), lambda found: found == 0)
+        before = lags(client)["lag-waiting"]
+        later = eventually(
+            lambda: lags(client)["lag-waiting"], lambda found: found["source_lag_at"] > before["source_lag_at"]
+        )
+    assert later["applied"] == before["applied"] and later["source_lag_records"] == 0
+
+
 def test_other_sources_have_no_lag_and_hide_none(spark: SparkSession, kafka: Broker, url: str, tmp_path: Path) -> None:
     kafka.create("lag-mixed")
     kafka.write("lag-mixed", [Message(b"v", b"k") for _ in range(5)])
