@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from spark_hooks.sessions import is_connect
+from state_backend.checkpoint.files import NUMBER
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import CheckpointError, DescriptorError
 
@@ -49,11 +50,6 @@ class SparkCheckpoint:
         """Whether the checkpoint is on a local disk, where a check takes microseconds."""
         return urlsplit(self.location).scheme == "file"
 
-    @property
-    def name(self) -> str:
-        """The folder's name, without its path."""
-        return unquote(self._root.getName())
-
     def query_id(self) -> str:
         """Return the query's id; CheckpointError if this is not a checkpoint."""
         stored = self._read("metadata")
@@ -75,7 +71,7 @@ class SparkCheckpoint:
 
     def newest(self) -> int | None:
         """Return the number of the last committed batch, or None."""
-        return max((int(name) for name in self._names("commits") if name.isdecimal()), default=None)
+        return max((int(name) for name in self.names("commits") if name.isdecimal()), default=None)
 
     def batch_time_ms(self, batch: int) -> int | None:
         """Return the timestamp at which Spark planned a batch; None if the batch is purged.
@@ -92,13 +88,13 @@ class SparkCheckpoint:
 
     def format_version(self) -> str:
         """Return the format version of the state files: in version 2, file names have an id after the version."""
-        names = [name.partition(".")[0] for name in self._names("state/0/0")]
+        names = [name.partition(".")[0] for name in self.names("state/0/0")]
         return "2" if any(name[:1].isdecimal() and "_" in name for name in names) else "1"
 
     def has_changelog(self, operator_id: int, store: str, batch: int) -> bool:
         """Return whether RocksDB wrote a changelog for a committed batch, and not only a snapshot."""
         version = batch + 1
-        names = self._names(f"state/{operator_id}/0/{store}")
+        names = self.names(f"state/{operator_id}/0/{store}")
         return any(
             name.endswith(".changelog") and name.removesuffix(".changelog").partition("_")[0] == str(version)
             for name in names
@@ -107,6 +103,18 @@ class SparkCheckpoint:
     def text(self, name: str) -> str | None:
         """Return the content of a file, or None if there is none."""
         return self._read(name)
+
+    def name(self, path: str) -> str:
+        """Return a path's full name."""
+        return f"{self.location.rstrip('/')}/{path}"
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, unordered."""
+        return [entry.getPath().getName() for entry in self._entries(folder) if entry.isDirectory()]
+
+    def numbers(self, folder: str) -> list[int]:
+        """Return the names in a folder that are numbers, in order."""
+        return sorted(int(name) for name in self.names(folder) if NUMBER.fullmatch(name))
 
     def _header(self, batch: int) -> dict[str, Any] | None:
         """Return the header of a batch's offsets file, or None if the batch is purged."""
@@ -121,10 +129,13 @@ class SparkCheckpoint:
                 f"{self.location}/offsets/{batch} is not in a form that this version of sparkis knows"
             ) from None
 
-    def _names(self, folder: str) -> list[str]:
-        """Return the file names in a folder; an empty list if the folder does not exist."""
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, unordered; an empty list if the folder does not exist."""
+        return [entry.getPath().getName() for entry in self._entries(folder)]
+
+    def _entries(self, folder: str) -> list[Any]:
         try:
-            return [entry.getPath().getName() for entry in self._filesystem.listStatus(self._path(folder))]
+            return list(self._filesystem.listStatus(self._path(folder)))
         except Py4JJavaError as error:
             if error.java_exception.getClass().getName() == MISSING_FILE:
                 return []
@@ -133,7 +144,7 @@ class SparkCheckpoint:
             raise self._unreadable(error) from None
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
     def _read(self, name: str) -> str | None:
         try:
@@ -163,14 +174,13 @@ class ClientCheckpoint(SparkCheckpoint):
             raise _unsupported_path(location)
         self.location = f"file:{self._files.root}" if is_path else self._files.root
 
-    @property
-    def name(self) -> str:
-        return self.location.rstrip("/").rpartition("/")[2]
-
     def is_committed(self, batch: int) -> bool:
         return self._read(f"commits/{batch}") is not None
 
-    def _names(self, folder: str) -> list[str]:
+    def folders(self, folder: str) -> list[str]:
+        return self._files.folders(folder)
+
+    def names(self, folder: str) -> list[str]:
         return self._files.names(folder)
 
     def _read(self, name: str) -> str | None:

@@ -193,20 +193,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     from resp_server.settings.programs import add_settings
     from resp_server.settings.setting import ATTACH
 
-    parser.add_argument(
-        "--checkpoint", action="append", required=True, metavar="PATH", help="the query's checkpoint; may be repeated"
-    )
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="list the states of the checkpoint as the other options would attach them, and end",
-    )
-    parser.add_argument(
-        "--job",
-        action="append",
-        metavar="NAME",
-        help="the job's name, with which keys begin, for each --checkpoint (default: that of the checkpoint's folder)",
-    )
+    _add_query_options(parser)
     parser.add_argument(
         "--log",
         metavar="PATH",
@@ -248,6 +235,29 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, ATTACH)
 
 
+def _add_query_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        action="append",
+        required=True,
+        metavar="PATH",
+        help="the query's checkpoint, or a folder: all queries below it, such as the flows of a pipeline below its "
+        "storage; may be repeated",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the states of the checkpoint as the other options would attach them, and end",
+    )
+    parser.add_argument(
+        "--job",
+        action="append",
+        metavar="NAME",
+        help="the job's name, with which keys begin, for each --checkpoint (default: that of the checkpoint's folder; "
+        "of a pipeline's flow: the table's). Below a folder: a text with <name>, <catalog>, <schema>, <table>, <flow>",
+    )
+
+
 def _add_state_options(parser: argparse.ArgumentParser) -> None:
     state = parser.add_argument_group("a single state (default: all states of the query)")
     state.add_argument("--state", metavar="NAME", help="the state's name in keys")
@@ -273,6 +283,16 @@ def _add_state_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reader_options(parser: argparse.ArgumentParser) -> None:
+    from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S
+
+    parser.add_argument(
+        "--catch-up-timeout",
+        type=float,
+        default=CATCH_UP_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long readers keep the state of another query or checkpoint, such as that before a full refresh, "
+        "while this one catches up (default %(default)g; 0: they see the new state at once)",
+    )
     parser.add_argument(
         "--reader",
         choices=("files", "spark"),
@@ -361,8 +381,8 @@ COMMANDS = (
         "attach",
         "make the state of an unchanged query readable, from its checkpoint",
         lambda: Subcommand(
-            "Follow the checkpoint of a query, running or stopped, and write its state into a log; with --serve, also "
-            "serve it to Redis clients. Needs no Spark and no JVM.",
+            "Follow the checkpoint of a query, running or stopped, or of all queries below a folder, and write their "
+            "state into a log; with --serve, also serve it to Redis clients. Needs no Spark and no JVM.",
             _add_attach_options,
             _attach,
         ),

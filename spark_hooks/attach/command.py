@@ -9,13 +9,14 @@ import argparse
 import sys
 from functools import partial
 
-from spark_hooks.attach.options import described, follow, log_of, shown_job, states_of
+from spark_hooks.attach.options import described, follow, list_all, log_of, states_of
 from spark_hooks.command_process import EndSignal
 from spark_hooks.serving import endpoints
 from state_backend import log_lines
 from state_backend.attach.attachment import Attachment, QueryHooks
 from state_backend.attach.start import attach_files, bind
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.model.errors import CheckpointError, DescriptorError, SparkisError
 from state_backend.process_memory import retain_free_memory
 
@@ -36,30 +37,25 @@ def run(options: argparse.Namespace) -> int:
         elif options.master is not None or options.conf:
             raise DescriptorError("--master and --conf are settings of Spark, which is used with --reader spark")
         elif options.list:
-            _list(options)
+            list_all(options, CheckpointFiles.at, partial(_list, options))
         else:
-            follow(options, ended, partial(_attach, options, ended))
+            follow(options, ended, partial(_attach, options, ended), CheckpointFiles.at)
     except SparkisError as error:
         print(f"sparkis attach: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _list(options: argparse.Namespace) -> None:
-    for location in options.checkpoint:
-        _list_checkpoint(options, location)
-
-
-def _list_checkpoint(options: argparse.Namespace, location: str) -> None:
+def _list(options: argparse.Namespace, location: str, job: str) -> None:
     checkpoint = Checkpoint.at(location)
     batch = checkpoint.newest_batch()
     if batch is None:
         raise CheckpointError(
             f"{checkpoint.location} has no committed micro-batch: has the query finished a micro-batch?"
         )
+    bound = bind(checkpoint, job, states_of(options))
     print(f"{checkpoint.location}: query {checkpoint.query_id}, batch {batch}")
-    job = shown_job(options, location)
-    for state in bind(checkpoint, job, states_of(options)):
+    for state in bound:
         names = state.columns.names
         for line in described(names.source, names.all, state.descriptor, job, state.hint):
             print(line)
@@ -75,6 +71,7 @@ def _attach(options: argparse.Namespace, ended: EndSignal, location: str, job: s
         job=job,
         log=root,
         on_mismatch=options.on_mismatch,
+        catch_up_timeout_s=options.catch_up_timeout,
         hooks=hooks,
         is_ended=ended.is_set,
         timeout_s=FIRST_BATCH_TIMEOUT_S,

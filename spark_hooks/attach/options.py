@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from resp_server.net.listeners import is_wildcard
 from resp_server.net.tls import TlsFiles, files_of, server_files_of
 from resp_server.programs.listening import password_of
 from resp_server.programs.metrics_options import check_metrics
+from spark_hooks.attach.followed_queries import FollowedQueries
+from spark_hooks.attach.queries import OpenFolder, check_jobs, sources_of
 from spark_hooks.command_process import EndSignal, state_folder
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
@@ -23,8 +26,10 @@ from spark_hooks.serving.placement import with_passwords
 from state_backend.attach.attachment import Attachment
 from state_backend.attach.states import AttachedArguments, AttachedState, pairs
 from state_backend.log.filesystems import open_filesystem
-from state_backend.model.descriptor import Kind, StateDescriptor, check_name
+from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError, SparkisError
+
+logger = logging.getLogger("sparkis.attach")
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
 # The options of a single state, by their names in `AttachedState`.
@@ -46,38 +51,34 @@ ALL_STATES_OPTIONS = ("on_bad_key", "json_decimals")
 POLL_INTERVAL_S = 0.5
 
 
-def checkpoints_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the checkpoints, each with its job's name; by default that of the checkpoint's folder."""
-    names = options.job or [None] * len(options.checkpoint)
-    if len(names) != len(options.checkpoint):
-        raise DescriptorError(
-            f"{len(options.checkpoint)} checkpoints and {len(names)} jobs: give each --checkpoint one --job, in the "
-            f"same order, or leave --job out"
-        )
-    found = [(location, _job_of(location, name)) for location, name in zip(options.checkpoint, names, strict=True)]
-    if len({job for _, job in found}) < len(found):
-        raise DescriptorError(
-            f"several checkpoints would be one job ({', '.join(job for _, job in found)}): give each its own name with "
-            f"--job, in the order of the checkpoints"
-        )
-    return found
+def listed(options: argparse.Namespace, open_folder: OpenFolder) -> Iterator[tuple[str, str]]:
+    """Yield the checkpoint of each query, and the name of its job for a list of states."""
+    sources = sources_of(options, open_folder)
+    check_jobs(sources)
+    for source in sources:
+        for query in source.queries():
+            is_named = source.job is not None or not source.is_single
+            yield source.checkpoint_of(query), source.job_of(query) if is_named else "JOB"
 
 
-def _job_of(checkpoint: str, job: str | None) -> str:
-    if job is not None:
-        return check_name("job", job)
-    name = checkpoint.rstrip("/").rpartition("/")[2]
-    try:
-        return check_name("job", name)
-    except DescriptorError:
-        raise DescriptorError(
-            f"the checkpoint's folder {name!r} cannot be the job's name, with which keys begin: give one with --job"
-        ) from None
+def list_all(options: argparse.Namespace, open_folder: OpenFolder, show: Callable[[str, str], None]) -> None:
+    """Show the states of each query; SparkisError if none can be shown. What is wrong with the others is logged.
 
-
-def shown_job(options: argparse.Namespace, checkpoint: str) -> str:
-    """Return the job's name for a list of states."""
-    return dict(checkpoints_of(options))[checkpoint] if options.job else "JOB"
+    Args:
+        show: Prints the states of a checkpoint, for a job's name.
+    """
+    errors: list[str] = []
+    is_shown = False
+    for checkpoint, job in listed(options, open_folder):
+        try:
+            show(checkpoint, job)
+            is_shown = True
+        except SparkisError as error:
+            errors.append(str(error))
+    if not is_shown:
+        raise SparkisError("\n".join(errors))
+    for each in errors:
+        logger.warning("%s", each)
 
 
 def log_of(options: argparse.Namespace) -> str:
@@ -151,37 +152,45 @@ def described(
         yield f"  hint     {hint}"
 
 
-def follow(options: argparse.Namespace, ended: EndSignal, attach: Callable[[str, str], Attachment]) -> None:
+def follow(
+    options: argparse.Namespace, ended: EndSignal, attach: Callable[[str, str], Attachment], open_folder: OpenFolder
+) -> None:
     """Follow the checkpoints, and serve the log if that is requested, until a signal. SparkisError if all end.
 
     Args:
         attach: Makes the attachment of a checkpoint and a job's name.
+        open_folder: Opens a folder of the storage that has the checkpoints.
     """
     if options.reader == "files":  # the other reader has the addresses in a setting of Spark
         announce_to(log_of(options), options.announce, files_of(options))
     with ExitStack() as stack:
-        attachments = [stack.enter_context(attach(*each)) for each in checkpoints_of(options)]
-        endpoint = _serve(options, attachments[0].log) if options.serve else None
+        queries = stack.enter_context(FollowedQueries(sources_of(options, open_folder), attach))
+        waiting = queries.start()
+        endpoint = _serve(options, waiting[0].log if waiting else log_of(options)) if options.serve else None
         if endpoint is not None:
             stack.callback(endpoint.stop)
-        for attachment in attachments:
-            names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
-            print(f"attached: {names}; log {attachment.log}", flush=True)
-        waiting = attachments
-        while waiting and not ended.is_set():
-            waiting = [each for each in waiting if not _is_ready(each)]
-        if endpoint is not None and not ended.is_set():
-            print(f"redis-cli -u {endpoint.url}", flush=True)
-        while not ended.wait(POLL_INTERVAL_S):
-            errors = [each.error for each in attachments if each.error is not None]
-            if len(errors) == len(attachments):
-                raise SparkisError(str(errors[0]))
+        for attachment in waiting:
+            _print_attached(attachment)
+        has_url = endpoint is None
+        while not ended.wait(0 if waiting else POLL_INTERVAL_S):
+            waiting = [each for each in waiting if not _is_ready(each, POLL_INTERVAL_S / len(waiting))]
+            if not waiting and not has_url and endpoint is not None:
+                has_url = True
+                print(f"redis-cli -u {endpoint.url}", flush=True)
+            for attachment in queries.look():
+                _print_attached(attachment)
+            queries.check()
 
 
-def _is_ready(attachment: Attachment) -> bool:
+def _print_attached(attachment: Attachment) -> None:
+    names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
+    print(f"attached: {names}; log {attachment.log}", flush=True)
+
+
+def _is_ready(attachment: Attachment, timeout_s: float) -> bool:
     """Wait for a moment; return whether an attachment's state is readable, or the attachment has ended."""
     try:
-        return attachment.wait(timeout_s=POLL_INTERVAL_S)
+        return attachment.wait(timeout_s=timeout_s)
     except Exception:
         if attachment.error is None:
             raise

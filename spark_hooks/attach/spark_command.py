@@ -10,7 +10,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from spark_hooks.attach.binding import bind, reading_session
-from spark_hooks.attach.options import described, follow, log_of, shown_job, states_of
+from spark_hooks.attach.options import described, follow, list_all, log_of, states_of
 from spark_hooks.attach.start import attach
 from spark_hooks.checkpoint import SparkCheckpoint
 from spark_hooks.command_process import EndSignal
@@ -30,11 +30,11 @@ def run_with_spark(options: argparse.Namespace, ended: EndSignal) -> None:
     settings |= {f"spark.sparkis.tls.{name}": file for name, file in tls.items() if file}
     with _session(settings, options.master or MASTER) as spark:
         ended.install()  # Spark has handled SIGINT
+        open_folder = partial(SparkCheckpoint, spark)
         if options.list:
-            for location in options.checkpoint:
-                _list(spark, options, location)
+            list_all(options, open_folder, partial(_list, spark, options))
         else:
-            follow(options, ended, partial(_attach, options))
+            follow(options, ended, partial(_attach, options), open_folder)
 
 
 @contextmanager
@@ -54,11 +54,12 @@ def _attach(options: argparse.Namespace, location: str, job: str) -> Attachment:
         job=job,
         log=log_of(options),
         on_mismatch=options.on_mismatch,
+        catch_up_timeout=options.catch_up_timeout,
         reader="spark",
     )
 
 
-def _list(spark: SparkSession, options: argparse.Namespace, location: str) -> None:
+def _list(spark: SparkSession, options: argparse.Namespace, location: str, job: str) -> None:
     session = reading_session(spark)
     checkpoint = SparkCheckpoint(session, location)
     batch = checkpoint.newest()
@@ -67,8 +68,8 @@ def _list(spark: SparkSession, options: argparse.Namespace, location: str) -> No
             f"{checkpoint.location} has no committed micro-batch: is it a query's checkpoint, and has the query "
             "finished a micro-batch?"
         )
+    bound = bind(session, checkpoint, batch, job, states_of(options))
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
-    job = shown_job(options, location)
-    for state in bind(session, checkpoint, batch, job, states_of(options)):
+    for state in bound:
         for line in described(str(state.source), state.names, state.descriptor, job, state.hint):
             print(line)

@@ -49,6 +49,11 @@ class CheckpointFiles:
         with self._translated():
             return self._filesystem.names(folder)
 
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, unordered."""
+        with self._translated():
+            return self._filesystem.folders(folder)
+
     def numbers(self, folder: str) -> list[int]:
         """Return the names in a folder that are numbers, in order: batches, operators, partitions."""
         return sorted(int(name) for name in self.names(folder) if NUMBER.fullmatch(name))

@@ -1,4 +1,4 @@
-"""`sparkis inspect PATH`: the state in a query's checkpoint, or the jobs in a log, without Spark."""
+"""`sparkis inspect PATH`: the state in checkpoints, one or all below a folder, or the jobs in a log, without Spark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from state_backend.checkpoint.checkpoint import Checkpoint
+from state_backend.checkpoint.discovery import LOOKED_FOR, FoundQuery, is_checkpoint, queries_below
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.checkpoint.inspection import inspect
 from state_backend.checkpoint.states import UnreadableState
@@ -19,8 +20,9 @@ from state_backend.model.errors import CheckpointError, SparkisError
 from state_backend.progress_bar import ProgressBar
 
 DESCRIPTION = (
-    "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes; or the jobs of a "
-    "change log: states, epochs, snapshots, sizes and writers. Needs no Spark and no server."
+    "Show a query's checkpoint: batches, watermark, operators, states, their schemas and sizes; of a folder, such as a "
+    "pipeline's storage, all queries below it; or the jobs of a change log: states, epochs, snapshots, sizes and "
+    "writers. Needs no Spark and no server."
 )
 COLUMNS = ("OPERATOR", "STATE", "ROWS", "BYTES", "PARTITIONS", "SKEW", "TYPE", "KEYS OF sparkis attach")
 # Of a folder that cannot be inspected: how many names in it are shown, and how many are tried.
@@ -34,7 +36,9 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "location", metavar="PATH", help="a checkpoint, or a log's root: a path, s3://, gs://, abfss:// ..."
+        "location",
+        metavar="PATH",
+        help="a checkpoint, a folder with checkpoints below it, or a log's root: a path, s3://, gs://, abfss:// ...",
     )
     parser.add_argument("--job", metavar="NAME", help="of a log: only this job")
     parser.add_argument("--batch", type=int, metavar="N", help="a committed micro-batch (default: the last one)")
@@ -48,9 +52,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         if is_log(options.location):
             return _print_log(options)
-        _check_is_checkpoint(CheckpointFiles.at(options.location))
-        with ProgressBar("partitions") as progress:
-            facts = inspect(Checkpoint.at(options.location), options.batch, progress.show, counts=not options.no_counts)
+        files = CheckpointFiles.at(options.location)
+        if files.size("metadata") is None and not is_checkpoint(files):
+            return _print_queries(options, files, queries_below(files))
+        facts = _facts(options, files)
     except SparkisError as error:
         print(f"sparkis inspect: {error}", file=sys.stderr)
         return 1
@@ -58,22 +63,41 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_is_checkpoint(files: CheckpointFiles) -> None:
-    """Raise CheckpointError, with what is there and which folders in it can be inspected, if it is no checkpoint."""
-    if files.size("metadata") is not None:
-        return
+def _facts(options: argparse.Namespace, files: CheckpointFiles) -> dict[str, Any]:
+    with ProgressBar("partitions") as progress:
+        checkpoint = Checkpoint(files)
+        return inspect(checkpoint, options.batch, progress.show, counts=not options.no_counts)
+
+
+def _print_queries(options: argparse.Namespace, files: CheckpointFiles, queries: Sequence[FoundQuery]) -> int:
+    """Print the facts about each query below a folder; an error takes the place of those that cannot be read."""
+    if not queries:
+        raise _nothing_found(files)
+    pages = []
+    for query in queries:
+        location = files.name(query.checkpoint)
+        try:
+            pages.append(_facts(options, CheckpointFiles.at(location)))
+        except SparkisError as error:
+            pages.append({"location": location, "error": str(error)})
+    if options.json:
+        print(json.dumps(pages, indent=1))
+    else:
+        print("\n\n".join("\n".join(_lines(page, options.partitions)) for page in pages))
+    return 1 if all("error" in page for page in pages) else 0
+
+
+def _nothing_found(files: CheckpointFiles) -> CheckpointError:
+    """Return the error of a folder without queries: what was looked for, what is there, and the logs among that."""
     names = sorted(files.names(""))
     shown = ", ".join([*names[:NAMES_SHOWN], *(["..."] if len(names) > NAMES_SHOWN else [])])
-    inside = [name for name in names[:NAMES_TRIED] if _can_inspect(files, name)]
-    hint = f"; inspect {' or '.join(map(files.name, inside))}" if inside else ""
-    raise CheckpointError(
+    logs = [files.name(name) for name in names[:NAMES_TRIED] if is_log(files.name(name))]
+    hint = f"; inspect {' or '.join(logs)}" if logs else ""
+    return CheckpointError(
         f"{files.location} is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log "
-        f"with a job: {f'it has {shown}' if names else 'it is empty, or does not exist'}{hint}"
+        f"with a job, and no query's checkpoint is below it ({LOOKED_FOR}): "
+        f"{f'it has {shown}' if names else 'it is empty, or does not exist'}{hint}"
     )
-
-
-def _can_inspect(files: CheckpointFiles, name: str) -> bool:
-    return files.size(f"{name}/metadata") is not None or is_log(files.name(name))
 
 
 def _print_log(options: argparse.Namespace) -> int:
@@ -84,6 +108,9 @@ def _print_log(options: argparse.Namespace) -> int:
 
 def _lines(facts: dict[str, Any], has_partitions: bool) -> Iterator[str]:
     yield facts["location"]
+    if "error" in facts:
+        yield f"error      {facts['error']}"
+        return
     written_by = f", written by Spark {facts['spark']}" if facts["spark"] else ""
     yield f"query      {facts['query']}{written_by}"
     kept = facts["batches"]

@@ -14,6 +14,8 @@ from compat.object_store.faulty_proxy import FaultyProxy
 from compat.waiting import eventually
 from state_backend.attach import attachment
 from state_backend.attach.attachment import CHECKS_PER_LISTING_REMOTE
+from state_backend.checkpoint.discovery import FoundQuery, has_commit, queries_below
+from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from tests.golden_checkpoints import NEWEST, unpack
 from tests.object_store.conftest import BUCKET
@@ -37,6 +39,13 @@ class Bucket:
 
     def put(self, name: str) -> None:
         self._filesystem.replace(name, (self.local / name).read_bytes())
+
+    def copy_to(self, address: str) -> None:
+        """Write the whole checkpoint to another address, with all commits."""
+        filesystem = open_filesystem(address)
+        for path in self.local.rglob("*"):
+            if path.is_file():
+                filesystem.replace(str(path.relative_to(self.local)), path.read_bytes())
 
     def commit(self, batch: int) -> None:
         self.put(f"commits/{batch}")
@@ -73,6 +82,26 @@ def test_a_checkpoint_in_a_bucket_is_followed(make: Callable[[str], Bucket], job
     assert epochs(log) == [0, 1, 2, 3, 4]
     expected = in_spark(bucket.local, 4)
     assert shown(log).keys() == expected.keys()
+
+
+def test_flows_below_a_storage_in_a_bucket_are_found_by_a_request_for_each_folder(
+    make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    bucket, log = make("hdfs-window"), tmp_path / "log"
+    storage = bucket.address.removesuffix("/checkpoint")
+    flow = f"{storage}/_checkpoints/alerts/north"
+    for number in ("0", "1"):
+        bucket.copy_to(f"{flow}/{number}")
+    folder = CheckpointFiles.at(storage)
+    methods(proxy)
+    query, other = queries_below(folder)
+    # The storage, its folder of checkpoints, the sink, the flow, its two numbers, and the newer one's commits; and the
+    # checkpoint that has no commit.
+    assert methods(proxy) == {"LIST": 8}
+    assert query == FoundQuery("_checkpoints/alerts/north", "_checkpoints/alerts/north/1")
+    assert (other.path, has_commit(folder, query), has_commit(folder, other)) == ("checkpoint", True, False)
+    with following(folder.name(query.checkpoint), log) as attached:
+        assert attached.wait(4, WAIT_S)
 
 
 def test_lost_answers_are_asked_again(

@@ -176,6 +176,9 @@ class ScheduledFilesystem(Filesystem):
             found |= {name for name in names if crc32(name.encode()) % 2 == half}
         return self._scheduler.random.sample(sorted(found), len(found))
 
+    def folders(self, path: str) -> list[str]:
+        raise NotImplementedError("logs do not use it")
+
     def size(self, path: str) -> int | None:
         self._step()
         content = self.files.get(path)

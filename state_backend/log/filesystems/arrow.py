@@ -118,6 +118,12 @@ class ArrowFilesystem(Filesystem):
             selector = pyarrow.fs.FileSelector(self._full(path), allow_not_found=True)
             return [info.base_name for info in self._filesystem.get_file_info(selector)]
 
+    def folders(self, path: str) -> list[str]:
+        with self._translated_errors("list", path):
+            selector = pyarrow.fs.FileSelector(self._full(path), allow_not_found=True)
+            found = self._filesystem.get_file_info(selector)
+        return [info.base_name for info in found if info.type == FileType.Directory]
+
     def size(self, path: str) -> int | None:
         with self._translated_errors("look at", path):
             file = self._file(path)

@@ -82,6 +82,10 @@ class Filesystem(ABC):
         """Return the names in a folder, unordered; empty if there is no such folder."""
 
     @abstractmethod
+    def folders(self, path: str) -> list[str]:
+        """Return the names of the folders in a folder, unordered; empty if there is no such folder."""
+
+    @abstractmethod
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, without reading it; None if there is no such file."""
 

@@ -93,6 +93,14 @@ class LocalFilesystem(Filesystem):
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    def folders(self, path: str) -> list[str]:
+        with self._translated_errors("list", path):
+            try:
+                with os.scandir(self._root / path) as entries:
+                    return [entry.name for entry in entries if entry.is_dir()]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
     def size(self, path: str) -> int | None:
         found = self._stat(path)
         return None if found is None else found.st_size

@@ -184,6 +184,11 @@ class ObjectStoreFilesystem(Filesystem):
         paths = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"])]
         return [each.rpartition("/")[2] for each in paths]
 
+    def folders(self, path: str) -> list[str]:
+        with self._translated_errors("list", path):
+            listed = self._obstore.list_with_delimiter(self._store, path or None)
+        return [each.rpartition("/")[2] for each in listed["common_prefixes"]]
+
     def size(self, path: str) -> int | None:
         found = self._head(path)
         return None if found is None else int(found["size"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_hooks.attach.options import checkpoints_of, states_of
+from spark_hooks.attach.options import states_of
 from spark_hooks.cli import COMMANDS
 from state_backend.attach.states import AttachedState
 from state_backend.model.errors import DescriptorError
@@ -16,16 +16,6 @@ from state_backend.model.errors import DescriptorError
 def parsed(*words: object) -> argparse.Namespace:
     (command,) = (each for each in COMMANDS if each.name == "attach")
     return command.parser().parse_args(["--checkpoint", "/c/one", *map(str, words)])
-
-
-def test_each_checkpoint_is_a_job_of_its_own() -> None:
-    assert checkpoints_of(parsed("--checkpoint", "/c/two/")) == [("/c/one", "one"), ("/c/two/", "two")]
-    named = parsed("--job", "a", "--checkpoint", "/d/one", "--job", "b")
-    assert checkpoints_of(named) == [("/c/one", "a"), ("/d/one", "b")]
-    with pytest.raises(DescriptorError, match="2 checkpoints and 1 jobs"):
-        checkpoints_of(parsed("--job", "a", "--checkpoint", "/d/one"))
-    with pytest.raises(DescriptorError, match="several checkpoints would be one job"):
-        checkpoints_of(parsed("--checkpoint", "/d/one"))
 
 
 def test_options_without_a_state_are_for_each_state() -> None:

@@ -59,6 +59,34 @@ def test_inspect_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sum(each["rows"] for each in states["last"]["partitions"]) == 7
 
 
+def test_inspect_shows_each_query_below_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flow = tmp_path / "storage/_checkpoints/cat/db/words/words"
+    for number in (0, 1):
+        unpack(NEWEST, "hdfs-aggregation", flow / str(number))
+    other = unpack(NEWEST, "hdfs-window", tmp_path / "other")
+    code, output, _ = run(capsys, "inspect", tmp_path)
+    pages = [run(capsys, "inspect", each)[1] for each in (other, flow / "1")]
+    assert (code, output) == (0, "\n".join(pages))
+    code, output, _ = run(capsys, "inspect", tmp_path, "--json", "--no-counts")
+    assert [each["location"] for each in json.loads(output)] == [str(other), str(flow / "1")]
+
+
+def test_inspect_shows_the_error_of_a_query_below_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = unpack(NEWEST, "hdfs-aggregation", tmp_path / "a")
+    whole = unpack(NEWEST, "hdfs-window", tmp_path / "b")
+    (broken / "metadata").unlink()
+    code, output, errors = run(capsys, "inspect", tmp_path)
+    assert (code, errors) == (0, "")
+    assert output.startswith(
+        f"{broken}\nerror      {broken} is not the checkpoint of a query: it has no file `metadata`"
+    )
+    assert f"\n\n{whole}\nquery      " in output
+    (whole / "metadata").unlink()
+    code, output, _ = run(capsys, "inspect", tmp_path, "--json")
+    assert code == 1
+    assert [list(each) for each in json.loads(output)] == [["location", "error"]] * 2
+
+
 def test_inspect_shows_the_names_of_types_that_spark_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [operator] = facts(capsys, unpack(NEWEST, "hdfs-types", tmp_path), "--no-counts")["operators"]
     types = {each["type"] for each in operator["states"][0]["value"]}
@@ -168,13 +196,8 @@ def test_inspect_and_get_name_missing_states_keys_and_batches(
         ),
         (("get", folder, "all", "--state", "x"), "has no state 'x'; its states: aggregation"),
         (("get", folder, "all", "--batch", 9), "offsets/9 is gone"),
-        (
-            ("inspect", tmp_path),
-            (
-                "is neither a query's checkpoint, which has a file `metadata`, nor the root of a change log with a "
-                f"job: it has checkpoint; inspect {tmp_path}/checkpoint"
-            ),
-        ),
+        (("inspect", tmp_path / "checkpoint" / "offsets"), "nor the root of a change log with a job, and no query's"),
+        (("inspect", tmp_path / "checkpoint" / "offsets"), "`_checkpoints` of its storage): it has 0, 1, 2, 3, 4"),
         (("inspect", tmp_path / "none"), "it is empty, or does not exist"),
         (("inspect", "nfs://x/y"), "nfs: is not supported"),
     ):

@@ -131,8 +131,12 @@ def test_folders_are_made_at_any_depth_and_listed(filesystem: Filesystem) -> Non
     filesystem.make_folder("a/b/c")
     filesystem.make_folder("a/b/c")
     filesystem.create("a/b/x", b"")
-    assert sorted(filesystem.names("a/b")) == ["c", "x"]
+    with filesystem.open_new("a/b/y"):
+        pass
+    assert sorted(filesystem.names("a/b")) == ["c", "x", "y"]
+    assert set(filesystem.folders("a/b")) - {"x"} == {"c"}  # on HDFS a created file is a folder, too
     assert filesystem.names("a/b/nothing") == []
+    assert filesystem.folders("a/b/nothing") == []
 
 
 def test_files_and_folders_are_removed_and_may_be_gone_already(filesystem: Filesystem) -> None:

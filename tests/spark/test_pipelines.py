@@ -1,0 +1,161 @@
+"""`sparkis attach` and `sparkis inspect` with the storage of a pipeline, which Spark's own `spark-pipelines` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import redis
+
+from compat.waiting import WAIT_S_MAX, eventually
+from state_backend.log.change_log import ChangeLog
+from tests.spark.processes import Command
+from tests.spark.processes import sparkis as command
+
+pytestmark = pytest.mark.slow
+
+SPEC = """
+name: shop
+storage: file://{folder}/storage
+catalog: spark_catalog
+database: default
+configuration:
+  spark.sql.shuffle.partitions: "2"
+libraries:
+  - glob:
+      include: transformations/**
+"""
+FLOWS = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+spark = SparkSession.active()
+
+
+def rows():
+    return spark.readStream.schema("id int, city string, at timestamp").json("{folder}/input")
+
+
+@dp.table
+def orders():
+    return rows().dropDuplicates(["id"])
+
+
+@dp.table
+def per_city():
+    return rows().withWatermark("at", "1 hour").groupBy(F.window("at", "1 hour"), "city").count()
+
+
+@dp.table
+def plain():
+    return rows().select("id")
+
+
+dp.create_sink("alerts", format="noop")
+
+
+@dp.append_flow(target="alerts", name="`to the north`")
+def north():
+    return rows().where("city < 'm'").dropDuplicates(["city"])
+"""
+NEW_FLOW = """
+
+@dp.append_flow(target="alerts")
+def south():
+    return rows().where("city >= 'm'").dropDuplicates(["city"])
+"""
+# A catalog that outlives a run.
+HIVE = "spark.sql.catalogImplementation=hive"
+
+
+class Pipeline:
+    """A pipeline's folder: its definition, its input, its storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = folder / "storage"
+        for name in ("input", "transformations"):
+            (folder / name).mkdir(parents=True)
+        (folder / "spark-pipeline.yml").write_text(SPEC.format(folder=folder))
+        self.flows = folder / "transformations" / "flows.py"
+        self.flows.write_text(FLOWS.format(folder=folder))
+
+    def add(self, name: str, *rows: dict[str, object]) -> Path:
+        """Write a file of the input."""
+        file = self.folder / "input" / name
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return file
+
+    def run(self, *arguments: str) -> None:
+        """Run the pipeline until its flows have read the input."""
+        done = subprocess.run(
+            [Path(sys.executable).parent / "spark-pipelines", "run", "--conf", HIVE, *arguments],
+            cwd=self.folder,
+            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=3 * WAIT_S_MAX,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """A pipeline that has run once."""
+    made = Pipeline(tmp_path / "shop")
+    made.add("1.json", row(1, "ayr"), row(2, "york"))
+    made.run()
+    return made
+
+
+def row(number: int, city: str) -> dict[str, object]:
+    return {"id": number, "city": city, "at": f"2026-01-01T00:00:{number:02d}Z"}
+
+
+def keys(client: redis.Redis) -> dict[str, str]:
+    return {key: client.get(key) for key in client.scan_iter() if ":_" not in key}
+
+
+def generations(log: Path, job: str) -> int:
+    terms = ChangeLog(str(log)).job(job).terms
+    last = terms.newest()
+    assert last is not None
+    return len({term.generation for term in terms.down_from(last.term) if not term.is_void})
+
+
+def attach(pipeline: Pipeline, log: Path) -> AbstractContextManager[Command]:
+    return command(
+        "attach", "--checkpoint", pipeline.storage, "--log", log, "--serve", "--port", 0, "--catch-up-timeout", 0
+    )
+
+
+def test_a_pipelines_flows_are_followed_through_runs_and_full_refreshes(pipeline: Pipeline, tmp_path: Path):
+    log, window = tmp_path / "log", "2026-01-01T00:00:00Z"
+    first = {"orders:seen:1": "1", "orders:seen:2": "1", "alerts.to_the_north:seen:ayr": "1"}
+    windows = {f"per_city:aggregation:{window}:ayr": "1", f"per_city:aggregation:{window}:york": "1"}
+    with attach(pipeline, log) as running:
+        running.wait_for(r"plain/plain/0 is left out: the query of .* has no state that can be read")
+        with redis.Redis.from_url(running.wait_for(r"redis-cli -u (\S+)")[1], decode_responses=True) as client:
+            assert keys(client) == first | windows
+            pipeline.add("1.json", row(3, "ayr")).rename(pipeline.folder / "input" / "2.json")
+            with pipeline.flows.open("a") as flows:
+                flows.write(NEW_FLOW)
+            pipeline.run("--full-refresh", "orders", "--refresh", "alerts,per_city")
+            later = {"orders:seen:3": "1", "alerts.to_the_north:seen:ayr": "1", f"per_city:aggregation:{window}:ayr": "2"}
+            later |= {f"per_city:aggregation:{window}:york": "1"}
+            eventually(lambda: keys(client), lambda found: found == later)
+            running.wait_for(r"job orders: a full refresh has begun .*/orders/orders/1")
+        assert running.end() == 0
+    assert (generations(log, "orders"), generations(log, "per_city")) == (2, 1)
+    with attach(pipeline, log) as running:
+        with redis.Redis.from_url(running.wait_for(r"redis-cli -u (\S+)")[1], decode_responses=True) as client:
+            assert keys(client) == later
+        assert running.end() == 0
+    assert (generations(log, "orders"), generations(log, "per_city")) == (2, 1)
