@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol, Self
+from urllib.parse import unquote
 
 from state_backend.checkpoint.files import NUMBER
 from state_backend.model.errors import CheckpointError
@@ -65,7 +66,7 @@ class Flow(NamedTuple):
         if PIPELINE_FOLDER not in names or not NUMBER.fullmatch(names[-1]):
             return None
         start = len(names) - names[::-1].index(PIPELINE_FOLDER)
-        *target, flow = names[start:-1] or [""]
+        *target, flow = map(unquote, names[start:-1] or [""])  # Spark writes a space as %20
         if not target:
             return None
         *catalog, schema = target[:-1] or [SINK, SINK]

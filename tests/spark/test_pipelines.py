@@ -86,11 +86,9 @@ class Pipeline:
         self.flows = folder / "transformations" / "flows.py"
         self.flows.write_text(FLOWS.format(folder=folder))
 
-    def add(self, name: str, *rows: dict[str, object]) -> Path:
+    def add(self, name: str, *rows: dict[str, object]) -> None:
         """Write a file of the input."""
-        file = self.folder / "input" / name
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        return file
+        (self.folder / "input" / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     def run(self, *arguments: str) -> None:
         """Run the pipeline until its flows have read the input."""
@@ -144,12 +142,14 @@ def test_a_pipelines_flows_are_followed_through_runs_and_full_refreshes(pipeline
         running.wait_for(r"plain/plain/0 is left out: the query of .* has no state that can be read")
         with redis.Redis.from_url(running.wait_for(r"redis-cli -u (\S+)")[1], decode_responses=True) as client:
             assert keys(client) == first | windows
-            pipeline.add("1.json", row(3, "ayr")).rename(pipeline.folder / "input" / "2.json")
+            (pipeline.folder / "input" / "1.json").unlink()
+            pipeline.add("2.json", row(3, "ayr"), row(4, "york"))
             with pipeline.flows.open("a") as flows:
                 flows.write(NEW_FLOW)
             pipeline.run("--full-refresh", "orders", "--refresh", "alerts,per_city")
-            later = {"orders:seen:3": "1", "alerts.to_the_north:seen:ayr": "1", f"per_city:aggregation:{window}:ayr": "2"}
-            later |= {f"per_city:aggregation:{window}:york": "1"}
+            later = {"orders:seen:3": "1", "orders:seen:4": "1"}
+            later |= {"alerts.to_the_north:seen:ayr": "1", "alerts.south:seen:york": "1"}
+            later |= dict.fromkeys(windows, "2")
             eventually(lambda: keys(client), lambda found: found == later)
             running.wait_for(r"job orders: a full refresh has begun .*/orders/orders/1")
         assert running.end() == 0
@@ -159,3 +159,19 @@ def test_a_pipelines_flows_are_followed_through_runs_and_full_refreshes(pipeline
             assert keys(client) == later
         assert running.end() == 0
     assert (generations(log, "orders"), generations(log, "per_city")) == (2, 1)
+    shown = subprocess.run(
+        [sys.executable, "-m", "sparkis", "inspect", pipeline.storage, "--json"],
+        capture_output=True,
+        timeout=WAIT_S_MAX,
+        check=True,
+    )
+    checkpoints = {
+        Path(page["location"]).relative_to(pipeline.storage / "_checkpoints") for page in json.loads(shown.stdout)
+    }
+    assert {path.parent.name: path.name for path in checkpoints} == {
+        "orders": "1",
+        "per_city": "0",
+        "plain": "0",
+        "south": "0",
+        "to%20the%20north": "0",
+    }

@@ -38,6 +38,7 @@ def found(folder: Path, *paths: str) -> list[str]:
         ("/p/_checkpoints/db/t/t/0", Flow("db", "db", "t", "t")),
         ("/p/_checkpoints/out/f/0", Flow("sink", "sink", "out", "f")),
         ("/p/_checkpoints/x/_checkpoints/out/f/0", Flow("sink", "sink", "out", "f")),
+        ("/p/_checkpoints/out/to%20the%20north/0", Flow("sink", "sink", "out", "to the north")),
         ("/p/_checkpoints/out/f", None),
         ("/p/_checkpoints/out/0", None),
         ("/p/_checkpoints/0", None),
