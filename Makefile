@@ -94,9 +94,10 @@ test-large: setup-test ## run the tests of real sizes, and print their measureme
 test-cluster: setup-test ## run the tests on a standalone cluster and on three executors: minutes; make test leaves them out
 	@$(RUN) python -m pytest -m cluster $(ARGS) tests/spark
 
+# Many kills take longer than a test may (`faulthandler_timeout`).
 test-kafka: setup-test ## run the tests with a Kafka broker, which Maven fetches with Spark's connector; make test leaves them out
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" sh scripts/kafka.sh $(VENV)
-	@$(RUN) python -m pytest -m kafka $(ARGS) tests/kafka
+	@$(RUN) python -m pytest $(if $(filter file default,$(origin SPARKIS_KILL_ROUNDS)),,-o faulthandler_timeout=0) -m kafka $(ARGS) tests/kafka
 
 test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md
 	@sh scripts/program.sh mvn maven
