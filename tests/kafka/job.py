@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
 from tests.kafka.broker import CONNECTOR
 from tests.spark.micro_batches import local_session
 
@@ -76,7 +77,7 @@ def start(spark: SparkSession, orders: Orders) -> None:
     ).option("checkpointLocation", f"{orders.checkpoints}/{SINK}").start()
     writer = by_key(rows).writeStream.format("noop").outputMode("update").queryName(ATTACHED)
     query = writer.option("checkpointLocation", f"{orders.checkpoints}/{ATTACHED}").start()
-    sparkis.attach(query, state="facts", log=orders.log)
+    sparkis.attach(query, state="facts", log=orders.log, timeout_s=WAIT_S_MAX)
 
 
 def start_real_time(spark: SparkSession, orders: Orders) -> None:
