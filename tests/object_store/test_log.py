@@ -62,7 +62,7 @@ def followed(root: str, tmp_path: Path) -> Iterator[Followed]:
     followed.applier.close()
 
 
-def test_a_log_is_written_read_compacted_and_swept(root: str, tmp_path: Path) -> None:
+def test_a_log_is_written_read_compacted_and_collected(root: str, tmp_path: Path) -> None:
     writer = writer_of(root)
     for turn in range(5):
         writer.publish([one(key) for key in range(turn + 1)], clock_ms=turn)

@@ -108,7 +108,7 @@ def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
     assert peer.read(len(PONG)) == PONG
 
 
-def test_a_request_may_come_in_pieces(serve: Callable[..., Any]) -> None:
+def test_a_request_may_come_in_chunks(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in get(b"job:temp:5"):

@@ -30,7 +30,7 @@ def test_the_reply_is_that_of_a_short_request(serve: Callable[..., Any]) -> None
     assert b"WRONGTYPE" in peer.ask("HMGET", "job:temp:1", *fields)
 
 
-def test_words_of_many_bytes_are_answered_in_portions(serve: Callable[..., Any]) -> None:
+def test_arguments_of_many_bytes_are_answered_in_steps(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     assert peer.ask("MGET", *[b"k" * 900_000] * 9, "job:temp:5") == [*[None] * 9, b"5"]
     assert TOO_LONG in peer.ask("SINTER", *[b"k" * 900_000] * 9)
@@ -60,7 +60,7 @@ def test_a_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Ca
     assert b"EXECABORT" in peer.ask("EXEC")
 
 
-def test_a_key_in_the_last_portion_that_may_not_be_read_refuses_all(serve: Callable[..., Any]) -> None:
+def test_a_key_in_the_last_step_that_may_not_be_read_refuses_all(serve: Callable[..., Any]) -> None:
     server = serve()
     peer, other = server.connect(), server.connect()
     assert other.ask("ACL", "SETUSER", "u", "on", "nopass", "+@all", "~job:temp:*") == b"OK"

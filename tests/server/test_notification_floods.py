@@ -57,7 +57,7 @@ def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
     apply_epoch(store, STATES, changes, epoch, clock_ms=epoch + 1)
 
 
-def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(running: Any, store: LmdbStore) -> None:
+def test_reads_are_answered_between_the_chunks_of_a_flood_and_all_of_it_comes(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     listener, reader = running.connect(), running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
@@ -150,7 +150,7 @@ def test_kept_events_are_bounded_and_removed_without_subscribers(store: LmdbStor
         assert snapshot.events(kept.next - 1) is None
 
 
-def test_a_portion_reads_back_as_it_was_packed() -> None:
+def test_a_chunk_reads_back_as_it_was_packed() -> None:
     events = [(b"", bytes((KeyEvent.NEW, KeyEvent.SET))), (b"a" * 300, bytes((KeyEvent.DELETED,))), (b"\x00\xff", b"")]
     keys, whats = zip(*events, strict=True)
     batch = unpack(pack(7, 2, keys, whats))

@@ -161,7 +161,7 @@ def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(still: Be
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_a_request_of_many_words_is_asked_for_in_portions(still: Behind, protocol: str) -> None:
+def test_a_request_of_many_arguments_is_asked_for_in_steps(still: Behind, protocol: str) -> None:
     keys = [key for key in [*MANY, b"missing"] for _ in range(20)]
     values = [MANY.get(key) for key in keys]
     with still.proxy.connect() as connection:

@@ -373,7 +373,7 @@ def _is_settled(log: Path) -> bool:
     return True
 
 
-def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
+def test_several_state_clusters_answer_behind_one_proxy(tmp_path: Path) -> None:
     with ExitStack() as stack:
         jobs, files = [], []
         for number, (name, key_format) in enumerate((("a", None), ("b", "plane/<k>"), ("a", None))):

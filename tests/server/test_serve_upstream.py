@@ -93,7 +93,7 @@ def test_the_connections_of_the_start_are_on_the_epoll_of_the_clients(
         assert all(each & EDGE_TRIGGERED for each in events[port]), (port, events[port])
 
 
-def test_keys_of_both_sides_are_answered_from_the_start(scene: Scene) -> None:
+def test_keys_of_both_backends_are_answered_from_the_start(scene: Scene) -> None:
     with scene.start("new").connect() as connection:  # without a file of owners
         assert connection.call("GET", "job:speed:1").plain == b"10"
         assert connection.call("GET", "nobody's").plain is None
@@ -134,7 +134,7 @@ def test_if_the_log_cannot_be_read_all_keys_wait_until_servers_have_reported_the
             assert client.call("GET", "mine").plain.startswith(b"LOADING ")
 
 
-def test_one_address_answers_keys_of_both_sides(client: Connection) -> None:
+def test_one_address_answers_keys_of_both_backends(client: Connection) -> None:
     assert client.call("GET", ABSENT).plain is None
     assert client.call("SET", "cart", "7").plain == b"OK"
     assert client.call("MGET", "cart", "job:speed:2", "dash/7/apdex").plain == [b"7", b"20", b"0.9"]

@@ -436,7 +436,7 @@ def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server
     peer.answers(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
 
 
-def test_a_mark_that_was_taken_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
+def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
     one, other = server.connect(), server.connect()
 
     def mark(key: str) -> str:

@@ -197,7 +197,7 @@ def test_a_user_with_rules_is_checked_for_every_key(attacked: Attacked) -> None:
     peer.socket.close()
 
 
-def test_a_tracking_client_empties_its_cache_after_a_long_read_of_both_sides(attacked: Attacked) -> None:
+def test_a_tracking_client_empties_its_cache_after_a_long_read_of_both_backends(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.ask("HELLO", 3)
     if b"with a Redis Cluster" in peer.ask("CLIENT", "TRACKING", "ON"):

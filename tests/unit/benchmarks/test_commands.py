@@ -37,7 +37,7 @@ def test_every_served_command_has_a_row_at_a_server() -> None:
     )
 
 
-def test_every_command_about_keys_has_a_row_for_each_side_of_one_address() -> None:
+def test_every_command_about_keys_has_a_row_for_each_backend_of_one_address() -> None:
     about_keys = {each.name for each in exchanges(STATES) if each.counted[0]}
     for setting in (OF_STATES, OF_UPSTREAM):
         assert about_keys <= {exchange.name for _, exchange in planned(setting, is_full=False)}

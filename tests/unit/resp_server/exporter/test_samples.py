@@ -10,7 +10,7 @@ from resp_server.exporter.sources import Readiness
 from tests.unit.resp_server.exporter.scraped import samples
 
 
-def test_servers_of_several_applications_are_distinguished_by_address() -> None:
+def test_servers_of_several_state_clusters_are_distinguished_by_address() -> None:
     scrape = Scrape()
     for number in (1, 2):
         server = (

@@ -118,7 +118,7 @@ def test_buffered_sliced_reply_is_sent_in_steps() -> None:
     assert max(map(len, steps)) <= STEP_BYTES_MAX + 10_100
 
 
-def test_a_long_item_is_sent_piece_by_piece() -> None:
+def test_a_long_item_is_sent_chunk_by_chunk() -> None:
     def part() -> LongItems:
         return LongItems([b"a", LongBulk(5, iter([b"12", b"345"])), None, LongBulk(0, iter([])), b"b"])
 

@@ -199,7 +199,7 @@ def test_splitting_takes_nothing_that_has_a_line_end_in_it() -> None:
 
 @pytest.mark.parametrize("count", [CHUNK_STEPS - 1, CHUNK_STEPS, 3 * CHUNK_STEPS + 1])
 @pytest.mark.parametrize("word", [b"", b"a", b"a" * 300], ids=len)
-def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -> None:
+def test_a_request_of_many_arguments_is_taken_in_steps(count: int, word: bytes) -> None:
     parser = RequestParser(in_chunks=True)
     data = PING * 2 + b"*%d\r\n" % count + b"$%d\r\n%b\r\n" % (len(word), word) * count + PING
     requests, words = [], [0]
@@ -213,7 +213,7 @@ def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -
     assert not parser.buffered_bytes
 
 
-def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() -> None:
+def test_a_long_argument_is_taken_as_a_whole_by_a_parser_that_works_in_steps() -> None:
     parser = RequestParser(in_chunks=True)
     data = b"*2\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n$1\r\nb\r\n"
     for start in range(0, len(data), 65_536):
@@ -223,7 +223,7 @@ def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() ->
     assert requests == [[b"a" * 300_000, b"b"]]
 
 
-def test_an_error_ends_a_parser_that_works_in_portions() -> None:
+def test_an_error_ends_a_parser_that_works_in_steps() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_chunks=True)
     assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
     assert isinstance(parser.error, QueryBufferError)
@@ -239,7 +239,7 @@ def test_an_error_ends_a_parser_that_works_in_portions() -> None:
     ],
     ids=["long word", "many words", "inline"],
 )
-def test_a_request_of_many_or_long_words_is_executed_in_portions(data: bytes, size_bytes: int) -> None:
+def test_a_request_of_many_or_long_arguments_is_executed_in_steps(data: bytes, size_bytes: int) -> None:
     first, request = RequestParser().feed(PING + data)
     assert list(first) == [b"PING"] and isinstance(request, LongRequest)
     assert request.size_bytes == size_bytes
@@ -250,7 +250,7 @@ def test_a_request_of_many_or_long_words_is_executed_in_portions(data: bytes, si
     [PING, b"*1024\r\n" + b"$1\r\na\r\n" * 1024, b"*1\r\n$200000\r\n" + b"a" * 200_000 + b"\r\n", b"a " * 1024 + b"\n"],
     ids=["short", "1024 words", "200 KB", "inline"],
 )
-def test_a_request_of_up_to_a_portion_is_executed_at_once(data: bytes) -> None:
+def test_a_request_of_up_to_a_step_is_executed_at_once(data: bytes) -> None:
     [request] = RequestParser().feed(data)
     assert not isinstance(request, LongRequest)
 

@@ -570,7 +570,7 @@ def test_a_full_store_stops_at_a_whole_epoch_and_goes_on_with_more_room(followed
 # Expiry, free pages, staleness ---------------------------------------------------------------------------------------
 
 
-def test_expired_keys_go_in_bounded_portions(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_keys_go_in_bounded_batches(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "EXPIRED_KEYS_MAX", 10)
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"v", NOW_MS - 1) for number in range(25)] + [put(b"stays")], clock_ms=1)

@@ -213,7 +213,7 @@ def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeyp
     assert reported == ["5"]
 
 
-def test_keys_of_a_lost_range_are_removed_in_portions_and_can_be_regained_before(
+def test_keys_of_a_lost_range_are_removed_in_batches_and_can_be_regained_before(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applier_module, "REMOVED_KEYS_MAX", 10)
@@ -239,7 +239,7 @@ def entries(store: LmdbStore) -> int:
         return int(txn.stat(store.tables.keys)["entries"])
 
 
-def test_a_range_whose_epochs_are_swept_while_it_is_loaded_begins_anew_from_the_snapshot(
+def test_a_range_whose_epochs_are_collected_while_it_is_loaded_begins_anew_from_the_snapshot(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(applier_module, "LOADING_STEP_S", 0)

@@ -234,7 +234,7 @@ def test_unused_parts_of_a_snapshot_are_removed(scene: Scene, monkeypatch: pytes
     assert not (scene.folder_of(4) / names[0]).exists()
 
 
-def test_parts_without_snapshot_are_swept_with_older_files(scene: Scene) -> None:
+def test_parts_without_snapshot_are_collected_with_older_files(scene: Scene) -> None:
     scene.write(LOW)
     for _ in range(2):
         scene.publish()
@@ -243,7 +243,7 @@ def test_parts_without_snapshot_are_swept_with_older_files(scene: Scene) -> None
     assert sorted(path.name for path in scene.folder_of(4).parent.iterdir()) == ["5", "6"]
 
 
-def test_a_part_of_an_epoch_that_was_swept_is_refused(scene: Scene, tmp_path: Path) -> None:
+def test_a_part_of_an_epoch_that_was_collected_is_refused(scene: Scene, tmp_path: Path) -> None:
     applier = Applier(ChangeLog(scene.root), "job", tmp_path / "slow", lambda event: None, slots=LOW)
     applier.step()
     scene.publish()

@@ -56,7 +56,7 @@ def follower(log: Path, folder: Path) -> tuple[Applier, list[dict[str, Any]]]:
     return Applier(ChangeLog(log), "job", folder, events.append), events
 
 
-def test_a_state_read_from_a_snapshot_is_the_state_that_was_swept(tmp_path: Path) -> None:
+def test_a_state_read_from_a_snapshot_is_the_state_that_was_collected(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(200))
     before = shown(log)
@@ -91,7 +91,7 @@ def test_the_newest_snapshot_before_the_retention_time_stays_with_all_epochs_aft
     assert (log.snapshot_numbers("q.1"), log.numbers("q.1")) == ([54, 59], list(range(55, 60)))
 
 
-def test_nothing_is_swept_without_a_snapshot(tmp_path: Path) -> None:
+def test_nothing_is_collected_without_a_snapshot(tmp_path: Path) -> None:
     publish(tmp_path, range(20))
     log = ChangeLog(tmp_path).job("job")
     current = log.current()
@@ -109,7 +109,7 @@ def test_files_that_no_epoch_lists_go_once_a_later_epoch_is_committed(tmp_path: 
     assert [file.name for file in changes.iterdir()] == ["3-running.arrow"]
 
 
-def test_a_reader_whose_epochs_were_swept_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+def test_a_reader_whose_epochs_were_collected_goes_on_from_the_snapshot(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(10))
     applier, events = follower(log, tmp_path / "store")

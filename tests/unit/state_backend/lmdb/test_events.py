@@ -257,7 +257,7 @@ def test_a_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: 
     assert recorded.events_of(put_value("city", b"k", packed(a=b"1")), replaces=both) == "DELETED NEW FIELDS_SET"
 
 
-def test_events_are_stored_in_portions_of_a_bounded_size(recorded: Recorded) -> None:
+def test_events_are_stored_in_batches_of_a_bounded_size(recorded: Recorded) -> None:
     recorded.store.event_batch_bytes = 100
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(50)])
     with recorded.store.snapshot(NOW_MS) as snapshot:
@@ -289,7 +289,7 @@ def test_oldest_chunks_are_deleted_if_all_are_too_large(recorded: Recorded) -> N
     assert stored.bytes % (50 - stored.first) == 0 and stored.bytes + stored.bytes // (50 - stored.first) > 300
 
 
-def test_one_portion_stays_however_large_it_is(recorded: Recorded) -> None:
+def test_one_batch_stays_however_large_it_is(recorded: Recorded) -> None:
     recorded.store.events_bytes_max = 1
     for number in range(3):
         recorded.apply([put(b"%d" % number)])
@@ -299,7 +299,7 @@ def test_one_portion_stays_however_large_it_is(recorded: Recorded) -> None:
         assert snapshot.events(1) is None and snapshot.events(2) is not None
 
 
-def test_events_are_deleted_in_portions_without_subscribers(recorded: Recorded) -> None:
+def test_events_are_deleted_in_batches_without_subscribers(recorded: Recorded) -> None:
     recorded.store.event_batch_bytes = 1
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(5)])
     recorded.store.records_events = False

@@ -227,7 +227,7 @@ def test_a_field_that_is_deleted_leaves_the_expiry_of_others_at_its_position(map
 
 
 @pytest.mark.parametrize("change", [field(b"long", b"short"), field(b"long", bytes(PIECE_BYTES + 1)), without(b"long")])
-def test_the_pieces_of_a_long_value_go_with_it(maps: Maps, change: Change) -> None:
+def test_the_chunks_of_a_long_value_go_with_it(maps: Maps, change: Change) -> None:
     maps.apply(field(b"long", b"x" * (PIECE_BYTES + 1)), field(b"other", expire_at_ms=5000))
     assert maps.rows("blocks") == 2
     maps.apply(change)

@@ -315,7 +315,7 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
     store.close()
 
 
-def test_rows_of_a_deleted_key_are_removed_in_bounded_portions(tmp_path: Path) -> None:
+def test_rows_of_a_deleted_key_are_removed_in_bounded_batches(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     long = put(b"long", b"x" * (3 * PIECE_BYTES + 1))
     store.apply(epoch_of(0, [*(put_city(b"%d" % number, 100) for number in range(50)), long]), STATES)

@@ -545,7 +545,7 @@ def test_a_hole_in_the_files_is_named(tmp_path: Path) -> None:
         writer_of(tmp_path)
 
 
-def test_epochs_that_are_swept_while_they_are_listed_are_no_hole(
+def test_epochs_that_are_collected_while_they_are_listed_are_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing may show a file that was removed before another one that it does not show any more."""

@@ -102,7 +102,7 @@ def test_sweep_planned_before_rewind_keeps_files_of_new_servers(tmp_path: Path) 
     assert LogWriter(tmp_path, "job", [STATE], "q").publish([put(17)]) == 7
 
 
-def test_a_sweep_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_path: Path) -> None:
+def test_a_collection_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(7), on_rewind="truncate")
     writer.start(2)
     file, _ = writer.change_files(2).write(runs_of([put(12)], ["s"]))
@@ -114,7 +114,7 @@ def test_a_sweep_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_
     assert keys(tmp_path) == [0, 1, 12]
 
 
-def test_an_epoch_that_a_writer_makes_again_after_it_was_swept_does_not_exist(
+def test_an_epoch_that_a_writer_makes_again_after_it_was_collected_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The older writer has looked whether it is in charge, and is stopped there for longer than the retention."""
@@ -147,7 +147,7 @@ def test_an_epoch_that_a_writer_makes_again_after_it_was_swept_does_not_exist(
     assert list((tmp_path / "job" / "q.1" / "changes").glob("3-*")) == []
 
 
-def test_a_generation_that_is_just_being_begun_is_not_swept(tmp_path: Path) -> None:
+def test_a_generation_that_is_just_being_begun_is_not_collected(tmp_path: Path) -> None:
     """A sweep runs before each change that the new writer makes to the disk."""
     publish(tmp_path, range(3))
 
@@ -164,7 +164,7 @@ def test_a_generation_that_is_just_being_begun_is_not_swept(tmp_path: Path) -> N
     assert keys(tmp_path) == [0, 1]
 
 
-def test_files_of_killed_tasks_are_swept_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
+def test_files_of_killed_tasks_are_collected_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     folder = tmp_path / "job" / "q.1"
     for path in (*(f"changes/{number}-0123.arrow" for number in range(5)), "epochs/0.json", "epochs/3.json"):
@@ -174,7 +174,7 @@ def test_files_of_killed_tasks_are_swept_once_a_later_epoch_is_committed(tmp_pat
     assert left_behind == ["2", "3", "3.json", "4"], "of the last epoch, which may be replayed, and of later ones"
 
 
-def test_a_sweep_returns_the_number_of_files_and_folders_that_it_removed(tmp_path: Path) -> None:
+def test_a_collection_returns_the_number_of_files_and_folders_that_it_removed(tmp_path: Path) -> None:
     publish(tmp_path, range(2), "old")
     publish(tmp_path, range(5))
     log, current = job_of(tmp_path)

@@ -103,7 +103,7 @@ def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", [f"snapshots/{SNAPSHOT}/*.arrow", f"changes/{LAST}-*.arrow"])
-def test_a_missing_file_that_was_not_swept_is_an_error(root: Path, pattern: str) -> None:
+def test_a_missing_file_that_was_not_collected_is_an_error(root: Path, pattern: str) -> None:
     (file,) = (root / "job" / "q.1").glob(pattern)
     file.unlink()
     writer_of(root, "another").publish([put(100)])

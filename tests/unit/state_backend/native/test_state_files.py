@@ -35,6 +35,6 @@ def test_pieces_are_gathered_with_their_offsets():
 
 
 @pytest.mark.parametrize(("start", "size"), [(-1, 2), (15, 2), (0, -1), (0, 17), (1 << 62, 1 << 62)])
-def test_a_piece_outside_of_the_buffer_is_refused(start: int, size: int):
+def test_a_chunk_outside_of_the_buffer_is_refused(start: int, size: int):
     with pytest.raises(IndexError):
         state_files.gathered(CONTENT, numbers(0, start), numbers(1, size))

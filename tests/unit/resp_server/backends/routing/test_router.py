@@ -116,7 +116,7 @@ def test_request_that_may_wait_for_other_clients_is_known(line: str, is_blocking
     assert route is not None and route.destination is Destination.UPSTREAM and route.is_blocking is is_blocking
 
 
-def test_watched_keys_may_be_of_both_sides() -> None:
+def test_watched_keys_may_be_of_both_backends() -> None:
     route = router().route([b"WATCH", b"a", b"job:speed:1", b"b"])
     assert route is not None and route.destination is Destination.BOTH and list(route.state_keys) == [2]
     assert destination("WATCH a b") is Destination.UPSTREAM

@@ -48,7 +48,7 @@ def test_cursors_of_one_redis_and_of_states_stay_small() -> None:
 
 
 @pytest.mark.parametrize(("node_count", "bits"), [(1, 63), (2, 53)])
-def test_a_cursor_without_room_for_the_side_is_an_error(node_count: int, bits: int) -> None:
+def test_a_cursor_without_room_for_the_backend_is_an_error(node_count: int, bits: int) -> None:
     cursor_of(ScanPosition(0, 2**bits - 1), node_count)
     with pytest.raises(GenericError, match=f"the cursor {2**bits} of the upstream's SCAN has more than {bits} bits"):
         cursor_of(ScanPosition(0, 2**bits), node_count)
