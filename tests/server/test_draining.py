@@ -42,6 +42,13 @@ class Served:
     def __init__(self, start: Start, *arguments: object) -> None:
         self.command = start(*arguments)
         self.port = int(self.command.wait_for(STARTED)[1])
+        # On a busy machine it listens before its jobs are loaded.
+        eventually(self._value, lambda found: found == VALUE, "a server to be loaded")
+
+    def _value(self) -> bytes:
+        with self.connect() as client:
+            client.sendall(GET)
+            return client.recv(100)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), WAIT_S_MAX)
