@@ -14,15 +14,17 @@ HEADS = ("client", "what its program does", "with an upstream", "server", "TLS, 
 
 
 def tables(results: Sequence[tuple[Client, Result]], limits: Iterable[Limit], former: str = "") -> str:
-    """Return the table of clients and the table of intended differences, as Markdown.
+    """Return the table of clients and the table of intended differences, if there are any, as Markdown.
 
     former: a page whose rows stay for clients that were not run.
     """
     made = {client.name: _row(client, result) for client, result in results}
     rows = [made.get(each.name) or _row_in(former, each) for each in clients()]
     lines = [_line(HEADS), _line(["---"] * len(HEADS)), *filter(None, rows)]
-    lines += ["", _line(("client", "what differs", "why")), _line(["---"] * 3)]
-    for limit in limits:
+    given = list(limits)
+    if given:
+        lines += ["", _line(("client", "what differs", "why")), _line(["---"] * 3)]
+    for limit in given:
         lines.append(_line((limit.program, ", ".join(f"`{each}`" for each in limit.checks), limit.reason)))
     return "".join(f"{line}\n" for line in lines)
 

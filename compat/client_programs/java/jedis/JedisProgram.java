@@ -1,3 +1,5 @@
+package clients;
+
 import static redis.clients.jedis.params.SetParams.setParams;
 
 import java.io.File;
