@@ -22,6 +22,7 @@ MODULES = [
     "state_backend.native.state_files",
     "state_backend.native.change_records",
     "resp_server.native.core",
+    "resp_server.native.pipelines",
     "resp_server.backends.servers.forwarder",
 ]
 if sys.platform == "linux":

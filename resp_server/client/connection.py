@@ -112,25 +112,22 @@ class Connection(ConnectionFields, asyncio.Protocol):
 
     # Slots cause few cache misses. With thousands of connections, cache misses are most of a request's cost.
     __slots__ = (
-        "_is_ending",
-        "_is_finishing",
-        "_next_turn",
         "_pipeline",
         "_server",
         "_server_context",
         "_session_id",
-        "_transport",
         "_turn_ends_ns",
         "_turn_output",
         "_turn_scheduler",
         "_unauthenticated_since_ms",
         "context",
-        "input",
-        "output",
-        "reply",
     )
 
+    input: ClientInput
+    output: ClientOutput
+    reply: UnfinishedReply
     _transport: asyncio.Transport
+    _next_turn: asyncio.Handle | ScheduledTurn | None
 
     def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         self._server = server
@@ -143,9 +140,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._turn_ends_ns = 0
         self._turn_output: list[bytes] | None = None  # None: no turn is running
         self._unauthenticated_since_ms: int | None = None
-        self._is_ending = False  # the client has sent its end of stream
-        self._is_finishing = False  # this server ends
-        self._next_turn: asyncio.Handle | ScheduledTurn | None = None
+        self._is_ending = self._is_finishing = False
+        self._next_turn = None
 
     # -- called by the event loop -------------------------------------------------------------------------------------
 

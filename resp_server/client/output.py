@@ -27,17 +27,18 @@ class ClientOutput:
     Attributes:
         transmit: Sends bytes at the end of the round; its caller counts them.
         is_writable: The client reads its output.
+        delayed_pushes: They wait for the end of the current reply. None: there are none.
     """
 
     __slots__ = (
         "_connection",
         "_delayed_push_bytes",
-        "_delayed_pushes",
         "_over_soft_limit_since_ms",
         "_server",
         "_transport",
         "_unsent_bytes",
         "_write_queue",
+        "delayed_pushes",
         "is_writable",
         "transmit",
     )
@@ -58,7 +59,7 @@ class ClientOutput:
         self.transmit = transport.write if is_polled else self._enqueue
         self.is_writable = True
         self._unsent_bytes = 0  # in the write queue
-        self._delayed_pushes: list[bytes] | None = None  # they wait for the end of the current reply
+        self.delayed_pushes: list[bytes] | None = None
         self._delayed_push_bytes = 0
         self._over_soft_limit_since_ms: int | None = None
 
@@ -66,11 +67,6 @@ class ClientOutput:
     def size_bytes(self) -> int:
         """How many bytes wait to be sent."""
         return self._transport.get_write_buffer_size() + self._delayed_push_bytes + self._unsent_bytes
-
-    @property
-    def has_delayed_pushes(self) -> bool:
-        """Return whether a push waits for the end of a reply."""
-        return self._delayed_pushes is not None
 
     def send(self, out: Sequence[bytes]) -> None:
         """Send replies together, and check the hard limit."""
@@ -104,19 +100,19 @@ class ClientOutput:
 
     def delay(self, frame: bytes) -> None:
         """Let a push wait for the end of the current reply."""
-        if self._delayed_pushes is None:
-            self._delayed_pushes = []
-        self._delayed_pushes.append(frame)
+        if self.delayed_pushes is None:
+            self.delayed_pushes = []
+        self.delayed_pushes.append(frame)
         self._delayed_push_bytes += len(frame)
 
     def pop_delayed_pushes(self) -> Sequence[bytes]:
         """Remove and return the pushes that were delayed until the end of a reply."""
-        pushes, self._delayed_pushes, self._delayed_push_bytes = self._delayed_pushes, None, 0
+        pushes, self.delayed_pushes, self._delayed_push_bytes = self.delayed_pushes, None, 0
         return pushes or ()
 
     def send_delayed_pushes(self) -> None:
         """Send the pushes that were delayed until the end of a reply."""
-        if self._delayed_pushes is not None:
+        if self.delayed_pushes is not None:
             self.send(self.pop_delayed_pushes())
 
     def check_soft_limit(self, now_ms: int) -> None:

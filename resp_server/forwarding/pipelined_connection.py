@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from resp_server import native
 from resp_server.forwarding.packing import Packed
 from resp_server.forwarding.raw_replies import RawReply
-from resp_server.limits import PARTIAL_REPLY_BYTES_MAX, SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.protocol.errors import internal_error
 
 # Requests without a reply at one connection (guess: 100 clients with two transactions of 1,000 commands).
@@ -50,29 +51,52 @@ class Link(ABC):
         """Close the connection now; `reason` is logged."""
 
 
-class PipelinedConnection(Generic[InFlight]):
-    """A connection to a server. batch: the forwarder's open batch."""
+if TYPE_CHECKING or native.pipelines is None:
 
-    def __init__(self) -> None:
-        self.batch: Any = None
-        self._in_flight: deque[InFlight] = deque()
-        self._awaited_replies = 0  # to all requests in flight
-        self._out: list[bytes] = []  # sent at the end of the round
-        self._partial_reply = b""  # the start of a reply to a batch of the forwarder
+    class PipelineFields:
+        """The fields of a connection that the forwarder uses with each request; C fields, if the core is built.
 
-    @property
-    def _open_link(self) -> Link | None:
-        """The socket, if requests may be sent over it."""
-        raise NotImplementedError
+        Attributes:
+            link: The socket, if requests may be sent over it.
+            at_end_of_round: Calls a function back at the end of this round of the event loop.
+            batch: The forwarder's open batch.
+            in_flight: Requests and batches without all of their replies, in order.
+            awaited_replies: The number of replies to them, without those to the open batch.
+            out: The requests that are sent at the end of the round.
+            has_received: Something came since this was cleared.
+            takes_batches: What comes next is a reply to the first request in flight.
+        """
 
-    def _write(self, out: Sequence[bytes]) -> None:
-        """Send the requests of a round."""
-        if self._open_link is not None:
-            self._open_link.write(b"".join(out))
+        link: Any = None
+        at_end_of_round: Callable[[Callable[[], None]], None]
+        batch: Any = None
+        awaited_replies = 0
+        has_received = takes_batches = False
 
-    def _at_end_of_round(self, then: Callable[[], None]) -> None:
-        """Call back at the end of this round of the event loop."""
-        raise NotImplementedError
+        def __init__(self) -> None:
+            self.in_flight: deque[Any] = deque()
+            self.out: list[bytes] = []
+            self.partial_reply = b""  # the start of a reply to a batch
+
+        def close_batch(self) -> None:
+            """Close the open batch to further requests. Without the forwarder there is none."""
+
+        def take_batch_replies(self, data: bytes, epochs: Any) -> bytes:
+            """Pass the replies at the front of received data to the batches; return the rest of the data."""
+            return data
+
+else:
+    PipelineFields = native.pipelines.PipelineFields
+
+
+class PipelinedConnection(PipelineFields, Generic[InFlight]):
+    """A connection to a server."""
+
+    in_flight: deque[InFlight]
+
+    def _write(self, link: Any, out: Sequence[bytes]) -> None:
+        """Send several requests."""
+        link.write(b"".join(out))
 
     # -- called by the socket -----------------------------------------------------------------------------------------
 
@@ -96,90 +120,50 @@ class PipelinedConnection(Generic[InFlight]):
     @property
     def has_unsent(self) -> bool:
         """Return whether requests wait for the end of the round."""
-        return bool(self._out)
+        return bool(self.out)
 
     def has_room(self, count: int) -> bool:
         """Return whether this number of short requests may be sent."""
-        link = self._open_link
+        link = self.link
         return (
             link is not None
             and link.output_bytes <= SERVER_REQUESTS_BYTES_MAX
-            and self._awaited_replies + count <= REQUESTS_MAX
+            and self.awaited_replies + count <= REQUESTS_MAX
         )
 
     def send(self, packed: Packed, in_flight: InFlight) -> None:
         """Send an encoded request at the end of the round. The connection has to be open."""
-        self._close_batch()
-        if not self._out:
-            self._at_end_of_round(self._flush)
+        self.close_batch()
+        if not self.out:
+            self.at_end_of_round(self.flush)
         if isinstance(packed, bytes):
-            self._out.append(packed)
+            self.out.append(packed)
         else:
-            self._out += packed
-        self._in_flight.append(in_flight)
-        self._awaited_replies += in_flight.remaining
-
-    def begin_batch(self, batch: Any) -> None:
-        """Open a batch of the forwarder, which is sent at the end of the round, in order. The connection is open."""
-        if self.batch is not None:
-            self._close_batch()
-        if not self._out:
-            self._at_end_of_round(self._flush)
-        self._in_flight.append(batch)
-        self.batch = batch
-
-    def take_batch_replies(self, data: bytes, epochs: Any) -> bytes:
-        """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
-        if self._partial_reply:
-            data, self._partial_reply = self._partial_reply + data, b""
-        at, in_flight = 0, self._in_flight
-        batch: Any = None
-        while in_flight and in_flight[0].is_batch and at < len(data):
-            batch = in_flight[0]
-            if batch is self.batch:
-                self._close_batch()
-            before = batch.remaining
-            at = batch.feed(data, at, epochs)
-            if not in_flight or in_flight[0] is not batch:
-                break  # this connection was closed while a client handled its reply
-            self._awaited_replies -= before - batch.remaining
-            if batch.remaining:
-                break
-            in_flight.popleft()
-        rest = data[at:] if at else data
-        is_first = bool(in_flight) and in_flight[0] is batch
-        if len(rest) > PARTIAL_REPLY_BYTES_MAX or not is_first or not batch.has_partial:
-            return rest
-        self._partial_reply = rest
-        return b""
-
-    def _close_batch(self) -> None:
-        """Close the forwarder's open batch to further requests."""
-        batch, self.batch = self.batch, None
-        if batch is None:
-            return
-        if not batch.remaining:  # it is empty
-            self._in_flight.pop()
-            return
-        self._awaited_replies += batch.remaining
-        self._out.append(batch.close())
+            self.out += packed
+        self.in_flight.append(in_flight)
+        self.awaited_replies += in_flight.remaining
 
     def _clear(self) -> list[InFlight]:
         """Remove and return all entries in flight, after the connection was lost."""
-        self._close_batch()
-        in_flight = list(self._in_flight)
-        self._in_flight.clear()
-        self._awaited_replies = 0
-        self._out, self._partial_reply = [], b""
+        self.close_batch()
+        in_flight = list(self.in_flight)
+        self.in_flight.clear()
+        self.awaited_replies = 0
+        self.out, self.partial_reply = [], b""
         return in_flight
 
-    def _flush(self) -> None:
-        link = self._open_link
+    def flush(self) -> None:
+        """Send the requests of a round."""
+        link = self.link
         try:
-            self._close_batch()
-            out, self._out = self._out, []
-            if out and link is not None:
-                self._write(out)
+            self.close_batch()
+            out, self.out = self.out, []
+            if link is None or not out:
+                return
+            if len(out) == 1:
+                link.write(out[0])
+            else:
+                self._write(link, out)
         except Exception as error:
             internal_error(error)
             if link is not None:

@@ -230,6 +230,9 @@ cdef class SessionFields:
 cdef class ConnectionFields:
     cdef public bint is_idle  # it is admitted, and nothing waits: no output, and no input but what the round will answer
     cdef public SessionFields session
+    cdef public object input, output, reply, _transport
+    cdef public object _next_turn  # of this client; None: none is scheduled
+    cdef public bint _is_ending, _is_finishing  # the client has sent its end of stream; this server ends
 
 cdef class CalledCommand:
     cdef object command, command_stats, function, name, converters, is_own

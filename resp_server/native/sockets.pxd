@@ -34,6 +34,7 @@ cdef class Poller:
     cdef list callbacks
     cdef bint is_in_round, is_scheduled
     cdef int run_callbacks(self) except -1
+    cdef int send_output(self) except -1
     cdef uint64_t input_bytes, output_bytes
     cdef size_t ahead_bytes  # input of all sockets that was read ahead
     cdef public size_t ahead_bytes_max

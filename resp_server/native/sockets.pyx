@@ -119,13 +119,14 @@ cdef class Poller:
         self.is_scheduled = False
         while self.descriptor >= 0:
             if self.next_event >= self.event_count and not self.resumed:
-                self.closed.clear()
+                if self.closed:
+                    self.closed.clear()
                 self.polls += 1
                 self.resumed, self.ready = self.ready, self.resumed
                 self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
             if self.next_event >= self.event_count and not self.resumed:
                 if self.unsent_transports or self.callbacks:
-                    self.flush()
+                    self.send_output()
                 return
             try:
                 if not is_renewed:
@@ -149,7 +150,7 @@ cdef class Poller:
             self.read_sockets(began_ns + ROUND_NS_MAX)
         finally:
             self.is_in_round = False
-            self.flush()
+            self.send_output()
             self.rounds += 1
             self.rounds_ns += monotonic_ns() - began_ns
         return 0
@@ -171,6 +172,8 @@ cdef class Poller:
         cdef list resumed = self.resumed
         cdef Transport transport
         cdef Py_ssize_t taken = 0
+        if not resumed:
+            return 0
         for transport in resumed:
             if taken and monotonic_ns() > ends_ns:
                 break
@@ -178,7 +181,7 @@ cdef class Poller:
             transport.is_ready = False
             transport.take_turn(0)
             if self.out.used > OUTPUT_BYTES_MAX:
-                self.flush()
+                self.send_output()
         del resumed[:taken]
         return self.answer_batch()
 
@@ -194,7 +197,7 @@ cdef class Poller:
             transport = <Transport>event.data.ptr
             transport.take_turn(event.events)
             if self.out.used > OUTPUT_BYTES_MAX:
-                self.flush()
+                self.send_output()
         return self.answer_batch()
 
     cdef int answer_batch(self) except -1:
@@ -217,7 +220,7 @@ cdef class Poller:
             for transport in unanswered[at:end]:
                 transport.answer_input()
                 if self.out.used > OUTPUT_BYTES_MAX:
-                    self.flush()
+                    self.send_output()
             if self.fast_path is not None:
                 self.fast_path.drop_lookaheads()
             at = end
@@ -265,6 +268,10 @@ cdef class Poller:
         return 0
 
     def flush(self):
+        """Send all output."""
+        self.send_output()
+
+    cdef int send_output(self) except -1:
         """Send all output.
 
         The output of callbacks goes first. It is a proxy's requests, which servers answer while clients get replies.
@@ -286,6 +293,7 @@ cdef class Poller:
                 except Exception as error:
                     transport.fail(error)
         self.out.used = 0
+        return 0
 
     cdef int send_later(self, Transport transport) except -1:
         """Let a transport send at the end of the round."""
@@ -590,6 +598,8 @@ cdef class Transport:
                     self.requeue()
                 return 0
         self.drop_partial()
+        if self.connection is None and poller.fast_path is not None:
+            poller.fast_path.expire_view()  # a request may follow a server's reply, from a newer epoch
         if self.interceptor is not None and not needs_turn:
             took += self.interceptor.intercept(<const uint8_t*>data + took, size - took)
             if took == size:

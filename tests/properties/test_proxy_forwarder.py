@@ -26,6 +26,7 @@ from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
 from resp_server.command.policy import Destination, Joined, Role
 from resp_server.commands import command_table
+from resp_server.forwarding.pipelined_connection import PipelineFields
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import UnansweredError
 from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
@@ -55,14 +56,13 @@ counts = st.lists(keys, min_size=1, max_size=6).map(lambda some: (b"EXISTS", *so
 requests = st.one_of(gets, gets, mgets, lengths, counts)
 
 
-class ServerConnection:
+class ServerConnection(PipelineFields):
     """Stands for a connection: keeps what is asked, and is answered by `answer`."""
 
     def __init__(self, protocol: int = 2) -> None:
-        self.batch: Any = None
-        self.batches: list[Any] = []
+        super().__init__()
+        self.at_end_of_round = lambda then: None
         self.epochs: Epochs = EMPTY_EPOCHS
-        self.pending_count = 0
         self.key = SimpleNamespace(address="here:1", protocol=protocol)
         self.protocol = protocol
         # Of connections to an upstream.
@@ -74,9 +74,12 @@ class ServerConnection:
     def has_room(self, count: int) -> bool:
         return True
 
-    def begin_batch(self, batch: Any) -> None:
-        self.batch = batch
-        self.batches.append(batch)
+    def flush(self) -> None:
+        raise AssertionError
+
+    @property
+    def batches(self) -> list[Any]:
+        return list(self.in_flight)
 
     @property
     def has_watched(self) -> bool:
@@ -189,6 +192,7 @@ class Scene:
         ]
         self.forwarder.set_upstream(
             connection_of or (lambda client, protocol, database: self.databases[database]),
+            (),
             lambda client, database: cache,
             rows or [(*row, False, -2, CommandStats()) for row in few],
         )

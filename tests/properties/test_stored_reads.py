@@ -60,7 +60,7 @@ class Scene:
             epochs=None,
         )
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
-        commands.set_upstream(lambda client, protocol, database: None, lambda client, database: None, [])
+        commands.set_upstream(lambda client, protocol, database: None, (), lambda client, database: None, [])
         commands.set_patterns({0: forwarded})
         self._commands = commands
         self.renew_reads()

@@ -188,7 +188,7 @@ GUARDS = {
     "forwarding/answers.py:Called._end",
     "pipeline/batch.py:ReplyBatch.put",
     "pipeline/batched.py:_call_when_resolved.<locals>.end",
-    "forwarding/pipelined_connection.py:PipelinedConnection._flush",
+    "forwarding/pipelined_connection.py:PipelinedConnection.flush",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resp_server.backends.overlay.cached_reads import CachedReads
@@ -56,7 +57,7 @@ class ForwarderRules:
             for each in plain
             if len(each.name) <= FORWARDED_NAME_BYTES_MAX
         ]
-        self._forwarder.set_upstream(self._connection_of, self._cache_of, rows)
+        self._forwarder.set_upstream(self._connection_of, self._own_clients, self._cache_of, rows)
 
     def set_patterns(self) -> None:
         """Give the forwarder the owners of keys. Before all owners are known, it forwards nothing."""
@@ -75,6 +76,12 @@ class ForwarderRules:
         """
         if self._forwarder is not None:
             self._forwarder.holds_upstream, self._forwarder.holds_publishing = is_held, are_publishing_held
+
+    @property
+    def _own_clients(self) -> Sequence[Mapping[int, object]]:
+        """The clients with connections of their own; all others keep the one that they get from `_connection_of`."""
+        own = self._logins.own.of(0).own_connections
+        return () if own is None else (own, self._logins.by_client)
 
     def _connection_of(self, client: int, protocol: int, database: int) -> UpstreamConnection | NodeConnections | None:
         """Return a client's connection to a database; None: the general path opens one, or replies an error."""

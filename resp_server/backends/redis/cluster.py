@@ -59,6 +59,7 @@ class UpstreamCluster:
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.defer: Defer
         self.poller: Any = None
+        self.own_connections: Mapping[int, object] | None = None
         self._pool_at = pool_at
         self._nodes: dict[Address, UpstreamPool] = {}
         self._tracked: dict[int, list[Tracking]] = {}

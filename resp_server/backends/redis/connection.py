@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from resp_server import native
 from resp_server.backends.redis.breaker import PAUSE_S, PAUSE_S_MAX, Breaker
 from resp_server.backends.redis.link import TURN_BYTES_MAX, UpstreamProtocol
 from resp_server.backends.redis.role import RoleCheck
@@ -131,6 +132,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         is_dirty: A watched key has another owner now, so EXEC must run nothing.
     """
 
+    link: UpstreamProtocol | None
     follow: Callable[[UpstreamRequest, int, int], None] | None = None
     node_numbers: bytes | None = None
     may_watch = has_watched = is_dirty = False
@@ -141,38 +143,30 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         super().__init__()
         self._waiting_bytes_max = waiting_bytes_max
         self._pool = pool
+        self.at_end_of_round = pool.at_end_of_round
         self.protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._link: UpstreamProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._queue: list[UpstreamRequest] = []  # they wait until the connection is open
         self._queued_bytes = 0
         self._opened_s = self._received_s = 0.0
-        self._has_received = False  # since the last call of `is_late`
         self._pause_s = 0.0
         self._is_stopping = False
 
     @property
     def is_open(self) -> bool:
         """Return whether requests can be sent now."""
-        return self._link is not None
+        return self.link is not None
 
     @property
     def pending_count(self) -> int:
         """The number of requests without a reply."""
-        return len(self._queue) + self._awaited_replies
-
-    @property
-    def _open_link(self) -> UpstreamProtocol | None:
-        return self._link
-
-    def _at_end_of_round(self, then: Callable[[], None]) -> None:
-        self._pool.at_end_of_round(then)
+        return len(self._queue) + self.awaited_replies
 
     def add(self, request: UpstreamRequest) -> None:
         """Send a request now, or after the connection was opened. It gets TRYAGAIN at once if the breaker is open."""
-        link = self._link
+        link = self.link
         waiting_bytes = self._queued_bytes if link is None else link.output_bytes
         if self.pending_count >= REQUESTS_MAX or waiting_bytes + size_of(request.packed) > self._waiting_bytes_max:
             request.sink.fail(request.index, TryAgainError("too many requests wait for the upstream"))
@@ -204,7 +198,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 
     def connect(self) -> None:
         """Open the connection, unless it is open or is being opened."""
-        if self._link is None and self._connecting is None and self._retry is None and not self._is_stopping:
+        if self.link is None and self._connecting is None and self._retry is None and not self._is_stopping:
             self._connecting = self._loop.create_task(self._connect())
 
     def is_late(self, now_s: float, timeout_s: float) -> bool:
@@ -213,18 +207,18 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         This is called often. What the forwarder has sent or received since the last call counts as of now: it reads no
         clock for each request.
         """
-        if self._has_received:
-            self._has_received, self._received_s = False, now_s
-        if not self._in_flight or self._in_flight[0].is_blocking:
+        if self.has_received:
+            self.has_received, self._received_s = False, now_s
+        if not self.in_flight or self.in_flight[0].is_blocking:
             return False
-        first = self._in_flight[0]
+        first = self.in_flight[0]
         first.sent_s = first.sent_s or now_s
         return now_s > max(first.sent_s, self._received_s) + timeout_s
 
     def cut(self, reason: str) -> None:
         """Close the connection, if it is open, and open it again."""
-        if self._link is not None:
-            self._link.cut(reason)
+        if self.link is not None:
+            self.link.cut(reason)
 
     def stop(self) -> None:
         """Close the connection for good."""
@@ -232,18 +226,15 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         for each in (self._connecting, self._retry):
             if each is not None:
                 each.cancel()
-        if self._link is not None:
-            self._link.cut("the proxy stops")
+        if self.link is not None:
+            self.link.cut("the proxy stops")
         self._refuse_queued()
 
-    def _write(self, out: Sequence[bytes]) -> None:
-        text = out[0] if len(out) == 1 else b""
-        if self._link is not None and text and len(text) <= TURN_BYTES_MAX:
-            self._link.write(text)
-        elif self._link is not None and size_of(out) > TURN_BYTES_MAX:
-            self._link.write_texts(out)
+    def _write(self, link: UpstreamProtocol, out: Sequence[bytes]) -> None:
+        if size_of(out) > TURN_BYTES_MAX:
+            link.write_texts(out)
         else:
-            super()._write(out)
+            super()._write(link, out)
 
     def has_progress(self) -> None:
         """Handle that a part of a long request was sent, or of a long reply received."""
@@ -251,7 +242,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
 
     def receive_batch_replies(self, data: bytes) -> bytes:
         """Pass the replies at the front of received data to the forwarder's batches; return the rest of the data."""
-        self._has_received = True
+        self.has_received = True
         return self.take_batch_replies(data, NO_EPOCHS)
 
     def receive_replies(self, replies: Sequence[RawReply]) -> None:
@@ -263,25 +254,25 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._receive_reply(reply)
 
     def _receive_reply(self, reply: RawReply) -> None:
-        if not self._in_flight:
+        if not self.in_flight:
             raise FrameError("more replies than requests")
-        in_flight = self._in_flight[0]
+        in_flight = self.in_flight[0]
         if in_flight is self.batch:
-            self._close_batch()
+            self.close_batch()
         request = in_flight.next_request()
         if type(reply) is bytes and reply.startswith(READONLY):
             self._pool.refused_write(self)
         if request.replies_to_drop:
             request.replies_to_drop -= 1
             return
-        self._awaited_replies -= 1
+        self.awaited_replies -= 1
         if not in_flight.is_batch or not in_flight.remaining:
-            self._in_flight.popleft()
+            self.in_flight.popleft()
         request.sink.put(request.index, reply)
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection."""
-        self._link = None
+        self.link = None
         lost = self._take_requests()
         self._pool.lost(reason)
         for request in lost:
@@ -332,7 +323,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
             self._refuse_queued()
             return
         self._connecting = None
-        self._link = link
+        self.link = link
         self._opened_s = self._received_s = self._pool.clock()
         self._pool.opened(self)
         queue, self._queue, self._queued_bytes = self._queue, [], 0
@@ -343,7 +334,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         tls = self._pool.tls
         if tls is None and self._pool.poller is not None:
             made = UpstreamProtocol(self)
-            self._pool.poller.add(await connected(self._loop, url.path or (url.host, url.port)), made)
+            self.at_end_of_round = self._pool.poller.call_before_flush
+            transport = self._pool.poller.add(await connected(self._loop, url.path or (url.host, url.port)), made)
+            assert native.pipelines is not None
+            transport.set_interceptor(native.pipelines.ReplyInterceptor(self, NO_EPOCHS))
             return made
         if url.path:
             return (await self._loop.create_unix_connection(lambda: UpstreamProtocol(self), url.path))[1]

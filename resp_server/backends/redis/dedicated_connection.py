@@ -84,7 +84,7 @@ class DedicatedConnection(UpstreamConnection):
         """Return whether the connection has no state and no pending request, so that it may be closed."""
         if self.holds_state or self._queue:
             return False
-        return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self._in_flight)
+        return all(isinstance(each, UpstreamRequest) and each.sink is DISCARD for each in self.in_flight)
 
     @property
     def holds_state(self) -> bool:
@@ -97,7 +97,7 @@ class DedicatedConnection(UpstreamConnection):
         """Return whether the client is subscribed to anything."""
         return any(self._subscriptions.values())
 
-    def takes_batches(self, protocol: int) -> bool:
+    def may_be_forwarded_to(self, protocol: int) -> bool:
         """Return whether the forwarder may use the connection for a client with a version of the protocol.
 
         It may if the client tracks keys: invalidations are pushes, which the forwarder leaves to the general path. The
@@ -114,7 +114,7 @@ class DedicatedConnection(UpstreamConnection):
         """Return whether a blocking command waits at the upstream, or for the connection to open."""
         if self._queue:
             return self._queue[-1].is_blocking
-        return bool(self._in_flight) and self._in_flight[-1].is_blocking
+        return bool(self.in_flight) and self.in_flight[-1].is_blocking
 
     def with_upstream_id(self, then: Callable[[int | None], None]) -> None:
         """Call back, now or later, with the id that CLIENT UNBLOCK at the upstream takes; None if it cannot be known.
@@ -240,12 +240,12 @@ class DedicatedConnection(UpstreamConnection):
     @property
     def _confirmed_request(self) -> UpstreamRequest | None:
         """The SUBSCRIBE or the like whose confirmations come next."""
-        first = self._in_flight[0] if self._in_flight else None
+        first = self.in_flight[0] if self.in_flight else None
         return first if isinstance(first, UpstreamRequest) and first.confirmations else None
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss. The client is disconnected if it waits for a reply, or has lost state at the upstream."""
-        self._link = None
+        self.link = None
         holds_state = self.holds_state and not self._is_stopping
         lost = self._take_requests()
         if not self._is_stopping:
@@ -282,29 +282,30 @@ class DedicatedConnections:
         on_push: Called with a client and a frame that it gets without a request. A client's listener, a second
             connection that gets its invalidations, has the negative id of the client.
         follow: See `UpstreamConnection`.
+        by_client: The connections.
     """
 
     def __init__(self, pool: ConnectionEvents, count_max: int = DEDICATED_CONNECTIONS_MAX) -> None:
         self._pool = pool
         self.count_max = count_max
-        self._of: dict[int, DedicatedConnection] = {}
+        self.by_client: dict[int, DedicatedConnection] = {}
         self.on_state_lost: Callable[[int, str], None] = lambda client, reason: None
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.follow: Callable[[UpstreamRequest, int, int], None] | None = None
         self.failure = ""  # of the last try to connect
 
     def __iter__(self) -> Iterator[DedicatedConnection]:
-        return iter(list(self._of.values()))
+        return iter(list(self.by_client.values()))
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.by_client)
 
     def get(self, client: int) -> DedicatedConnection | None:
         """Return a client's connection, if it has one."""
-        found = self._of.get(client)
+        found = self.by_client.get(client)
         if found is not None:
-            del self._of[client]
-            self._of[client] = found
+            del self.by_client[client]
+            self.by_client[client] = found
         return found
 
     def open(self, client: int, protocol: int) -> DedicatedConnection:
@@ -312,8 +313,8 @@ class DedicatedConnections:
         found = self.get(client)
         if found is not None:
             return found
-        if len(self._of) >= self.count_max:
-            idle = next((each for each in self._of.values() if each.is_idle), None)
+        if len(self.by_client) >= self.count_max:
+            idle = next((each for each in self.by_client.values() if each.is_idle), None)
             if idle is None:
                 raise GenericError(
                     f"max number of clients with an upstream connection of their own reached, {self.count_max}; "
@@ -322,7 +323,7 @@ class DedicatedConnections:
             self._close(idle.client)
         if self.breaker.is_open:
             raise unreachable(self.url, self.breaker.reason)
-        made = self._of[client] = DedicatedConnection(self, client, protocol)
+        made = self.by_client[client] = DedicatedConnection(self, client, protocol)
         return made
 
     def open_listener(self, client: int) -> DedicatedConnection:
@@ -331,7 +332,7 @@ class DedicatedConnections:
 
     def listener_of(self, client: int) -> DedicatedConnection | None:
         """Return the second connection of a client, if it has one."""
-        return self._of.get(-client)
+        return self.by_client.get(-client)
 
     def release(self, client: int) -> None:
         """Close the connections of a client that has left, or that needs none any more."""
@@ -339,24 +340,24 @@ class DedicatedConnections:
         self._close(-client)
 
     def _close(self, client: int) -> None:
-        found = self._of.pop(client, None)
+        found = self.by_client.pop(client, None)
         if found is not None:
             found.close()
 
     def stop(self) -> None:
         """Close all connections."""
-        for client in list(self._of):
+        for client in list(self.by_client):
             self._close(client)
 
     @property
     def blocked(self) -> int:
         """The number of clients whose blocking command waits at the upstream."""
-        return sum(each.is_blocked for each in self._of.values())
+        return sum(each.is_blocked for each in self.by_client.values())
 
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
         return {
-            "upstream_pinned": len(self._of),
+            "upstream_pinned": len(self.by_client),
             "upstream_pinned_max": self.count_max,
             "upstream_blocked": self.blocked,
         }
@@ -420,8 +421,8 @@ class DedicatedConnections:
 
     def ended(self, connection: DedicatedConnection) -> None:
         """Forget a connection that was lost, or not opened."""
-        if self._of.get(connection.client) is connection:
-            del self._of[connection.client]
+        if self.by_client.get(connection.client) is connection:
+            del self.by_client[connection.client]
 
 
 class _Discard(ReplySink):

@@ -61,6 +61,8 @@ class UpstreamProtocol(asyncio.Protocol, Link):
         self._handshake = Handshake(requests, (b"CLIENT", b"ROLE"), role.refusal)
         await self._handshake.run(self._transport)
         self._handshake = None
+        if self._connection is not None:
+            self._connection.takes_batches = self._splitter.is_empty
 
     @property
     def output_bytes(self) -> int:
@@ -69,7 +71,7 @@ class UpstreamProtocol(asyncio.Protocol, Link):
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
-        if self._unsent:
+        if self._unsent or len(data) > TURN_BYTES_MAX:
             self.write_texts((data,))
         else:
             self._transport.write(data)
@@ -125,11 +127,14 @@ class UpstreamProtocol(asyncio.Protocol, Link):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._handshake is None and self._connection is not None and self._splitter.is_empty:
-                data = self._connection.receive_batch_replies(data)
+            connection = self._connection
+            if connection is not None and connection.takes_batches:
+                data = connection.receive_batch_replies(data)
                 if not data:
                     return
             replies = self._splitter.feed(data)
+            if connection is not None:
+                connection.takes_batches = self._handshake is None and self._splitter.is_empty
             if self._handshake is not None:
                 for reply in map(as_bytes, replies):
                     self._handshake.take(reply)

@@ -42,12 +42,15 @@ class Logins:
 
     Args:
         own: With the login of the upstream's URL. It serves clients without a login of their own.
+
+    Attributes:
+        by_client: The databases of clients with a login of their own.
     """
 
     def __init__(self, own: Databases) -> None:
         self.own = own
         self._by_login: dict[Login, Databases] = {}
-        self._of: dict[int, Databases] = {}
+        self.by_client: dict[int, Databases] = {}
 
     def __iter__(self) -> Iterator[Databases]:
         yield self.own
@@ -60,7 +63,7 @@ class Logins:
 
     def of(self, client: int) -> Databases:
         """Return the databases over the connections of a client's login."""
-        return self._of.get(client, self.own)
+        return self.by_client.get(client, self.own)
 
     async def open(self, client: int, login: Login) -> Answer:
         """Log a client in; return the upstream's reply, which is an error if it refuses the login.
@@ -87,18 +90,18 @@ class Logins:
         if is_error(answer.reply):
             self._forget_refused(login)
         else:
-            self._of[client] = self._by_login[login]
+            self.by_client[client] = self._by_login[login]
         return answer
 
     def _forget_refused(self, login: Login) -> None:
         """Forget a login that the upstream refuses, unless clients use it: Redis keeps their connections, too."""
         databases = self._by_login.get(login)
-        if databases is not None and databases not in self._of.values():
+        if databases is not None and databases not in self.by_client.values():
             self._by_login.pop(login).stop()
 
     def leave(self, client: int) -> None:
         """Forget the login of a client that has left, or sent RESET."""
-        self._of.pop(client, None)
+        self.by_client.pop(client, None)
 
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
@@ -110,7 +113,7 @@ class Logins:
             databases.stop()
 
     def _forget_unused(self) -> None:
-        used = set(map(id, self._of.values()))
+        used = set(map(id, self.by_client.values()))
         for login, databases in list(self._by_login.items()):
             if id(databases) not in used:
                 self._by_login.pop(login).stop()

@@ -95,6 +95,7 @@ class UpstreamPool:
         self.on_moved: Callable[[Collection[int]], None] = lambda clients: None
         self.defer: Defer
         self.dedicated = DedicatedConnections(self, dedicated_max)
+        self.own_connections: Mapping[int, object] | None = self.dedicated.by_client
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.dedicated.on_push = lambda client, frame: self.on_push(client, frame)
         self.dedicated.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
@@ -244,7 +245,7 @@ class UpstreamPool:
         dedicated, has_to_track = self.dedicated.get(client), client in self.tracked
         if dedicated is None:
             return None if has_to_track else self.shared.of(client, protocol)
-        return dedicated if dedicated.takes_batches(protocol) and dedicated.is_tracking >= has_to_track else None
+        return dedicated if dedicated.may_be_forwarded_to(protocol) and dedicated.is_tracking >= has_to_track else None
 
     def at_end_of_round(self, then: Callable[[], None]) -> None:
         """Call back at the end of this round of the event loop; without a poller, in the next round."""

@@ -9,31 +9,12 @@ import asyncio
 from typing import Any, cast
 
 from resp_server.backends.servers.compiled import ClientForwarder
+from resp_server.backends.servers.delegation import DELEGATED_REPLIES
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.transports import isolated
 from resp_server.pipeline.batched import BatchedPipeline
-from resp_server.protocol.replies import Pending, ReplyStream
+from resp_server.protocol.replies import ReplyStream
 from resp_server.session.epoch_feed import ReplyEpochs
-
-
-class DelegatedReplies(Pending):
-    """Stands for replies that the forwarder sends (see `ProxyConnection.delegate_replies`)."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0, lambda: None)
-
-
-class NoTurn(asyncio.Handle):
-    """Stands for the next turn while the forwarder sends the replies; there is nothing to cancel."""
-
-    def __init__(self) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass
-
-
-DELEGATED_REPLIES, NO_TURN = DelegatedReplies(), NoTurn()
 
 
 class ProxyConnection(Connection):
@@ -75,31 +56,10 @@ class ProxyConnection(Connection):
 
     # -- called by the forwarder ---------------------------------------------------------------------------------------
 
-    def delegate_replies(self, rest: bytes) -> None:
-        """Let the forwarder send the replies until `end_delegation`.
-
-        Args:
-            rest: The input after the requests that it forwards.
-        """
-        self.is_idle = False
-        self.reply.pending, self._next_turn, self.input.data = DELEGATED_REPLIES, NO_TURN, rest
-
     @property
     def is_delegated(self) -> bool:
         """Return whether the forwarder sends the replies now."""
         return self.reply.pending is DELEGATED_REPLIES
-
-    def end_delegation(self) -> bool:
-        """Answer requests here again; return False if the client has disconnected."""
-        self.reply.pending = self._next_turn = None
-        return not self._transport.is_closing()
-
-    @property
-    def is_drained(self) -> bool:
-        """Return whether no input or push is buffered, the client reads its output, and the server is not ending."""
-        client_input, output = self.input, self.output
-        is_open = client_input.is_reading and output.is_writable and not self._is_finishing
-        return is_open and not (client_input.data or output.has_delayed_pushes or self._is_ending)
 
     def send_stream(self, reply: ReplyStream) -> None:
         """Send a streamed reply, in turns of this client."""
@@ -110,7 +70,7 @@ class ProxyConnection(Connection):
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
         """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
         self.session.seen.add(epochs)
-        if self.end_delegation():
+        if not self._transport.is_closing():
             self.output.send_delayed_pushes()
             self._answer_soon(data)
 

@@ -42,6 +42,7 @@ cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
 from resp_server.native.core cimport ConnectionFields, Core, FastPath, InputInterceptor, KeyFilter, SessionFields, record_reads
+from resp_server.native.pipelines cimport PipelineFields, RequestBatch
 from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.arguments cimport integer
 from resp_server.native.wire cimport (
@@ -61,6 +62,7 @@ from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
 from resp_server.forwarding.reply_splitter import PING, FrameError, pack
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.servers.delegation import DELEGATED_REPLIES, NO_TURN
 from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 
 OK = b"+OK\r\n"
@@ -719,18 +721,17 @@ cdef class ClientBatch:
         return bool(indexes_behind(each))
 
 
-cdef class PipelineBatch:
+cdef class PipelineBatch(RequestBatch):
     """The requests over one connection in one round: an `InFlightRequest` (see `resp_server.backends.servers.requests`)."""
 
     cdef Forwarder forwarder
     cdef object connection
     cdef readonly double deadline_s
     cdef public double sent_s
-    cdef readonly bint has_partial
     cdef readonly bint is_batch, is_blocking
     cdef bint passes_errors  # an error is the reply of an upstream that sends no redirects
     cdef PendingReply* pending
-    cdef size_t count, size, next, room
+    cdef size_t size, room
     cdef Output out
     cdef bytes text
     cdef bytes moved  # the last MOVED within a transaction at a node of a Redis Cluster; None: there was none
@@ -782,15 +783,11 @@ cdef class PipelineBatch:
         self.out.data, self.out.used, self.out.size = NULL, 0, 0
         return self.text
 
-    def feed(self, bytes data, size_t start, epochs):
-        """Take replies from received data, from an offset on; return the offset after them.
+    cdef size_t accept_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
+        """Take replies from received data; return their size.
 
         The rest of the data is an incomplete reply (`has_partial`), or the general path handles it.
         """
-        cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
-        return start + self.accept_all(base + start, base + PyBytes_GET_SIZE(data), epochs)
-
-    cdef size_t accept_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
         cdef const uint8_t* at = start
         cdef Py_ssize_t took = 1
         cdef size_t index
@@ -995,6 +992,7 @@ cdef class Forwarder:
     """
 
     cdef object upstream  # a function that returns a client's connection to a database; None: there is no upstream
+    cdef object own_clients  # mappings of the clients with connections of their own; empty: no client keeps its connection
     cdef object cache_of, cache  # a function that returns the `ResultCache` for a client, or None; and that cache
     cdef list cached  # the replies to those of `requests` that are answered here: cached ones, and those to CLIENT CACHING
     cdef uint64_t cache_hits  # cached replies among them
@@ -1079,17 +1077,18 @@ cdef class Forwarder:
         self.command_indexes[name] = i
         return i
 
-    def set_upstream(self, upstream, cache_of, commands):
+    def set_upstream(self, upstream, own_clients, cache_of, commands):
         """Forward requests for an upstream's keys, and answer those that are cached.
 
         upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
-        `NodeConnections`; None: the client's requests take the general path. cache_of: returns, for a client's id and its
+        `NodeConnections`; None: the client's requests take the general path. own_clients: mappings of the clients with connections
+        of their own; empty: no client keeps its connection. cache_of: returns, for a client's id and its
         database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether it may send messages,
         its keys, its role, whether it is a container without a subcommand, the arity of requests that may be queued, `CommandStats`).
         They replace the commands of an earlier call.
         """
         cdef int i
-        self.upstream, self.cache_of = upstream, cache_of
+        self.upstream, self.own_clients, self.cache_of = upstream, own_clients, cache_of
         for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
         for name, is_read, publishes, keys, role, is_container, queued_arity, command_stats in commands:
@@ -1380,9 +1379,21 @@ cdef class Forwarder:
         """Find the client's connection to the upstream; False: the general path gets its requests."""
         if not self.is_upstream_open:
             self.is_upstream_open = True
+            if type(sink) is ClientForwarder and not database and self.own_clients:
+                self.upstream_connection = self.shared_connection(sink, protocol)
+                return self.upstream_connection is not None
             self.upstream_connection = self.upstream(sink.client_id, protocol, database)
             self.node_table = None if self.upstream_connection is None else self.upstream_connection.node_numbers
         return self.upstream_connection is not None
+
+    cdef object shared_connection(self, ClientForwarder sink, int protocol):
+        """Return the client's connection to database 0 of a single upstream; None: the general path gets its requests."""
+        for clients in self.own_clients:
+            if sink.client_id in clients:
+                return self.upstream(sink.client_id, protocol, 0)
+        if sink.shared is None or sink.shared_protocol != protocol:
+            sink.shared, sink.shared_protocol = self.upstream(sink.client_id, protocol, 0), protocol
+        return sink.shared
 
     cdef int add_upstream_item(self, sink, const Plan* plan, size_t keys, int protocol, database, bint is_queued) except -1:
         """Add the item of a request to the upstream; return 1, or 0: the general path answers it."""
@@ -1619,6 +1630,7 @@ cdef class Forwarder:
         cdef size_t i
         cdef int number
         cdef PipelineBatch batch
+        cdef PipelineFields connection
         cdef list open_connections = self.slot_connections.connections
         memset(self.new_replies, 0, sizeof(self.new_replies))
         self.used_count = 0
@@ -1643,7 +1655,7 @@ cdef class Forwarder:
                 if not has_reached(connection.epochs, min_epochs, self.epochs.removed_jobs):
                     return False
             if batch is None:
-                if not connection.has_room(self.new_replies[number]):
+                if not self.has_room(connection, number):
                     return False
             elif batch.room < self.new_replies[number]:
                 return False
@@ -1653,12 +1665,18 @@ cdef class Forwarder:
             if self.batches[number] is None:
                 connection = self.connection_of(number, open_connections)
                 deadline_s = self.cluster.deadline_s() if number < UPSTREAM else 0.0  # the upstream's pool has another limit
-                batch = PipelineBatch(self, connection, deadline_s, REQUESTS_MAX - min(<size_t>REQUESTS_MAX, connection.pending_count))
+                batch = PipelineBatch(self, connection, deadline_s, REQUESTS_MAX - min(<size_t>REQUESTS_MAX, <size_t>connection.awaited_replies))
                 connection.begin_batch(batch)
                 self.batches[number] = batch
         return True
 
-    cdef object connection_of(self, int number, list open_connections):
+    cdef bint has_room(self, PipelineFields connection, int number) except -1:
+        """Return whether the new requests may be sent over a connection without an open batch."""
+        if number >= UPSTREAM and connection.link is not None and not connection.in_flight:
+            return True  # nothing waits
+        return connection.has_room(self.new_replies[number])
+
+    cdef PipelineFields connection_of(self, int number, list open_connections):
         """Return the connection with a number; None: it is not open."""
         if number == UPSTREAM:
             return self.upstream_connection
@@ -1833,6 +1851,8 @@ cdef class Forwarder:
         epochs = client_batch.last_epochs if len(client_batch.epoch_sets) == 1 else client_batch.epochs()
         if client_batch.has_older_reply():
             self.resend(client_batch, epochs)
+        elif type(client_batch.sink) is ClientForwarder:
+            (<ClientForwarder>client_batch.sink).send_replies(client_batch.joined_replies(), epochs)
         else:
             client_batch.sink.deliver(client_batch.joined_replies(), epochs)
         return 0
@@ -2003,10 +2023,13 @@ cdef class StoredReads(FastPath):
 cdef class ClientForwarder(InputInterceptor):
     """Forwards the forwardable requests of one client of a proxy, and sends it the replies.
 
-    While replies are pending, the client's connection leaves all sending to the forwarder (`ProxyConnection.delegate_replies`).
+    While replies are pending, the client's connection leaves all sending to the forwarder (`delegate`).
     """
 
     cdef Forwarder forwarder
+    cdef readonly object client_id
+    cdef object shared  # its connection to database 0 of the upstream, in a version of the protocol, unless it has one of its own
+    cdef int shared_protocol
     cdef object session, write, last_epochs
     cdef ConnectionFields connection
     cdef SessionFields fields  # of the session
@@ -2018,7 +2041,7 @@ cdef class ClientForwarder(InputInterceptor):
     def __init__(self, Forwarder forwarder, connection, write):
         self.forwarder, self.connection, self.session, self.write = forwarder, connection, connection.session, write
         self.fields = self.session
-        self.partial_request = b""
+        self.client_id, self.partial_request = self.session.id, b""
 
     cdef size_t intercept(self, const uint8_t* data, size_t size) except? 0:
         cdef size_t took
@@ -2183,17 +2206,31 @@ cdef class ClientForwarder(InputInterceptor):
 
     cdef int delegate(self, const uint8_t* rest, const uint8_t* end, uint64_t forwarded) except -1:
         """Send the replies to the batch that was forwarded last when they have arrived. rest: the input after it."""
-        self.session.last_command = self.forwarder.last_command
+        self.fields.last_command = self.forwarder.last_command
         self.forwarded = forwarded
         self.fields.calls += forwarded
-        self.connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>rest, end - rest) if rest < end else b"")
+        self.connection.is_idle = False
+        self.connection.reply.pending, self.connection._next_turn = DELEGATED_REPLIES, NO_TURN
+        self.connection.input.data = PyBytes_FromStringAndSize(<const char*>rest, end - rest) if rest < end else b""
         self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
         return 0
+
+    cdef bint end_delegation(self) except -1:
+        """Let the connection answer requests again; return False if the client has disconnected."""
+        self.connection.reply.pending = self.connection._next_turn = None
+        return not self.connection._transport.is_closing()
+
+    cdef bint is_drained(self) except -1:
+        """Return whether no input or push is buffered, the client reads its output, and the server is not ending."""
+        cdef ConnectionFields connection = self.connection
+        output, client_input = connection.output, connection.input
+        if connection._is_finishing or connection._is_ending or not client_input.is_reading or not output.is_writable:
+            return False
+        return not client_input.data and output.delayed_pushes is None
 
     cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
         cdef size_t took
         cdef SessionFields fields = self.fields
-        cdef object connection = self.connection
         try:
             took = self.forwarder.forward_buffer(self, data, size, fields.protocol, self.session.db, fields.tracking_state)
         except Exception as error:  # nothing was sent; the general path raises it again, and replies with its error
@@ -2201,11 +2238,7 @@ cdef class ClientForwarder(InputInterceptor):
             return False
         if not took:
             return False
-        fields.last_command = self.forwarder.last_command
-        self.forwarded = self.forwarder.last_count
-        fields.calls += self.forwarded
-        connection.delegate_replies(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
-        self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
+        self.delegate(data + took, data + size, self.forwarder.last_count)
         return True
 
     def deliver_complete(self):
@@ -2230,17 +2263,13 @@ cdef class ClientForwarder(InputInterceptor):
         return self.session.seen.epochs
 
     @property
-    def client_id(self):
-        """The id of this client."""
-        return self.session.id
-
-    @property
     def watches_states(self):
         """Whether this client watches states' keys, which EXEC has to compare."""
         return bool(self.session.watched)
 
     def resend(self, data, epochs):
         """Have the general path answer the requests, from servers that have reached these epochs."""
+        self.connection.reply.pending = self.connection._next_turn = None
         self.fields.calls -= self.forwarded  # the general path counts them, too
         if self.executed is not None:
             self.session.resume_transaction(self.executed)
@@ -2255,7 +2284,7 @@ cdef class ClientForwarder(InputInterceptor):
         """Send the last replies, and close the client's connection: the upstream did not answer a request that may have run."""
         connection = self.connection
         try:
-            if not connection.end_delegation():
+            if not self.end_delegation():
                 return
             self.session.close()
             if type(replies) is bytes:
@@ -2288,13 +2317,17 @@ cdef class ClientForwarder(InputInterceptor):
         return reply
 
     def deliver(self, reply, epochs):
+        """Send the replies; see `send_replies`."""
+        self.send_replies(reply, epochs)
+
+    cdef int send_replies(self, reply, epochs) except -1:
         """Send the replies, then handle the input that arrived meanwhile. An exception ends this connection only."""
         cdef Forwarder forwarder = self.forwarder
         connection, session = self.connection, self.session
         self.executed = None
         try:
-            if not connection.end_delegation():
-                return
+            if not self.end_delegation():
+                return 0
             if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
                 session.seen.add(epochs)
                 self.last_epochs = epochs
@@ -2303,15 +2336,16 @@ cdef class ClientForwarder(InputInterceptor):
                 reply = self.with_invalidations(reply)
             if type(reply) is not bytes:
                 connection.send_stream(reply)
-                return
+                return 0
             forwarder.output_bytes += len(reply)
             self.fields.output_bytes += len(reply)
             self.write(reply)
             if self.fields.tracking_state is not None and self.fields.tracking_state.has_pending:
                 forwarder.server.clients.push_invalidations(self.fields.tracking_state)
-            if connection.is_drained:
+            if self.is_drained():
                 self.connection.is_idle = True
             else:
                 connection.continue_after_reply()
         except Exception as error:
             connection.close_on_error(error)
+        return 0

@@ -112,13 +112,15 @@ class ClusterEvents(Protocol):
 class ServerConnection(PipelinedConnection[InFlightRequest]):
     """One connection to a server, its queue, and its requests in flight."""
 
+    link: ServerProtocol | None
+
     def __init__(self, cluster: ClusterEvents, key: ConnectionKey) -> None:
         super().__init__()
         self._cluster, self._access = cluster, cluster.access
+        self.at_end_of_round = self._access.at_end_of_round
         self.key = key
         self._queue: list[ServerRequest] = []  # they wait for a connection, or for their minimum epochs
         self._queued_bytes = 0
-        self._link: ServerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._reconnecting = Reconnecting(self._access.clock)
         self._connected_s = 0.0
@@ -151,7 +153,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     @property
     def is_connected(self) -> bool:
         """Return whether the connection is open."""
-        return self._link is not None
+        return self.link is not None
 
     @property
     def is_usable(self) -> bool:
@@ -161,12 +163,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
     @property
     def is_idle(self) -> bool:
         """Return whether no request is queued or in flight."""
-        return not self._queue and not self._in_flight
+        return not self._queue and not self.in_flight
 
     @property
     def pending_count(self) -> int:
         """The number of requests that wait for a reply."""
-        return len(self._queue) + self._awaited_replies
+        return len(self._queue) + self.awaited_replies
 
     def add(self, request: ServerRequest) -> None:
         """Send a request as soon as possible."""
@@ -192,7 +194,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
         Otherwise it could find them later than requests wait: it looks ever more rarely at a bucket without news.
         """
-        if self._link is not None:
+        if self.link is not None:
             for job, reached in self.announced.to_await(epochs, self._cluster.epochs.removed_jobs).items():
                 self._request((b"STATE", b"NOTICE", job.encode(), b"%d" % reached[0], b"%d" % reached[1]))
 
@@ -200,13 +202,6 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """Send a request of the proxy itself, whose reply is ignored."""
         packed, deadline_s = pack(request), self._access.deadline_s()
         self.send(packed, ServerRequest(packed, 0, 2, deadline_s, DiscardSink(), 0, self.key.address))
-
-    @property
-    def _open_link(self) -> ServerProtocol | None:
-        return self._link
-
-    def _at_end_of_round(self, then: Callable[[], None]) -> None:
-        self._access.at_end_of_round(then)
 
     def has_room(self, count: int) -> bool:
         return self.announced.is_ready and super().has_room(count)
@@ -221,10 +216,10 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
         Requests to this very server stay.
         """
-        if self._link is None:
+        if self.link is None:
             return []
-        self._flush()
-        sent, kept = list(self._in_flight), self._in_flight
+        self.flush()
+        sent, kept = list(self.in_flight), self.in_flight
         kept.clear()
         taken: list[ServerRequest] = []
         for each in sent:
@@ -238,12 +233,12 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def connect(self) -> None:
         """Open the connection, unless it is open or is being opened."""
-        if self._link is None and self._connecting is None:
+        if self.link is None and self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def wake(self) -> None:
         """Try to connect at once, because another connection to the server was opened."""
-        if self._link is None:
+        if self.link is None:
             self._reconnecting.wake()
 
     def check(self, now_s: float, patience_s: float) -> None:
@@ -255,11 +250,11 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         """
         timeout_s = self._access.timeout_s
         self.announced.forget_awaited()
-        if self._link is not None:
+        if self.link is not None:
             self._reconnecting.check(now_s, self._connected_s)
-            if self._in_flight:
+            if self.in_flight:
                 # A look-up's deadline is one timeout after it was sent. So `until_s` is `patience_s` after it was sent.
-                until_s = self._in_flight[0].deadline_s - timeout_s + patience_s
+                until_s = self.in_flight[0].deadline_s - timeout_s + patience_s
                 if now_s > max(until_s, self._last_received_s + patience_s):
                     self._cluster.cut_silent_server(self.key.address)
             elif now_s > self._last_received_s + timeout_s / 2:
@@ -275,22 +270,22 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def cut(self, reason: str) -> None:
         """Close the connection, if it is open; requests in flight are sent again."""
-        if self._link is not None:
-            self._link.cut(reason)
+        if self.link is not None:
+            self.link.cut(reason)
 
     def cut_silent(self) -> None:
         """Close the connection to a server that does not reply. It counts as unreachable since its last reply."""
-        if self._link is not None:
+        if self.link is not None:
             self._reconnecting.down_since_s = self._last_received_s
-            self._link.cut(f"{self.key.address} did not reply in time")
+            self.link.cut(f"{self.key.address} did not reply in time")
 
     def close(self) -> None:
         """Close the connection for good."""
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._link is not None and self.is_idle:
-            self._link.forget()
-            self._link = None
+        if self.link is not None and self.is_idle:
+            self.link.forget()
+            self.link = None
         self.cut("the proxy stops")
 
     # -- called by the protocol ---------------------------------------------------------------------------------------
@@ -309,13 +304,13 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             if reply[:1] == b">":
                 self.handle_push(reply)
                 continue
-            if not self._in_flight:
+            if not self.in_flight:
                 raise FrameError("more replies than requests")
-            in_flight = self._in_flight[0]
+            in_flight = self.in_flight[0]
             remaining = in_flight.remaining
             if remaining == 1:
-                self._in_flight.popleft()
-            self._awaited_replies -= 1
+                self.in_flight.popleft()
+            self.awaited_replies -= 1
             if reply[:1] == b"-":
                 self._cluster.error_received(in_flight.next_request(), reply, self)
             else:
@@ -336,7 +331,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
             self._cluster.on_topology_version(int(words[3][1:]), self.key.address)
         elif words[2] == b"log":
             self._logs[words[4].decode()] = words[6].decode(), words[8].decode()
-            if self._link is not None and (refusal := self._refusal()):
+            if self.link is not None and (refusal := self._refusal()):
                 self.cut(refusal)
         elif words[2] == b"epoch":
             self._epoch_announced(words[4].decode(), (int(words[5][1:]), int(words[6][1:])))
@@ -355,7 +350,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def hold(self, job: str, reached: JobEpoch | None) -> None:
         """Have the server answer from an earlier epoch of a job, whose log it cannot read; None: from the newest."""
-        if self.announced.held.get(job) != reached and self._link is not None:
+        if self.announced.held.get(job) != reached and self.link is not None:
             self.announced.set_held(job, reached)
             words = () if reached is None else (b"%d" % reached[0], b"%d" % reached[1])
             self._request((b"STATE", b"HOLD", job.encode(), *words))
@@ -377,14 +372,14 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def follow(self) -> None:
         """Request the server to report changed keys, or to stop, as `follows_keys` says."""
-        if self._link is not None and self._follows_keys != self._cluster.follows_keys:
+        if self.link is not None and self._follows_keys != self._cluster.follows_keys:
             self._follows_keys = self._cluster.follows_keys
             packed = pack(follow_request(has_keys=self._follows_keys))
             self.send(packed, ServerRequest(packed, 0, 2, self._access.deadline_s(), DiscardSink(), 0))
 
     def send_queued(self) -> None:
         """Send the queued requests whose minimum epochs the server has reached."""
-        if not self.is_ready and self._link is not None:
+        if not self.is_ready and self.link is not None:
             self.announced.update_readiness(self._cluster.epochs.removed_jobs)
             self.is_detaching &= not self.is_ready
             self._cluster.epochs.check_alignment()
@@ -394,11 +389,11 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def detach(self, link: ServerProtocol) -> None:
         """Leave the socket to the long reply that is arriving; send the requests after it over a new socket."""
-        self._close_batch()
-        in_flight, self._link = self._in_flight[0], None
+        self.close_batch()
+        in_flight, self.link = self.in_flight[0], None
         request = in_flight.next_request()
         if not in_flight.remaining or in_flight is request:
-            self._in_flight.popleft()
+            self.in_flight.popleft()
         self.is_detaching, self.announced.is_ready = True, False
         queued = self._take_in_flight()
         self._cluster.tracking_lost()
@@ -409,7 +404,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def disconnected(self, reason: str) -> None:
         """Handle the loss of the connection."""
-        self._link, self.announced.is_ready = None, False
+        self.link, self.announced.is_ready = None, False
         self._cluster.tracking_lost()
         requests = [*self._take_in_flight(), *self.take_queued()]
         self._failed(reason, was_reached=True)
@@ -422,7 +417,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         return [each.next_request() for each in self._clear() for _ in range(each.remaining)]
 
     def _output_bytes(self) -> int:
-        return self._queued_bytes + (self._link.output_bytes if self._link is not None else 0)
+        return self._queued_bytes + (self.link.output_bytes if self.link is not None else 0)
 
     @property
     def is_given_up(self) -> bool:
@@ -461,7 +456,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 for request in self.take_queued():
                     request.refuse(GenericError(self.reason))
         else:
-            self._link = link
+            self.link = link
             self._connected_s = self._last_received_s = self._access.clock()
             self._reconnecting.succeeded()
             try:
