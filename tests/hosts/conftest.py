@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that chooses all faults."""
     parser.addoption("--whole", action="store_true", help="all faults, with a Spark job; writes docs/reliability.md")
+    parser.addoption("--without-spark", action="store_true", help="with --whole: four servers, and no Spark job")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

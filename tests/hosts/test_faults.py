@@ -20,7 +20,7 @@ from tests.hosts.world import PROXY_PORT, World, wait_for_epochs
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 # A fault lasts until so many epochs were committed and so many replies were judged.
 EPOCHS, READS = 8, 2_000
-WHOLE_EPOCHS, WHOLE_READS = 20, 10_000
+WHOLE_EPOCHS, WHOLE_READS = 12, 5_000
 HEADLINE = "| fault | reads | wrong answers | failed reads | longest without an answer for a key |\n"
 RULE = "|---|---:|---:|---:|---:|\n"
 
@@ -28,9 +28,9 @@ RULE = "|---|---:|---:|---:|---:|\n"
 class Scene:
     """A world with its readers, and the results of its faults."""
 
-    def __init__(self, folder: Path, network: Network, *, is_whole: bool) -> None:
-        self.is_whole = is_whole
-        self.world = World(folder, network, servers=6 if is_whole else 4, replicas=1, has_spark=is_whole)
+    def __init__(self, folder: Path, network: Network, *, is_whole: bool, has_spark: bool) -> None:
+        self.is_whole, self.has_spark = is_whole, has_spark
+        self.world = World(folder, network, servers=6 if has_spark else 4, replicas=1, has_spark=has_spark)
         self.rows: list[str] = []
         self._start(self.world)
         addresses = [(network.hosts[name].address, PROXY_PORT) for name in PROXIES]
@@ -90,7 +90,9 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scene]:
     with Network(tmp_path_factory.mktemp("network")) as network:
-        made = Scene(tmp_path_factory.mktemp("world"), network, is_whole=request.config.getoption("--whole"))
+        is_whole = request.config.getoption("--whole")
+        has_spark = is_whole and not request.config.getoption("--without-spark")
+        made = Scene(tmp_path_factory.mktemp("world"), network, is_whole=is_whole, has_spark=has_spark)
         yield made
         made.readers.stop()
         made.upstream.stop()
@@ -104,7 +106,8 @@ def write_page(scene: Scene) -> None:
     of_upstream = (
         f"Reads of a key of the upstream: {scene.upstream.reads:,}, of which {len(scene.upstream.wrongs)} wrong."
     )
-    summary = f"\n{of_upstream} {when}, {machine()}.\n"
+    of_world = f"{scene.world.servers} state servers, {'a Spark job' if scene.has_spark else 'a writer without Spark'}."
+    summary = f"\n{of_world} {of_upstream} {when}, {machine()}.\n"
     write_section(PAGE, "hosts", f"{HEADLINE}{RULE}{''.join(scene.rows)}{summary}")
 
 
