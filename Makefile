@@ -183,7 +183,7 @@ lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requiremen
 
 clean: ## remove all files that the other targets made
 	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so */*/*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
-	       benchmarks/clients/rust/Cargo.lock .hypothesis .import_linter_cache requirements*.lock.new
+	       benchmarks/clients/rust/Cargo.lock compat/client_programs/rust/Cargo.lock .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 jdk: $(BASE)

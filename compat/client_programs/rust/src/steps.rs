@@ -1,0 +1,44 @@
+// What all programs share: the address, the lines of their steps, and requests to the runner.
+use std::env::var;
+use std::io::stdin;
+use std::time::Duration;
+
+/// How many texts the states have: job:text:000 to job:text:299, each with its number.
+pub const TEXTS: usize = 300;
+/// Longer than any wait on a busy machine; it ends a hang.
+pub const WAIT_MAX: Duration = Duration::from_secs(120);
+
+pub fn place() -> String {
+    var("PLACE").unwrap()
+}
+
+fn port() -> String {
+    var("REDIS_PORT").unwrap()
+}
+
+pub fn url() -> String {
+    format!("redis://{}:{}/", var("REDIS_HOST").unwrap(), port())
+}
+
+pub fn text(number: usize) -> String {
+    format!("job:text:{number:03}")
+}
+
+pub fn all_texts() -> Vec<String> {
+    (0..TEXTS).map(text).collect()
+}
+
+/// Print what a step returns, or its error.
+pub fn step<T: std::fmt::Debug, E: std::fmt::Display>(name: &str, result: Result<T, E>) {
+    match result {
+        Ok(found) => println!("{name}: {found:?}"),
+        Err(error) => println!("{name}: error {}", format!("{error}").replace(&port(), "PORT").replace('\n', "\\n")),
+    }
+}
+
+/// Ask the runner to put or delete a state's key; wait until it is done.
+pub fn ask(words: &str) {
+    println!("! {words}");
+    let mut answer = String::new();
+    assert!(stdin().read_line(&mut answer).unwrap() > 0, "the runner has ended");
+}
